@@ -1,4 +1,4 @@
-"""How do several models read: a load, a row each beside the others and alone, and what a sweep recommends for them?"""
+"""Renders several models: a load, a row each beside the others and alone, and what a sweep recommends for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.tune.joint.answer import Flood, JointRecommendation, Latency, ModelShare, Rival
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, percent
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune import policy
+from batchtune.tune.joint.answer import Flood, JointRecommendation, Latency, ModelShare, Rival
 from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.trials.trial import Trial
 
@@ -187,9 +186,12 @@ def load_line(load: JointLoad) -> str:
 
 def headline(chosen: JointRecommendation) -> str:
     fresh = f"in {chosen.held} of {counted(chosen.fresh, 'fresh run')}"
-    how_often = fresh if chosen.fresh else "in one run of the search, and was never measured again"
+    how_often = fresh if chosen.fresh else "in the search, and was never measured again"
     if chosen.objective == "capacity":
-        return f"Every model kept its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}. Use:"
+        missed = (
+            "" if chosen.missed_factor is None else f"; more than ×{rounded(chosen.missed_factor)} is missed"
+        )
+        return f"Every model kept its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}{missed}. Use:"
     return (
         f"Every model kept its SLO at the stated rates, {how_often}; the tightest limit was used to "
         f"{percentage(1.0 / chosen.score)}. Use:"
@@ -218,7 +220,7 @@ def _row(share: ModelShare, latency: Latency, chosen: JointRecommendation, *, fi
         share.name if first else "",
         f"{rounded(share.rate_rps)}/s" if first else "",
         f"{latency.name} {rounded_duration(latency.limit_s)}",
-        seconds_text(latency.measured_s),
+        measured_text(latency),
         alone if first else "",
     )
 
@@ -236,7 +238,7 @@ def company_lines(chosen: JointRecommendation) -> Iterator[str]:
         else:
             held, cost = f"used {percentage(1.0 / share.alone.score)} of its tightest limit", ""
         tried = counted(share.alone.tried, "configuration")
-        yield f"{share.name} alone {held} (one run, the best of {tried} tried), with {own}{cost}."
+        yield f"{share.name} alone {held} (in the search, the best of {tried} tried), with {own}{cost}."
 
 
 def rival_lines(chosen: JointRecommendation) -> Iterator[str]:
@@ -274,7 +276,7 @@ def flood_lines(floods: Sequence[Flood]) -> Iterator[str]:
         victims = "; ".join(
             f"{victim.name} {'kept' if victim.kept else 'broke'} its SLO"
             + (
-                f", {victim.latency.name} {seconds_text(victim.latency.measured_s)} of "
+                f", {victim.latency.name} {seconds_text(victim.latency.measured_s.value)} of "
                 f"{rounded_duration(victim.latency.limit_s)}"
                 if victim.latency
                 else ""
@@ -299,17 +301,18 @@ def doubt_lines(chosen: JointRecommendation) -> Iterator[str]:
             f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; "
             f"{advice}."
         )
-    elif chosen.unsure:
-        limits = " and ".join(chosen.unsure)
-        yield (
-            f"Not established: the fresh runs leave open whether {limits} usually keeps its limit; plan for "
-            "lower rates, or give the sweep longer runs (load.duration)."
-        )
-    elif not chosen.established:
-        yield (
-            f"Not established: that takes {policy.CONFIRMATIONS} fresh runs that keep every SLO; give the sweep more "
-            "time (--budget)."
-        )
+    if chosen.open_questions:
+        questions = "; ".join(question.text() for question in chosen.open_questions)
+        yield f"Not established: {questions}; give the sweep more time (--budget)."
+
+
+def measured_text(latency: Latency) -> str:
+    """`41 ms (39 to 44)`: the median, and the range where several loads were made."""
+    measured = latency.measured_s
+    median = seconds_text(measured.value)
+    if measured.low == measured.high:
+        return median
+    return f"{median} ({seconds_text(measured.low)} to {seconds_text(measured.high)})"
 
 
 def seconds_text(seconds: float) -> str:

@@ -12,6 +12,7 @@ from batchtune.report.html.joint_page import joint_answer, joint_document
 from batchtune.report.html.shell.document import Document, render
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommendation import OpenQuestion
 from tests.report.pages import document_of
 from tests.tune.joint.test_search import TEXT, swept
 
@@ -43,7 +44,7 @@ def test_the_page_answers_for_each_model_and_shows_every_load(tmp_path: Path) ->
     run = joint_run(tmp_path / "results", parse_scenario(models(tmp_path)))
     chosen = joint_answer(run)
     page = joint_document(
-        run, replace(chosen, established=True, unsure=()), deployment=["cp a b", "serve <it>"]
+        run, replace(chosen, established=True, open_questions=()), deployment=["cp a b", "serve <it>"]
     )
     deploy, gets, sure, company = page.answers
     assert [name for name, _ in deploy.pairs] == [
@@ -56,12 +57,12 @@ def test_the_page_answers_for_each_model_and_shows_every_load(tmp_path: Path) ->
     assert [line.partition(":")[0] for line in gets.lines] == ["ranker", "reader"]
     assert (sure.headline, "kept every SLO" in sure.lines[0]) == ("Established", True)
     doubtful = joint_document(
-        run, replace(chosen, established=False, unsure=("reader's p95",)), deployment=[]
+        run,
+        replace(chosen, established=False, open_questions=(OpenQuestion(code="no_run"),)),
+        deployment=[],
     )
     assert doubtful.answers[2].headline == "Open"
-    assert doubtful.open_questions[0].startswith(
-        "Not established: the fresh runs leave open whether reader's p95"
-    )
+    assert doubtful.open_questions[0].startswith("Not established: no run at a fixed rate kept the SLO")
     assert len(company.lines) == 2
     shares, rates = page.sections
     assert [row[0] for row in shares.table.rows] == ["ranker", "reader"]

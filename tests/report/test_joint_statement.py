@@ -7,7 +7,10 @@ import math
 from dataclasses import replace
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.recommend.joint import (
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.several_models import print_joint
+from batchtune.tune.answer.recommendation import OpenQuestion
+from batchtune.tune.joint.answer import (
     Alone,
     Flood,
     JointRecommendation,
@@ -16,7 +19,6 @@ from batchtune.recommend.joint import (
     Rival,
     Victim,
 )
-from batchtune.report.several_models import print_joint
 
 SHARED = BatchingParameters(num_batch_threads=2)
 LARGE, SMALL = (BatchingParameters(max_batch_size=size) for size in (16, 2))
@@ -27,6 +29,7 @@ RECOMMENDATION = JointRecommendation(
     objective="capacity",
     score=1.5,
     factor=1.5,
+    missed_factor=1.71,
     fresh=4,
     held=3,
     established=True,
@@ -36,14 +39,18 @@ RECOMMENDATION = JointRecommendation(
             name="ranker",
             stated_rps=400.0,
             rate_rps=600.0,
-            latencies=(Latency(name="p95", limit_s=0.05, measured_s=0.041),),
+            latencies=(
+                Latency(name="p95", limit_s=0.05, measured_s=Estimate(value=0.041, low=0.039, high=0.044)),
+            ),
             alone=Alone(configuration=CHOSEN.of_model("ranker"), score=3.0, rate_rps=1200.0, tried=7),
         ),
         ModelShare(
             name="reader",
             stated_rps=60.0,
             rate_rps=90.0,
-            latencies=(Latency(name="p95", limit_s=0.15, measured_s=0.12),),
+            latencies=(
+                Latency(name="p95", limit_s=0.15, measured_s=Estimate(value=0.12, low=0.12, high=0.12)),
+            ),
             alone=None,
         ),
     ),
@@ -60,7 +67,9 @@ RECOMMENDATION = JointRecommendation(
                 Victim(
                     name="reader",
                     kept=True,
-                    latency=Latency(name="p95", limit_s=0.15, measured_s=0.14),
+                    latency=Latency(
+                        name="p95", limit_s=0.15, measured_s=Estimate(value=0.14, low=0.1, high=0.2)
+                    ),
                     error_ratio=0.0,
                 ),
             ),
@@ -80,12 +89,12 @@ def told(chosen: JointRecommendation) -> str:
 def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does() -> None:
     text = told(RECOMMENDATION)
     for words in (
-        "Every model kept its SLO at ×1.5 of the stated rates, in 3 of 4 fresh runs. Use:",
+        "Every model kept its SLO at ×1.5 of the stated rates, in 3 of 4 fresh runs; more than ×1.71 is missed. Use:",
         "shared: num_batch_threads=2",
         "reader: max_batch_size=2",
-        "ranker 600/s p95 50 ms 41 ms 1,200/s",
+        "ranker 600/s p95 50 ms 41 ms (39 ms to 44 ms) 1,200/s",
         (
-            "ranker alone held 1,200/s within its SLO (one run, the best of 7 configurations tried), with max_batch_size=16 num_batch_threads=2: "
+            "ranker alone held 1,200/s within its SLO (in the search, the best of 7 configurations tried), with max_batch_size=16 num_batch_threads=2: "
             "beside the others it gets 50 % of that."
         ),
         (
@@ -107,8 +116,10 @@ def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does
     unsent = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",), floods=untold))
     assert "on ranker with max_enqueued_batches=4: it could not be sent, the client was the limit." in unsent
     assert "was measured; lower the flood, or give the client more (load.processes, load.cpus)." in unsent
-    near = told(replace(RECOMMENDATION, established=False, unsure=("reader's p95",)))
-    assert "Not established: the fresh runs leave open whether reader's p95 usually keeps its limit" in near
+    questions = (OpenQuestion(code="unconfirmed", held=2, missed=2), OpenQuestion(code="wide"))
+    near = told(replace(RECOMMENDATION, established=False, open_questions=questions))
+    told_of = "; ".join(question.text() for question in questions)
+    assert f"Not established: {told_of}; give the sweep more time (--budget)." in near
 
 
 def test_a_latency_claims_no_rates_that_were_not_searched() -> None:
@@ -119,14 +130,16 @@ def test_a_latency_claims_no_rates_that_were_not_searched() -> None:
         objective="latency",
         score=1.25,
         factor=1.0,
+        missed_factor=None,
         fresh=0,
         held=0,
         established=False,
+        open_questions=(OpenQuestion(code="unconfirmed"),),
         models=models,
         floods=(),
     )
     text = told(latency).replace("\N{NO-BREAK SPACE}", " ")
-    assert "at the stated rates, in one run of the search, and was never measured again" in text
+    assert "at the stated rates, in the search, and was never measured again" in text
     assert "the tightest limit was used to 80 %" in text
     assert "ranker alone used 25 % of its tightest limit" in text
     assert "held" not in text

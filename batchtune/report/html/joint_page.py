@@ -1,4 +1,4 @@
-"""What does the page of a sweep of several models say: what to deploy, what each gets, what company costs it?"""
+"""The page of a sweep of several models: what to deploy, what each gets, what company costs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.report.html.shell.document import (
     Answer,
     Document,
@@ -39,13 +38,14 @@ from batchtune.report.several_models import (
     doubt_lines,
     flood_lines,
     headline,
+    measured_text,
     rival_lines,
-    seconds_text,
     share_rows,
 )
 from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.tune.joint.load import JointLoad, loads_of
 from batchtune.tune.trials.trial import Trial
 
@@ -131,7 +131,7 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
     gets = f"×{rounded(chosen.factor)} of the stated rates"
     if chosen.objective == "latency":
         gets = f"{percentage(1.0 / chosen.score)} of the tightest limit"
-    sure = "one run of the search"
+    sure = "loads of the search alone"
     if chosen.fresh:
         sure = f"{chosen.held} of {counted(chosen.fresh, 'fresh run')} kept every SLO"
     company = list(company_lines(chosen))
@@ -180,13 +180,13 @@ def _shares(chosen: JointRecommendation) -> Section:
         title="Each model",
         lead="Its rate beside the others, what was promised and measured there, and what it held alone.",
         table=Table(headings=SHARE_HEADINGS, rows=[list(row) for row in share_rows(chosen)]),
-        how="Measured: the middle of the runs at the recommended rates. Alone: one run, the best of those tried.",
+        how="Measured: median and range of the loads at the recommended rates. Alone: in the search, the best tried.",
     )
 
 
 def _got(share: ModelShare) -> str:
     latencies = ", ".join(
-        f"{latency.name} {seconds_text(latency.measured_s)} of {rounded_duration(latency.limit_s)}"
+        f"{latency.name} {measured_text(latency)} of {rounded_duration(latency.limit_s)}"
         for latency in share.latencies
     )
     return f"{share.name}: {rounded(share.rate_rps)}/s, {latencies}."

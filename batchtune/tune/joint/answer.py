@@ -1,4 +1,8 @@
-"""What should several models of one server be batched with, what does each get, and what does company cost it?"""
+"""What several models of one server should be batched with, what each gets, and what company costs it.
+
+Every figure is of loads that were made: the highest factor held and the lowest missed, anything else the median and the
+range of the loads behind the answer.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,38 @@ from dataclasses import dataclass
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
-from batchtune.tune.joint.nothing_holds import nothing_holds
 from batchtune.scenario.spec.scenario import Objective, Scenario
+from batchtune.tune.answer.recommendation import OpenQuestion, range_of
 from batchtune.tune.joint.load import JointLoad
-from batchtune.tune.joint.space import side_by_side
-from batchtune.tune.joint.standing import Standing, answer_of, standings
+from batchtune.tune.joint.nothing_holds import nothing_holds
+from batchtune.tune.joint.search import Contender, contenders, under_flood, untried_beside
+from batchtune.tune.joint.space import JointSpace, side_by_side
+from batchtune.tune.search.capacity import WIDEST
 
 DECISIVE: Final = frozenset({"emulated_device"}) | CLIENT_CODES | HOST_CODES
 """Caveats that change what one would do."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of joint_recommendation.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """One promise to a model, and what was measured of it: the middle of the runs at the recommended rates."""
+    """One promise to a model, and what was measured of it: median and range of the loads behind the answer."""
 
     name: str
     limit_s: float
-    measured_s: float
+    measured_s: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
     """What was found best for a model while nobody else was loaded, of `tried` configurations.
 
-    Its score and rate are those of one run of the search.
+    Its score and rate are those of the search alone: what it held, or the mean room that its limits left.
     """
 
     configuration: Configuration
@@ -101,19 +108,20 @@ class Flood:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointRecommendation:
-    """What to deploy for all models; `established` where at least policy.CONFIRMATIONS fresh runs kept every SLO, and
-    their mean keeps every latency limit at 95 %: `unsure` are those of which it is open, such as `reader's p95`.
+    """What to deploy for all models.
 
-    `unflooded` are models whose stated flood these parameters were never seen to stand: then nothing is established.
-
-    `factor` is how many times the stated rates were sent. `rivals` are what is best for each alone, put together.
-    `caveats` are those of the runs at these rates, by model.
+    `factor`: the highest multiple of the stated rates that was held, `missed_factor` the lowest that was missed (None:
+    none was, or the objective is a latency). `score`: the factor, or the limit over what the tightest of all used.
+    `fresh`: loads made after the choice at these rates, of which `held` kept every SLO; 0: figures of the search.
+    `established`; else `open_questions`, or `unflooded`: models whose flood these parameters were not seen to stand.
+    `rivals`: what is best for each model alone, put together. `caveats`: those of the loads behind, by model.
     """
 
     configuration: Configuration
     objective: Objective
     score: float
     factor: float
+    missed_factor: float | None
     fresh: int
     held: int
     established: bool
@@ -123,7 +131,7 @@ class JointRecommendation:
     floods: tuple[Flood, ...]
     caveats: tuple[str, ...]
     unflooded: tuple[str, ...] = ()
-    unsure: tuple[str, ...] = ()
+    open_questions: tuple[OpenQuestion, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Plain types, safe for JSON."""
@@ -139,73 +147,87 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         InconclusiveError: nothing was measured with all models loaded.
         TargetError: every load failed.
     """
-    ranked = standings(loads, scenario.objective)
-    if not ranked:
+    floods = [own.name for own in scenario.target.models if own.flood_rps is not None]
+    counted = [load for load in loads if load.counts]
+    ranked = contenders(counted, scenario.objective, floods=floods)
+    if not ranked or not ranked[0].keeps:
         raise nothing_holds(loads)
-    chosen = answer_of(ranked)
-    at_rates = _at_rates(loads, chosen)
-    unflooded = _unflooded(loads, chosen.configuration, scenario)
+    chosen, *others = ranked
+    behind = _behind(chosen)
+    rivals = sorted((rival for rival in others if rival.is_open(chosen)), key=lambda rival: -rival.high)
+    tried = [load.ask.configuration for load in loads if load.ask.kind == "together"]
+    untried = untried_beside(JointSpace(scenario), chosen.configuration, tried)
+    questions = _questions(chosen, rivals, untried)
+    unflooded = tuple(name for name in floods if not _stood(loads, chosen.configuration, name))
+    missed = chosen.bracket.stated_missed_rps if scenario.objective == "capacity" else math.inf
     return JointRecommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
         score=chosen.score,
         factor=chosen.factor,
-        fresh=chosen.fresh,
-        held=chosen.held,
-        established=chosen.is_confirmed and not unflooded,
+        missed_factor=missed if math.isfinite(missed) else None,
+        fresh=chosen.bracket.held(chosen.factor, fresh=True)
+        + chosen.bracket.missed(chosen.factor, fresh=True),
+        held=chosen.bracket.held(chosen.factor, fresh=True),
+        established=not questions and not unflooded,
         loads=len(loads),
-        models=tuple(
-            _share(name, own, loads, at_rates, chosen) for name, own in scenario.of_models().items()
-        ),
+        models=tuple(_share(name, own, loads, behind, chosen) for name, own in scenario.of_models().items()),
         rivals=tuple(_rivals(loads, scenario, chosen)),
         floods=tuple(_floods(loads, chosen.configuration, scenario)),
-        caveats=_caveats(at_rates),
+        caveats=_caveats(behind),
         unflooded=unflooded,
-        unsure=chosen.unsure,
+        open_questions=questions,
     )
 
 
-def _unflooded(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenario) -> tuple[str, ...]:
-    stood = {
-        load.ask.of
-        for load in loads
-        if (load.ask.kind, load.ask.configuration) == ("flood", chosen) and load.holds and not load.untold
-    }
-    return tuple(
-        own.name for own in scenario.target.models if own.flood_rps is not None and own.name not in stood
-    )
+def _stood(loads: Sequence[JointLoad], configuration: Configuration, name: str) -> bool:
+    bracket = under_flood(loads, configuration, name)
+    return bracket.held(1.0) > bracket.missed(1.0)
 
 
-def _at_rates(loads: Sequence[JointLoad], chosen: Standing) -> list[JointLoad]:
-    """The runs behind a standing: the fresh ones, where there are any that count."""
-    alike = [
-        load
-        for load in loads
-        if (load.ask.kind, load.ask.configuration, load.ask.factor)
-        == ("together", chosen.configuration, chosen.factor)
-        and load.counts
-    ]
-    return [load for load in alike if load.ask.source == "confirm"] or alike
+def _behind(chosen: Contender) -> list[JointLoad]:
+    """The loads behind the answer: the fresh ones at its factor, else those that held the highest one."""
+    fresh = [load for load in chosen.fresh if math.isclose(load.ask.factor, chosen.factor, rel_tol=1e-3)]
+    held = [load for load in chosen.loads if load.holds]
+    highest = max(load.ask.factor for load in held)
+    return fresh or [load for load in held if load.ask.factor >= 0.999 * highest]
+
+
+def _questions(
+    chosen: Contender, rivals: Sequence[Contender], untried: Sequence[Configuration]
+) -> tuple[OpenQuestion, ...]:
+    """What is open; a step of one parameter that was not tried may give anything."""
+    bracket, found = chosen.bracket, []
+    if not chosen.is_confirmed:
+        held = sum(load.holds for load in chosen.fresh)
+        found.append(OpenQuestion(code="unconfirmed", held=held, missed=len(chosen.fresh) - held))
+    width = bracket.stated_missed_rps / chosen.score if chosen.objective == "capacity" else 1.0
+    if width > WIDEST:
+        found.append(OpenQuestion(code="wide", high=width if math.isfinite(width) else None))
+    high = max((rival.high / chosen.score for rival in rivals), default=math.inf) if not untried else math.inf
+    labels = (*(rival.configuration.label() for rival in rivals), *(beside.label() for beside in untried))
+    if labels:
+        found.append(OpenQuestion(code="rivals", labels=labels, high=high if math.isfinite(high) else None))
+    return tuple(found)
 
 
 def _share(
-    name: str, own: Scenario, loads: Sequence[JointLoad], at_rates: Sequence[JointLoad], chosen: Standing
+    name: str, own: Scenario, loads: Sequence[JointLoad], behind: Sequence[JointLoad], chosen: Contender
 ) -> ModelShare:
     stated_rps = own.load.rate_rps or 0.0
-    ranked = standings(loads, own.objective, kind="alone", of=name)
+    ranked = contenders([load for load in loads if load.counts], own.objective, kind="alone", of=name)
     alone = None
-    if ranked:
+    if ranked and ranked[0].keeps:
         best = ranked[0]
+        factor = best.bracket.held_rps if own.objective == "capacity" else 1.0
         alone = Alone(
             configuration=best.configuration.of_model(name),
-            score=best.score,
-            rate_rps=best.factor * stated_rps,
-            tried=len(
-                {load.ask.configuration for load in loads if (load.ask.kind, load.ask.of) == ("alone", name)}
-            ),
+            score=factor if own.objective == "capacity" else best.score,
+            rate_rps=factor * stated_rps,
+            tried=len(ranked),
         )
     latencies = tuple(
-        Latency(name=quantile, limit_s=limit_s, measured_s=_middle(at_rates, name, quantile))
+        Latency(name=quantile, limit_s=limit_s, measured_s=_measured(behind, name, quantile))
         for quantile, limit_s in own.slo.limits().items()
     )
     return ModelShare(
@@ -230,24 +252,21 @@ def _caveats(loads: Sequence[JointLoad]) -> tuple[str, ...]:
     return tuple(f"{' and '.join(names[code])}: {text}" for code, text in texts.items())
 
 
-def _middle(loads: Sequence[JointLoad], name: str, quantile: str) -> float:
-    values = sorted(
-        measurement.latency_s[quantile].value
-        for load in loads
-        if (measurement := load.trials[name].measurement) is not None
-    )
-    return values[len(values) // 2]
+def _measured(loads: Sequence[JointLoad], name: str, quantile: str) -> Estimate:
+    measured = (load.trials[name].measurement for load in loads)
+    return range_of([run.latency_s[quantile].value for run in measured if run is not None])
 
 
-def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Standing) -> list[Rival]:
+def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Contender) -> list[Rival]:
+    counted = [load for load in loads if load.counts]
     best = {
         own.name: ranked[0].configuration
         for own in scenario.target.models
-        if (ranked := standings(loads, scenario.objective, kind="alone", of=own.name))
+        if (ranked := contenders(counted, scenario.objective, kind="alone", of=own.name)) and ranked[0].keeps
     }
     if len(best) < len(scenario.target.models):
         return []
-    factors = {standing.configuration: standing.factor for standing in standings(loads, scenario.objective)}
+    known = {rival.configuration: rival for rival in contenders(counted, scenario.objective)}
     rivals = []
     for configuration in side_by_side(best):
         if configuration == chosen.configuration:
@@ -255,15 +274,16 @@ def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Standing) ->
         there = [
             load
             for load in loads
-            if (load.ask.kind, load.ask.configuration, load.ask.factor)
-            == ("together", configuration, chosen.factor)
+            if (load.ask.kind, load.ask.configuration) == ("together", configuration)
+            and math.isclose(load.ask.factor, chosen.factor, rel_tol=1e-3)
             and load.tells
         ]
+        rival = known.get(configuration)
         rivals.append(
             Rival(
                 configuration=configuration,
                 kept=there[-1].holds if there else None,
-                factor=factors.get(configuration),
+                factor=rival.bracket.held_rps if rival is not None and rival.keeps else None,
                 misses=tuple(_missing(there[-1])) if there else (),
             )
         )
@@ -318,13 +338,13 @@ def _victim(name: str, own: Scenario, load: JointLoad) -> Victim:
     trial = load.trials[name]
     measurement = trial.measurement
     latencies = [
-        Latency(name=quantile, limit_s=limit_s, measured_s=measurement.latency_s[quantile].value)
+        Latency(name=quantile, limit_s=limit_s, measured_s=measurement.latency_s[quantile])
         for quantile, limit_s in own.slo.limits().items()
         if measurement is not None
     ]
     return Victim(
         name=name,
         kept=trial.feasible,
-        latency=max(latencies, key=lambda latency: latency.measured_s / latency.limit_s, default=None),
+        latency=max(latencies, key=lambda latency: latency.measured_s.value / latency.limit_s, default=None),
         error_ratio=1.0 if measurement is None else measurement.error_ratio,
     )

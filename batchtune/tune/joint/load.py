@@ -9,17 +9,21 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.units import rounded
+from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, Run
 from batchtune.tune.trials.trial import Source, Trial
 
 Kind = Literal["together", "alone", "flood"]
+
+FAR_OVER = 2.0
+"""A load that used so many times a limit missed by far: once is enough, unless the client or the host spoilt it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointAsk:
     """A load that the search wants: all models at `factor` times their stated rates.
 
-    Of kind `alone` only the model `of` is loaded; of kind `flood` it is sent its flood. `block` numbers fresh runs,
-    each under a seed of its own; None: the seed of the search.
+    Of kind `alone` only the model `of` is loaded; of kind `flood` it is sent its flood. `block` makes the seed of the
+    arrivals; None: the scenario's own.
     """
 
     configuration: Configuration
@@ -52,6 +56,30 @@ class JointLoad:
     def holds(self) -> bool:
         """Whether every model kept its SLO, but for one that floods."""
         return all(_kept(trial) for trial in self.judged().values())
+
+    @property
+    def run(self) -> Run:
+        """A vote for or against its factor; that of the model that did worst."""
+        judged = self.judged().values()
+        answered = min((_answered(trial) for trial in judged), default=0.0)
+        requests = [trial.measurement.requests for trial in judged if trial.measurement is not None]
+        is_far = (
+            self.failure is not None
+            or answered < FAR_ANSWERED
+            or (self.tightness >= FAR_OVER and not self.spoilt)
+        )
+        return Run(
+            trial=self.number,
+            rate_rps=self.ask.factor,
+            clients=None,
+            answered_rps=self.ask.factor * answered,
+            latency_s={},
+            error_ratio=0.0,
+            held=self.holds,
+            far=not self.holds and is_far,
+            fresh=self.ask.source == "confirm",
+            requests=min(requests, default=0),
+        )
 
     @property
     def tightness(self) -> float:
@@ -147,7 +175,19 @@ def _sent_in_full(trial: Trial) -> bool:
 
 def _kept(trial: Trial) -> bool:
     verdict = None if trial.measurement is None else trial.measurement.verdict
-    return trial.state == "complete" and trial.feasible and verdict != "INVALID"
+    kept = trial.state == "complete" and trial.feasible and verdict != "INVALID"
+    return kept and _answered(trial) >= ANSWERED
+
+
+def _answered(trial: Trial) -> float:
+    """Share of what was sent that was answered in time, and what a Poisson count may lack; 1: of a closed loop."""
+    measured = trial.measurement
+    if measured is None:
+        return 0.0
+    if not measured.offered_rps:
+        return 1.0
+    spare_rps = 2.0 * math.sqrt(measured.offered_rps / max(measured.window_s, 1e-9))
+    return min((measured.throughput_rps.value + spare_rps) / measured.offered_rps, 1.0)
 
 
 def _share(trial: Trial) -> float:

@@ -1,311 +1,449 @@
-"""Which loads find the best parameters of several models together?
+"""Searches what several models of one server are batched with: brackets decide, as for one model.
 
-First each model alone, with its own and the shared parameters: what is best for it shows what company costs, and all
-of that put together is where the joint search begins. From there a descent: points near the best one, a step of one
-parameter at a time, then of two, then anywhere. Of a capacity a point is asked whether it holds a little more than the
-best one does, so that most points cost one load; one that does is followed up until it breaks. A point that leads must
-keep the others' SLOs under each stated flood. Then the leader is measured again under fresh seeds, and gives way where
-it does not hold. Where it led by luck the descent goes on from what fresh runs held, and points that broke only above
-that are asked again.
+A contender is a configuration of all models. A load sends each model `factor` times its stated rate, and holds where
+every model kept its SLO: a bracket is of factors. For a latency every load is at the stated rates, and a contender's
+mean counts: how much room the tightest of all limits left.
+
+1. Alone: each model by itself; what is best for each, put together, is the first contender of all.
+2. Compare: the leader's bracket is closed, then others must hold a little more than it: the middle of the space, a few
+   points at random, the leader's neighbours, whom Optuna names. Who leads must stand the floods.
+3. Confirm: fresh loads of the leader at a little less, stepping down until three held and three times as many as
+   missed.
+4. Settle: with the time left, who may hold a tenth more? A new leader is confirmed.
+5. Show why: the answer's rates with what is best for each alone, and the floods with another bound of the queue.
+
+The loads are the only state: after the same loads the same is asked.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
-from typing import Final
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import BatchingParametersError
-from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
-from batchtune.tune.joint.descent import Descent, Goal
-from batchtune.tune.joint.load import JointAsk, JointLoad
-from batchtune.tune.joint.space import Indices, JointSpace, Moves
-from batchtune.tune.joint.standing import Standing, answer_of, score_of, standings
+from batchtune.scenario.spec.scenario import Objective, Scenario
+from batchtune.tune.evidence.bracket import FRESH, Bracket
+from batchtune.tune.joint.load import JointAsk, JointLoad, Kind
+from batchtune.tune.joint.space import Indices, JointSpace
+from batchtune.tune.search.capacity import (
+    BEAT,
+    CLOSED,
+    LEADS,
+    LEVEL,
+    NEIGHBOUR,
+    OPEN,
+    SAFE,
+    STEP_DOWN,
+    WIDEST,
+)
+from batchtune.tune.search.fixed_load import LATENCY_FACTOR, SPREAD, SPREAD_LEAST, SURE, TRUSTED_SPREAD
+from batchtune.tune.search.optuna_proposals import proposed_points
 from batchtune.tune.trials.trial import Source
 
-MORE: Final = 1.015
-"""What a point must hold to take the lead, as a factor of what the best one holds: below that nobody can tell."""
+ALONE_SHARE, COMPARE_SHARE = 0.2, 0.7
+"""Of the budget: for all models alone together, and for everything before the first fresh loads."""
 
-CLIMB: Final = 1.1
-"""How fast the rates of a point that leads rise until it breaks."""
+RANDOM_POINTS = 3
+"""Contenders from the beginning, beside what is best for each alone and the middle of the space."""
 
-RESOLUTION: Final = 1.02
-"""How near the highest factor that holds and the lowest that breaks are brought to each other."""
+ROUGHLY = 1.4
+"""Missed over held factor of a leader that is known well enough while one of these is untried (joint_search.py: the
+search finds 78 % of the best in 40 loads where 75 % without)."""
 
-RESOLUTION_ALONE: Final = 1.1
-"""The same of a model alone, which is nothing that anybody deploys."""
+CLIMB, ROOM = 3.0, 0.7
+"""The next factor of a leader that held: times the room that the limits left, to this power, by so much at most."""
 
-WORST_TIGHTNESS: Final = 10.0
-"""How far a limit was broken tells where to go next, up to here."""
+FACTOR_MIN, FACTOR_MAX = 1.0 / 64.0, 1024.0
+"""Nothing lower and nothing higher is asked."""
 
-SMALLEST_FACTOR: Final = 1.0 / 64.0
-LARGEST_FACTOR: Final = 1024.0
+HALVINGS = 3
+"""Loads that the first contender may miss before another is tried."""
 
-ALONE_SHARE: Final = 0.2
-"""Of the budget, for all models alone together."""
+FLOODS_MAX, FRESH_MAX = 3, 18
+"""Loads under one flood that leave open whether a contender stands it; fresh loads of the leaders, all together."""
 
-FIRST_SHARE: Final = 0.65
-"""Of the budget, for everything before the first fresh runs."""
+TIGHT_MAX, NEARNESS = 10.0, 0.25
+"""A factor at which so much of a limit was used, to this power, is about a capacity: that tells where to go next."""
 
-SEARCH_SHARE: Final = 0.85
-"""Of the budget, for everything before the last fresh runs."""
+SIMPLE, FADES = 0.3, 0.5
+"""Of the hopes: weight of a parameter that changes nothing; of a point, by its steps from the leader."""
 
-STARTS: Final = 3
-"""Random points that are tried beside the middle before the descent."""
 
-BLOCKS_MAX: Final = 18
-"""Fresh runs at most: each point that leads by luck costs one."""
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A configuration, and the loads that say something of it; `spread`: of the room between loads alike, in logs."""
 
-STEP_BACK: Final = 0.95
-"""Of a factor that fresh runs refute: what is claimed instead, and measured."""
+    configuration: Configuration
+    objective: Objective
+    loads: tuple[JointLoad, ...]
+    spread: float
 
-Loads = Generator[JointAsk, JointLoad, None]
+    @cached_property
+    def bracket(self) -> Bracket:
+        return Bracket(tuple(load.run for load in self.loads))
+
+    @cached_property
+    def fresh(self) -> tuple[JointLoad, ...]:
+        return tuple(load for load in self.loads if load.ask.source == "confirm")
+
+    @cached_property
+    def keeps(self) -> bool:
+        """Whether every model kept its SLO, by the votes of the loads."""
+        if self.objective == "capacity":
+            return self.bracket.held_rps > 0.0
+        return self.bracket.held(1.0) > self.bracket.missed(1.0)
+
+    @cached_property
+    def worth(self) -> float:
+        """What it is ranked by: the factor held or the mean room left, less where too few fresh loads say so."""
+        if self.objective == "capacity":
+            return max(self.bracket.confirmed_rps, LEADS * self.bracket.held_rps)
+        return self.score if len(self.fresh) >= FRESH else LEADS * self.score
+
+    @property
+    def score(self) -> float:
+        """What is stated: the factor, or the limit over what the tightest of all used; 2: half of it."""
+        return self.bracket.stated_rps if self.objective == "capacity" else math.exp(self._mean)
+
+    @property
+    def factor(self) -> float:
+        return self.score if self.objective == "capacity" else 1.0
+
+    @property
+    def high(self) -> float:
+        """The upper end of its bracket."""
+        if self.objective == "capacity":
+            return self.bracket.missed_rps
+        return math.exp(self._mean + SURE * self.spread / math.sqrt(len(self._counted)))
+
+    @property
+    def is_confirmed(self) -> bool:
+        if self.objective == "capacity":
+            return self.bracket.confirmed_rps >= 0.999 * self.worth > 0.0
+        return self.bracket.held(1.0, fresh=True) >= max(FRESH, 3 * self.bracket.missed(1.0, fresh=True))
+
+    def is_open(self, top: Contender) -> bool:
+        """Whether it may be better than the answer by more than a tenth."""
+        if self.objective != "capacity":
+            return self.keeps and self.high > OPEN * top.score
+        return self.high > OPEN * top.score and self.high > LEVEL * top.bracket.held_rps
+
+    @property
+    def _counted(self) -> tuple[JointLoad, ...]:
+        return self.fresh if len(self.fresh) >= FRESH else self.loads
+
+    @cached_property
+    def _mean(self) -> float:
+        return statistics.fmean(_room(load) for load in self._counted)
+
+
+def contenders(
+    loads: Iterable[JointLoad],
+    objective: Objective,
+    *,
+    kind: Kind = "together",
+    of: str = "",
+    floods: Sequence[str] = (),
+) -> list[Contender]:
+    """Everything that was loaded so, the best first; of equals the one loaded first.
+
+    What broke an SLO under one of the `floods` is none.
+    """
+    loads = list(loads)
+    alike: dict[Configuration, list[JointLoad]] = {}
+    for load in loads:
+        if (load.ask.kind, load.ask.of) == (kind, of):
+            alike.setdefault(load.ask.configuration, []).append(load)
+    spread = _spread(alike.values())
+    known = [
+        Contender(configuration=configuration, objective=objective, loads=tuple(own), spread=spread)
+        for configuration, own in alike.items()
+        if not any(
+            math.isfinite(under_flood(loads, configuration, name).missed_above(0.0)) for name in floods
+        )
+    ]
+    return sorted(known, key=lambda contender: (contender.keeps, contender.worth), reverse=True)
+
+
+def under_flood(loads: Iterable[JointLoad], configuration: Configuration, of: str) -> Bracket:
+    """The votes of the loads under one flood, at the stated rates; a load that says nothing has none."""
+    wanted = ("flood", of, configuration)
+    alike = (load for load in loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted)
+    return Bracket(tuple(load.run for load in alike if load.failure or not load.untold))
+
+
+def untried_beside(
+    space: JointSpace, configuration: Configuration, tried: Iterable[Configuration]
+) -> list[Configuration]:
+    """The configurations a step of one parameter away that were not loaded."""
+    point, known = space.locate(configuration), set(tried)
+    steps = () if point is None else next(space.around(point, space.axes_of("")))
+    beside = (space.accepted(step) for step in steps)
+    return [other for other in dict.fromkeys(beside) if other is not None and other not in known]
+
+
+def _room(load: JointLoad) -> float:
+    """The log of the limit over what the tightest of all limits used."""
+    return -math.log(min(max(load.tightness, TIGHT_MAX**-3), TIGHT_MAX))
+
+
+def _spread(groups: Iterable[Sequence[JointLoad]]) -> float:
+    """Standard deviation of the room between loads of one configuration, in logs; assumed while few were repeated."""
+    rooms = [[_room(load) for load in group if load.ask.factor == 1.0] for group in groups]
+    squares = math.fsum((room - statistics.fmean(own)) ** 2 for own in rooms for room in own)
+    degrees = sum(len(own) - 1 for own in rooms if own)
+    weight = min(degrees / TRUSTED_SPREAD, 1.0)
+    measured = math.sqrt(squares / degrees) if degrees else 0.0
+    return max(weight * measured + (1.0 - weight) * SPREAD * LATENCY_FACTOR, SPREAD_LEAST)
 
 
 class JointSearch:
-    """The strategy; `spent` says which share of the budget is gone. Its asks depend on the answers alone."""
+    """The strategy; see the module."""
 
-    def __init__(self, space: JointSpace, scenario: Scenario, *, spent: Callable[[], float]) -> None:
+    def __init__(self, space: JointSpace, scenario: Scenario) -> None:
         self._space = space
         self._objective = scenario.objective
+        self._is_capacity = scenario.objective == "capacity"
         self._floods = [own.name for own in scenario.target.models if own.flood_rps is not None]
         self._names = [own.name for own in scenario.target.models]
         self._seed = scenario.search.seed
-        self._spent = spent
-        self._loads: list[JointLoad] = []
-        self._flooded: set[Configuration] = set()
-        self._points: dict[Configuration, Indices] = {}
-        self._blocks = 0
+        self._loads: Sequence[JointLoad] = ()
 
-    def loads(self) -> Loads:
-        """Every load, in order, until the budget is spent; it is sent what came of each."""
-        first: list[Indices] = []
-        if len(self._names) > 1:
-            for at, name in enumerate(self._names, 1):
-                share = ALONE_SHARE * at / len(self._names)
-                yield from self._descend(Goal(kind="alone", of=name, share=share))
-            first = self._side_by_side()
-        led = yield from self._descend(Goal(kind="together", of="", share=FIRST_SHARE), first=first)
-        while True:
-            yield from self._confirm()
-            ranked = standings(self._loads, self._objective)
-            if not ranked or not self._led_by_luck(answer_of(ranked), led):
-                break
-            answer = answer_of(ranked)
-            goal = Goal(kind="together", of="", share=SEARCH_SHARE)
-            led = yield from self._descend(goal, incumbent=(answer.score, self._points[answer.configuration]))
-        yield from self._compare()
+    def next_ask(self, loads: Sequence[JointLoad], *, spent: float) -> JointAsk | None:
+        """The next load; None: nothing is open, or the budget is spent. `spent`: share of it, 1 or more: all."""
+        self._loads = loads
+        for at, name in enumerate(self._names, 1) if len(self._names) > 1 else ():
+            if spent < ALONE_SHARE * at / len(self._names) and (ask := self._compared("alone", name)):
+                return ask
+        is_confirming = any((load.ask.kind, load.ask.source) == ("together", "confirm") for load in loads)
+        if not is_confirming and spent < COMPARE_SHARE and (ask := self._compared("together")):
+            return ask
+        ranked = self._ranked("together")
+        if not ranked or not ranked[0].keeps:
+            return None
+        shown, each = list(self._shown(ranked[0])), spent / max(len(loads), 1)
+        if spent < 1.0 and (ask := self._confirmed(ranked[0])):
+            return ask
+        left = (1.0 - spent) / each - len(shown) if each else math.inf
+        if left > 0.0 and (ask := self._settled(ranked, left)):
+            return ask
+        return next(iter(shown), None)
 
-    def _led_by_luck(self, answer: Standing, led: float) -> bool:
-        """Whether fresh runs held less than what points had to beat, and time is left to ask them again."""
-        is_fresh = self._objective == "capacity" and answer.held >= policy.CONFIRMATIONS
-        return is_fresh and answer.score * MORE <= led and self._spent() < SEARCH_SHARE
+    def _ranked(self, kind: Kind, of: str = "") -> list[Contender]:
+        return contenders(
+            self._loads, self._objective, kind=kind, of=of, floods=self._floods if kind == "together" else ()
+        )
+
+    def _ask(
+        self,
+        asked: Configuration,
+        factor: float,
+        kind: Kind = "together",
+        of: str = "",
+        source: Source = "sampler",
+    ) -> JointAsk:
+        """Under a seed of its own."""
+        return JointAsk(
+            configuration=asked, factor=factor, kind=kind, of=of, source=source, block=len(self._loads) + 1
+        )
+
+    # 1. and 2. Alone, and together.
+
+    def _compared(self, kind: Kind, of: str = "") -> JointAsk | None:
+        ranked = self._ranked(kind, of)
+        first = next(self._untried(self._first_points(kind), kind, of), None)
+        top = ranked[0] if ranked and ranked[0].keeps else None
+        if top is not None and kind == "together" and (ask := self._flooded(top)):
+            return ask
+        factor = 1.0
+        if self._is_capacity and top is None:
+            last, factor = self._lowered(kind, of)
+            if last is not None:
+                return self._ask(last, factor, kind, of)
+        elif self._is_capacity and top is not None:
+            climb = self._climb(top, CLOSED if first is None else ROUGHLY)
+            if climb is not None:
+                return self._ask(top.configuration, climb, kind, of)
+            factor = NEIGHBOUR * top.bracket.held_rps
+        untried = first or next(self._untried(self._near(ranked, of), kind, of), None)
+        return None if untried is None else self._ask(untried, factor, kind, of)
+
+    def _lowered(self, kind: Kind, of: str) -> tuple[Configuration | None, float]:
+        """While nothing held: the last one at half of what it missed, a few times, then another (None)."""
+        mine = [load for load in self._loads if (load.ask.kind, load.ask.of) == (kind, of)]
+        if not mine:
+            return None, self._first_factor(kind)
+        last, factor = mine[-1].ask.configuration, mine[-1].ask.factor
+        misses = sum(load.ask.configuration == last for load in mine)
+        if mine[-1].failure is not None or misses > HALVINGS or factor <= FACTOR_MIN:
+            return None, factor
+        return last, max(factor / 2.0, FACTOR_MIN)
+
+    def _first_factor(self, kind: Kind) -> float:
+        """Together each model gets a share of what it held alone, as if they took turns."""
+        alone = [self._ranked("alone", name) for name in self._names] if kind == "together" else []
+        held = [ranked[0].worth for ranked in alone if ranked and ranked[0].keeps]
+        return 1.0 / sum(1.0 / factor for factor in held) if held else 1.0
+
+    def _climb(self, top: Contender, closed: float) -> float | None:
+        """The next factor of a leader of which it is not known how much more it holds."""
+        lo = top.bracket.held_rps
+        missed = [load.ask.factor for load in top.loads if not load.holds and load.ask.factor > lo]
+        if min(missed, default=math.inf) <= closed * lo or lo >= FACTOR_MAX:
+            return None
+        if missed:
+            return math.sqrt(lo * min(missed))
+        room = max(math.exp(_room(load)) for load in top.loads if load.ask.factor >= 0.999 * lo or load.holds)
+        return min(lo * min(max(math.pow(room, ROOM), 1.06), CLIMB), FACTOR_MAX)
+
+    # Whom to try.
+
+    def _untried(self, points: Iterable[Indices], kind: Kind, of: str) -> Iterator[Configuration]:
+        tried = {load.ask.configuration for load in self._loads if (load.ask.kind, load.ask.of) == (kind, of)}
+        axes = self._space.axes_of(of)
+        for point in points:
+            configuration = self._space.accepted(self._space.only(point, axes))
+            if configuration is not None and configuration not in tried:
+                yield configuration
+
+    def _first_points(self, kind: Kind) -> Iterator[Indices]:
+        if kind == "together":
+            yield from self._side_by_side()
+        yield self._space.middle()
+        chance = random.Random(f"{self._seed} {kind}")
+        yield from (self._space.random_point(chance) for _ in range(RANDOM_POINTS))
+
+    def _near(self, ranked: Sequence[Contender], of: str) -> Iterator[Indices]:
+        """The leader's neighbours, whom Optuna names, what lies further away, anything."""
+        located = (
+            (self._space.locate(contender.configuration), self._guess(contender)) for contender in ranked
+        )
+        known = [(point, value) for point, value in located if point is not None]
+        axes = self._space.axes_of(of)
+        if known:
+            single, double, pairs = self._space.around(known[0][0], axes)
+            hope = _hopes(known)
+            yield from sorted(single, key=hope, reverse=True)
+            yield from self._named_by_optuna(known, axes)
+            yield from sorted([*double, *pairs], key=hope, reverse=True)
+        chance = random.Random(f"{self._seed} {of} {len(self._loads)}")
+        yield from (self._space.random_point(chance) for _ in range(min(self._space.size, 1000)))
+
+    def _named_by_optuna(
+        self, known: Sequence[tuple[Indices, float]], axes: Sequence[int]
+    ) -> Iterator[Indices]:
+        """In spaces of more than two parameters: there neighbours alone are blind."""
+        values = {str(at): self._space.axes[at].values for at in axes if self._space.shape[at] > 1}
+        if len(values) < 3:
+            return
+        points = [({at: own[point[int(at)]] for at, own in values.items()}, value) for point, value in known]
+        for named in proposed_points(values, points, seed=self._seed + len(self._loads)):
+            indices = {int(at): own.index(named[at]) for at, own in values.items()}
+            yield tuple(indices.get(at, index) for at, index in enumerate(self._space.middle()))
+
+    def _guess(self, contender: Contender) -> float:
+        """The log of what it may hold, or of the room that it leaves."""
+        if not self._is_capacity:
+            return math.log(contender.score)
+        if contender.keeps:
+            return math.log(contender.bracket.held_rps)
+        return min(math.log(load.ask.factor) + NEARNESS * _room(load) for load in contender.loads)
 
     def _side_by_side(self) -> list[Indices]:
         """What is best for each model alone, put together; none where some model never kept its SLO alone."""
         best = {
-            name: self._points[ranked[0].configuration]
+            name: point
             for name in self._names
-            if (ranked := standings(self._loads, self._objective, kind="alone", of=name))
+            if (ranked := self._ranked("alone", name))
+            and ranked[0].keeps
+            and (point := self._space.locate(ranked[0].configuration)) is not None
         }
         return self._space.side_by_side(best) if len(best) == len(self._names) else []
 
-    def _ask(self, ask: JointAsk) -> Generator[JointAsk, JointLoad, JointLoad]:
-        load = yield ask
-        self._loads.append(load)
-        return load
+    # 3. Fresh loads, and floods.
 
-    def _descend(
-        self,
-        goal: Goal,
-        first: Sequence[Indices] = (),
-        incumbent: tuple[float, Indices | None] = (0.0, None),
-    ) -> Generator[JointAsk, JointLoad, float]:
-        """The score of the best point, from the `incumbent` on or from the `first` and some more."""
-        descent = Descent(
-            goal=goal,
-            axes=self._space.axes_of(goal.of),
-            chance=random.Random(f"{self._seed} {goal.of}"),
-            score=incumbent[0],
-            point=incumbent[1],
-        )
-        if descent.point is None:
-            randoms = [self._space.random_point(descent.chance) for _ in range(STARTS)]
-            for point in (*first, self._space.middle(), *randoms):
-                yield from self._try(descent, (), point)
-        improving = True
-        while improving:
-            improving = False
-            for moves, point in self._next_points(descent):
-                if self._spent() >= goal.share:
-                    break
-                if (yield from self._try(descent, moves, point)):
-                    improving = True
-                    break
-        return descent.score
-
-    def _try(self, descent: Descent, moves: Moves, point: Indices) -> Generator[JointAsk, JointLoad, bool]:
-        """Whether a point takes the lead; one that cannot is not asked."""
-        if self._spent() >= descent.goal.share:
-            return False
-        point = self._only(point, descent.axes)
-        configuration = self._configuration(point)
-        tried = configuration is None or configuration in descent.tried
-        if configuration is None or tried or self._is_worse(configuration, descent.goal, descent.score):
-            return False
-        descent.tried.add(configuration)
-        self._points.setdefault(configuration, point)
-        score = yield from self._score(configuration, descent.goal, descent.score)
-        if score <= descent.score:
-            descent.failed[moves] = min(self._loads[-1].tightness, WORST_TIGHTNESS)
-            return False
-        descent.score, descent.point, descent.last = score, point, moves
-        return True
-
-    def _next_points(self, descent: Descent) -> Iterator[tuple[Moves, Indices]]:
-        """The way that led to the best once more, then those near it, then any: the budget ends them."""
-        if descent.point is not None:
-            further = self._space.moved(descent.point, descent.last)
-            if descent.last and further is not None:
-                yield descent.last, further
-            yield from self._space.around(descent.point, descent.axes, descent.chance, failed=descent.failed)
-        for _ in range(min(self._space.size, 1000)):
-            yield (), self._space.random_point(descent.chance)
-
-    def _is_worse(self, configuration: Configuration, goal: Goal, than: float) -> bool:
-        """Whether it broke under a flood, or under rates that it would have to hold."""
-        if configuration in self._flooded:
-            return True
-        return self._objective == "capacity" and any(
-            load.ask.factor <= than * MORE and not load.holds
-            for load in self._loads
-            if (load.ask.configuration, load.ask.kind, load.ask.of) == (configuration, goal.kind, goal.of)
-        )
-
-    def _only(self, point: Indices, axes: Sequence[int]) -> Indices:
-        """The point with the axes of other models in the middle, so that equals are not tried twice."""
-        middle = self._space.middle()
-        return tuple(index if at in axes else middle[at] for at, index in enumerate(point))
-
-    def _configuration(self, point: Indices) -> Configuration | None:
-        try:
-            return self._space.configuration(point)
-        except BatchingParametersError:
-            return None
-
-    def _score(
-        self, configuration: Configuration, goal: Goal, than: float
-    ) -> Generator[JointAsk, JointLoad, float]:
-        """A point's score; 0.0 where it is not better than `than`, or breaks an SLO under a flood."""
-        ask = JointAsk(configuration=configuration, factor=1.0, kind=goal.kind, of=goal.of)
-        if self._objective == "capacity":
-            ask = replace(ask, factor=than * MORE if than else self._first_factor(goal))
-        load = yield from self._ask(ask)
-        score = score_of(load, self._objective)
-        leads = load.holds and score > than
-        if not leads and (than or self._objective != "capacity"):
-            return score if self._objective != "capacity" else 0.0
-        if goal.kind == "together" and not (yield from self._stands_floods(configuration)):
-            return 0.0
-        if self._objective != "capacity":
-            return score
-        return (yield from self._highest(ask, load, growth=CLIMB if than else 2.0))
-
-    def _first_factor(self, goal: Goal) -> float:
-        """Where the first point of a descent is asked: together no model gets more than it held alone."""
-        if goal.kind == "alone":
-            return 1.0
-        alone = [standings(self._loads, "capacity", kind="alone", of=name) for name in self._names]
-        return min((0.5 * ranked[0].factor for ranked in alone if ranked), default=1.0)
-
-    def _highest(
-        self, ask: JointAsk, load: JointLoad, *, growth: float
-    ) -> Generator[JointAsk, JointLoad, float]:
-        """The highest factor that holds, from the first load on."""
-        low, high = (ask.factor, math.inf) if load.holds else (0.0, ask.factor)
-        resolution = RESOLUTION_ALONE if ask.kind == "alone" else RESOLUTION
-        while high > low * resolution and self._spent() < 1.0:
-            factor = low * growth if high == math.inf else high / 2.0 if low == 0.0 else math.sqrt(low * high)
-            if not SMALLEST_FACTOR <= factor <= LARGEST_FACTOR:
-                break
-            load = yield from self._ask(replace(ask, factor=factor))
-            low, high = (factor, high) if load.holds else (low, factor)
-        return low
-
-    def _stands_floods(
-        self, configuration: Configuration, *, source: Source = "sampler", block: int | None = None
-    ) -> Generator[JointAsk, JointLoad, bool]:
-        """Whether under the flood of each model the others keep their SLOs; where not, the point is no answer."""
+    def _flooded(self, top: Contender, source: Source = "sampler") -> JointAsk | None:
+        """A flood of which it is open whether the leader stands it; with source `confirm` a fresh one of each."""
         for name in self._floods:
-            ask = JointAsk(
-                configuration=configuration, factor=1.0, kind="flood", of=name, source=source, block=block
-            )
-            load = yield from self._ask(ask)
-            if not load.holds:
-                self._flooded.add(configuration)
-                return False
-        return True
+            wanted = ("flood", name, top.configuration)
+            loads = [
+                load for load in self._loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted
+            ]
+            made = [load.ask.source for load in loads]
+            votes = under_flood(loads, top.configuration, name)
+            is_open = votes.held(1.0) <= votes.missed(1.0) or source not in made
+            if is_open and made.count(source) < FLOODS_MAX:
+                return self._ask(top.configuration, 1.0, "flood", name, source)
+        return None
 
-    def _confirm(self) -> Loads:
-        """Fresh runs of the leader at what it is said to hold, until it did often enough; else less is claimed."""
-        claims: dict[Configuration, float] = {}
-        for _ in range(BLOCKS_MAX):
-            self._blocks += 1
-            block = self._blocks
-            leader = self._claimant(claims)
-            if leader is None or self._spent() >= 1.0:
-                return
-            if leader.held >= policy.CONFIRMATIONS:
-                if (yield from self._stands_floods(leader.configuration, source="confirm", block=block)):
-                    return
-                continue
-            ask = JointAsk(
-                configuration=leader.configuration, factor=leader.factor, source="confirm", block=block
-            )
-            yield from self._ask(ask)
-            if self._objective == "capacity":
-                self._step_back(leader, claims)
+    def _confirmed(self, top: Contender) -> JointAsk | None:
+        if (ask := self._flooded(top, "confirm" if top.is_confirmed else "sampler")) or top.is_confirmed:
+            return ask
+        made = sum((load.ask.kind, load.ask.source) == ("together", "confirm") for load in self._loads)
+        factor = self._fresh_factor(top) if self._is_capacity else 1.0
+        return self._ask(top.configuration, factor, source="confirm") if made < FRESH_MAX else None
 
-    def _claimant(self, claims: dict[Configuration, float]) -> Standing | None:
-        """The leader; where what it held is refuted, a lower claim counts for it."""
-        known = standings(self._loads, self._objective)
-        named = {standing.configuration: standing for standing in known}
-        for configuration, factor in claims.items():
-            held = named.get(configuration)
-            if configuration not in self._flooded and (held is None or held.factor < factor):
-                named[configuration] = Standing(configuration=configuration, score=factor, factor=factor)
-        return max(named.values(), key=lambda standing: standing.score, default=None)
+    def _fresh_factor(self, top: Contender) -> float:
+        """A little less than what was found; lower where fresh loads missed."""
+        factor = SAFE * top.bracket.held_rps
+        tried = sorted({load.ask.factor for load in top.fresh})
+        while factor > FACTOR_MIN:
+            factor = next((known for known in tried if abs(math.log(known / factor)) < 0.03), factor)
+            missed = top.bracket.missed(factor, fresh=True)
+            if missed < 2 or missed <= top.bracket.held(factor, fresh=True) / 3:
+                break
+            factor *= STEP_DOWN
+        return factor
 
-    def _step_back(self, leader: Standing, claims: dict[Configuration, float]) -> None:
-        fresh = [
-            load.holds
-            for load in self._loads
-            if (load.ask.configuration, load.ask.factor, load.ask.source)
-            == (leader.configuration, leader.factor, "confirm")
-            and load.ask.kind == "together"
-        ]
-        if 2 * sum(fresh) <= len(fresh):
-            claims[leader.configuration] = leader.factor * STEP_BACK
+    # 4. and 5. What is left to be settled, and shown.
+
+    def _settled(self, ranked: Sequence[Contender], left: float) -> JointAsk | None:
+        """Who may be better by a tenth? `left`: loads that there is time for; who is new must be confirmed, too."""
+        top, *others = ranked
+        rivals = [rival for rival in others if rival.is_open(top)]
+        factor = 1.0
+        if self._is_capacity:
+            factor = max(BEAT * top.score, NEIGHBOUR * top.bracket.held_rps)
+            if top.bracket.missed_above(top.score) > WIDEST * top.score and top.score < FACTOR_MAX:
+                return self._ask(top.configuration, 1.14 * top.score)
+            if rivals:
+                return self._ask(max(rivals, key=self._guess).configuration, factor)
         else:
-            claims.pop(leader.configuration, None)
+            for rival in rivals:
+                if len(rival.fresh) < FRESH:
+                    return self._ask(rival.configuration, 1.0, source="confirm")
+        if left < 1 + FRESH + len(self._floods):
+            return None
+        untried = next(self._untried(self._near(ranked, ""), "together", ""), None)
+        return None if untried is None else self._ask(untried, factor)
 
-    def _compare(self) -> Loads:
-        """What shows why: the winner's rates with what is best for each alone, and the floods with longer queues."""
-        ranked = standings(self._loads, self._objective)
-        if not ranked:
-            return
-        winner = answer_of(ranked)
+    def _shown(self, winner: Contender) -> Iterator[JointAsk]:
+        """The winner's factor with what is best for each alone, and the floods with other bounds."""
+        made = {(load.ask.configuration, load.ask.kind, load.ask.of, load.ask.factor) for load in self._loads}
         for configuration in map(self._space.configuration, self._side_by_side()):
-            if configuration != winner.configuration:
-                ask = JointAsk(configuration=configuration, factor=winner.factor, source="confirm", block=1)
-                yield from self._ask(ask)
+            wanted = (configuration, "together", "", winner.factor)
+            if configuration != winner.configuration and wanted not in made:
+                yield self._ask(configuration, winner.factor, source="confirm")
         for name in self._floods:
             for configuration in self._space.other_bounds(winner.configuration, name):
-                ask = JointAsk(
-                    configuration=configuration, factor=1.0, kind="flood", of=name, source="confirm", block=1
-                )
-                yield from self._ask(ask)
+                if (configuration, "flood", name, 1.0) not in made:
+                    yield self._ask(configuration, 1.0, "flood", name, "confirm")
+
+
+def _hopes(known: Sequence[tuple[Indices, float]]) -> Callable[[Indices], float]:
+    """What a point may give: a plane through what the others gave, those near the first of them before all."""
+    points, values = np.array([point for point, _ in known], float), np.array([value for _, value in known])
+    away = points - points[0]
+    weights = np.exp(-FADES * np.abs(away).sum(axis=1))
+    terms = np.column_stack([np.ones(len(known)), away])
+    ridge = np.diag([1e-6, *([SIMPLE] * away.shape[1])])
+    slopes = np.linalg.solve(
+        (terms * weights[:, None]).T @ terms + ridge, (terms * weights[:, None]).T @ values
+    )
+    return lambda point: float(slopes[0] + (np.array(point) - points[0]) @ slopes[1:])

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,9 +21,6 @@ BOUND: Final = "max_enqueued_batches"
 
 Indices = tuple[int, ...]
 """A point: an index for each axis."""
-
-Moves = tuple[tuple[int, int], ...]
-"""Steps along axes: the number of each axis, and how many values further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,7 @@ class JointSpace:
                 Axis(model=own.name, knob=knob, values=tuple(listed.values)) for knob, listed in space.items()
             ]
         self.axes = tuple(axes)
+        self._points: dict[Configuration, Indices | None] = {}
         self._check_ends()
 
     @property
@@ -74,6 +73,17 @@ class JointSpace:
         Raises:
             BatchingParametersError: values that no server would accept.
         """
+        configuration = self._given(point)
+        self._points.setdefault(configuration, tuple(point))
+        return configuration
+
+    def accepted(self, point: Sequence[int]) -> Configuration | None:
+        """What the server is given at this point; None: no server would accept it."""
+        with suppress(BatchingParametersError):
+            return self.configuration(point)
+        return None
+
+    def _given(self, point: Sequence[int]) -> Configuration:
         values: dict[str, dict[str, KnobValue]] = {"": {}}
         for axis, index in zip(self.axes, point, strict=True):
             values.setdefault(axis.model, {})[axis.knob] = axis.values[index]
@@ -100,48 +110,64 @@ class JointSpace:
             {**self._scenario.fixed, **own.batching}, {**shared, **point}, searched=searched
         )
 
+    def locate(self, configuration: Configuration) -> Indices | None:
+        """A point at which the server is given this configuration; None: there is none."""
+        if configuration not in self._points:
+            shared = [at for at, axis in enumerate(self.axes) if not axis.model]
+            for indices in itertools.product(*(range(self.shape[at]) for at in shared)):
+                point = dict(zip(shared, indices, strict=True))
+                owned = [self._own_point(own, point, configuration) for own in self._batched]
+                for found in owned:
+                    point |= found or {}
+                if None not in owned:
+                    self._points[configuration] = tuple(point[at] for at in range(len(self.axes)))
+                    break
+            else:
+                self._points[configuration] = None
+        return self._points[configuration]
+
+    def _own_point(
+        self, own: ServedModelSpec, shared: Mapping[int, int], configuration: Configuration
+    ) -> dict[int, int] | None:
+        mine = [at for at, axis in enumerate(self.axes) if axis.model == own.name]
+        common = {self.axes[at].knob: self.axes[at].values[index] for at, index in shared.items()}
+        for indices in itertools.product(*(range(self.shape[at]) for at in mine)):
+            point = dict(zip(mine, indices, strict=True))
+            values = {self.axes[at].knob: self.axes[at].values[index] for at, index in point.items()}
+            with suppress(BatchingParametersError):
+                if self._own(own, common, values) == configuration.of_model(own.name):
+                    return point
+        return None
+
     def random_point(self, chance: random.Random) -> Indices:
         return tuple(chance.randrange(values) for values in self.shape)
 
     def middle(self) -> Indices:
         return tuple((values - 1) // 2 for values in self.shape)
 
-    def around(
-        self, point: Indices, axes: Sequence[int], chance: random.Random, *, failed: Mapping[Moves, float]
-    ) -> Iterator[tuple[Moves, Indices]]:
-        """Points near this one, the nearest first: a step along an axis, two steps, a step along each of two axes.
-
-        Of equals those come first whose moves, or each of which, failed the least: by `failed`, the largest share of
-        a limit that was used then; a move that did not fail yet counts as 1.
-        """
-
-        def misses(moves: Moves) -> float:
-            return failed.get(moves) or math.prod(failed.get((move,), 1.0) for move in moves)
-
-        singles = [(at, step) for at in axes for step in (-1, 1)]
-        doubles = [(at, 2 * step) for at, step in singles]
-        pairs: list[Moves] = [
-            moves for moves in itertools.combinations(singles, 2) if moves[0][0] != moves[1][0]
+    def around(self, point: Indices, axes: Sequence[int]) -> Iterator[list[Indices]]:
+        """Points near this one: those a step of one parameter away, two steps, a step of each of two parameters."""
+        singles = [((at, step),) for at in axes for step in (-1, 1)]
+        doubles = [((at, 2 * step),) for ((at, step),) in singles]
+        pairs = [
+            (*one, *other) for one, other in itertools.combinations(singles, 2) if one[0][0] != other[0][0]
         ]
-        groups: tuple[list[Moves], ...] = (
-            [(move,) for move in singles],
-            [(move,) for move in doubles],
-            pairs,
-        )
-        for group in groups:
-            shuffled = chance.sample(group, len(group))
-            for moves in sorted(shuffled, key=misses):
-                moved = self.moved(point, moves)
-                if moved is not None:
-                    yield moves, moved
+        for moves in (singles, doubles, pairs):
+            yield [moved for steps in moves if (moved := self._moved(point, steps)) is not None]
 
-    def moved(self, point: Indices, moves: Moves) -> Indices | None:
-        """Where these moves lead; None: out of the space."""
+    def _moved(self, point: Indices, steps: Sequence[tuple[int, int]]) -> Indices | None:
         indices = list(point)
-        for at, step in moves:
+        for at, step in steps:
             indices[at] += step
         inside = all(0 <= index < values for index, values in zip(indices, self.shape, strict=True))
         return tuple(indices) if inside else None
+
+    def only(self, point: Indices, axes: Sequence[int]) -> Indices:
+        """The point with all but these axes in the middle, so that equals are not tried twice."""
+        return tuple(
+            index if at in axes else middle
+            for at, (index, middle) in enumerate(zip(point, self.middle(), strict=True))
+        )
 
     def side_by_side(self, points: Mapping[str, Indices]) -> list[Indices]:
         """The own parameters of each model from its point, once with what all share from each of them."""

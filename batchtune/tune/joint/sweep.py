@@ -1,54 +1,26 @@
-"""How is a joint search carried through: its budget, its loads, and those of an interrupted sweep?"""
+"""Carries a joint search through: its budget, its loads, and those of an interrupted sweep."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.joint.bench import Finished
 from batchtune.tune.joint.load import JointAsk, JointLoad
-from batchtune.tune.joint.search import SEARCH_SHARE, JointSearch
+from batchtune.tune.joint.search import COMPARE_SHARE, JointSearch
 from batchtune.tune.joint.space import JointSpace
 
-LOADS: Final = 100
+LOADS = 100
 """For so many loads is time where the scenario gives no budget."""
 
-APPLY_S: Final = 0.5
+APPLY_S = 0.5
 """What a load takes beside its warm-up and its measured part."""
 
 Run = Callable[[JointAsk, int, int], Finished]
 """Sends a load: the ask, the load's number, and that of its first trial."""
-
-
-class JointBudget:
-    """Which share of the budget is spent: of the time, and of the points tried."""
-
-    def __init__(self, scenario: Scenario, *, now_s: Callable[[], float]) -> None:
-        search, load = scenario.search, scenario.load
-        usual_s = LOADS * (load.warm_up_s + load.duration_s + APPLY_S)
-        self.seconds = search.time_budget_s if search.budget_is_given else usual_s
-        self._points_most = search.trials
-        self._points: set[tuple[object, ...]] = set()
-        self._now_s = now_s
-        self._started_s = now_s()
-
-    def add_earlier(self, load: JointLoad) -> None:
-        """Count the time that an interrupted sweep had spent."""
-        self._started_s -= load.seconds + APPLY_S
-
-    def count(self, ask: JointAsk) -> None:
-        if ask.source != "confirm" and ask.kind != "flood":
-            self._points.add((ask.configuration, ask.kind, ask.of))
-
-    def spent(self) -> float:
-        """1 or more: nothing is left. Points count up to where the fresh runs begin."""
-        of_time = 0.0 if self.seconds is None else (self._now_s() - self._started_s) / self.seconds
-        of_points = 0.0 if self._points_most is None else SEARCH_SHARE * len(self._points) / self._points_most
-        return max(of_time, of_points)
 
 
 def joint_sweep(
@@ -61,52 +33,44 @@ def joint_sweep(
     on_ask: Callable[[JointAsk, float], None] = lambda _ask, _spent: None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[Finished]:
-    """Search, and yield each load as it ends. Asks that `earlier` loads answer are not sent again.
+    """Search, and yield each load as it ends; go on from the `earlier` loads of an interrupted sweep.
 
     `on_ask` is told each load that is about to be sent, and the share of the budget that is spent.
 
     Raises:
         TargetError: the first loads all failed.
     """
-    budget = JointBudget(scenario, now_s=now_s)
-    kept = _Kept(earlier)
-    loads = JointSearch(JointSpace(scenario), scenario, spent=budget.spent).loads()
-    number = max([first_load - 1, *(load.number for load in earlier)])
-    failures, worked = 0, bool(earlier)
-    load: JointLoad | None = None
+    loads = list(earlier)
+    started_s = now_s() - sum(load.seconds + APPLY_S for load in loads)
+    search = JointSearch(JointSpace(scenario), scenario)
+    number = max([first_load, *(load.number + 1 for load in loads)])
     while True:
-        try:
-            ask = next(loads) if load is None else loads.send(load)
-        except StopIteration:
+        spent = spent_share(scenario, loads, seconds=now_s() - started_s)
+        ask = search.next_ask(loads, spent=spent)
+        if ask is None:
             return
-        budget.count(ask)
-        load = kept.answer(ask)
-        if load is not None:
-            budget.add_earlier(load)
-            continue
-        repeated = False
-        while load is None or (load.spoilt and not repeated):
-            repeated = load is not None
-            number += 1
-            on_ask(ask, budget.spent())
-            finished = run(ask, number, first_trial)
-            first_trial += len(finished.trials)
-            load = finished.load
-            yield finished
-        failures = 0 if load.failure is None else failures + 1
-        worked = worked or load.failure is None
-        if failures >= policy.FAILURES_MAX and not worked:
+        on_ask(ask, spent)
+        finished = run(ask, number, first_trial)
+        first_trial += len(finished.trials)
+        number += 1
+        loads.append(finished.load)
+        yield finished
+        if len(loads) >= policy.FAILURES_MAX and all(load.failure is not None for load in loads):
             raise TargetError(
-                f"{policy.FAILURES_MAX} loads in a row failed; the last: {load.failure}",
+                f"{policy.FAILURES_MAX} loads in a row failed; the last: {finished.load.failure}",
                 hint="the failed trials are in the ledger; see whether the server works by hand",
             )
 
 
-class _Kept:
-    """The loads of an interrupted sweep, each of which answers one ask; of repeated ones the last counts."""
-
-    def __init__(self, loads: Sequence[JointLoad]) -> None:
-        self._loads: dict[JointAsk, JointLoad] = {load.ask: load for load in loads}
-
-    def answer(self, ask: JointAsk) -> JointLoad | None:
-        return self._loads.pop(ask, None)
+def spent_share(scenario: Scenario, loads: Sequence[JointLoad], *, seconds: float) -> float:
+    """Of the budget: of its time, and of its trials, which are loads of the search and end where fresh ones begin."""
+    search, load = scenario.search, scenario.load
+    budget_s = (
+        search.time_budget_s
+        if search.budget_is_given
+        else LOADS * (load.warm_up_s + load.duration_s + APPLY_S)
+    )
+    of_time = seconds / budget_s if budget_s else 0.0
+    searched = sum(load.ask.source != "confirm" and load.ask.kind != "flood" for load in loads)
+    of_trials = COMPARE_SHARE * searched / search.trials if search.trials else 0.0
+    return max(of_time, of_trials)

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import Finished
 from batchtune.tune.joint.load import JointAsk, Kind
 from batchtune.tune.joint.space import JointSpace, side_by_side
-from batchtune.tune.joint.standing import answer_of, standings
 from batchtune.tune.joint.sweep import joint_sweep
 from tests.tune.joint.pool_simulator import Device, simulated_load
 
@@ -143,7 +143,7 @@ def searched(case: Case, seed: int, points: int, seconds: float = LOAD_S) -> tup
         )
 
     loads = [finished.load for finished in joint_sweep(scenario, run)]
-    choice = answer_of(standings(loads, "capacity")).configuration
+    choice = recommend_joint(loads, scenario).configuration
     return true_factor(case, choice), len(loads), choice
 
 

@@ -120,7 +120,7 @@ def test_the_budget_that_the_tool_asks_for_is_read() -> None:
     def asked_s(errors: str) -> float | None:
         return Swept(exit_code=5, seconds=1.0, budget_s=1.0, document={}, errors=errors).asked_for_s()
 
-    assert asked_s("90s are enough for about 9 trials; for a sure answer give 6m") == 360.0
+    assert asked_s("Next   batchtune sweep s.yaml --resume results/m/1 --budget 6m") == 360.0
     assert asked_s("give a name") is None
 
 

@@ -197,18 +197,20 @@ def _questions(
     chosen: Contender, rivals: Sequence[Contender], untried: Sequence[Configuration]
 ) -> tuple[OpenQuestion, ...]:
     """What is open; a step of one parameter that was not tried may give anything."""
-    bracket, found = chosen.bracket, []
+    bracket, questions = chosen.bracket, []
     if not chosen.is_confirmed:
         held = sum(load.holds for load in chosen.fresh)
-        found.append(OpenQuestion(code="unconfirmed", held=held, missed=len(chosen.fresh) - held))
+        questions.append(OpenQuestion(code="unconfirmed", held=held, missed=len(chosen.fresh) - held))
     width = bracket.stated_missed_rps / chosen.score if chosen.objective == "capacity" else 1.0
     if width > WIDEST:
-        found.append(OpenQuestion(code="wide", high=width if math.isfinite(width) else None))
+        questions.append(OpenQuestion(code="wide", high=width if math.isfinite(width) else None))
     high = max((rival.high / chosen.score for rival in rivals), default=math.inf) if not untried else math.inf
     labels = (*(rival.configuration.label() for rival in rivals), *(beside.label() for beside in untried))
     if labels:
-        found.append(OpenQuestion(code="rivals", labels=labels, high=high if math.isfinite(high) else None))
-    return tuple(found)
+        questions.append(
+            OpenQuestion(code="rivals", labels=labels, high=high if math.isfinite(high) else None)
+        )
+    return tuple(questions)
 
 
 def _share(

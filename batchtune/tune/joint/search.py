@@ -227,10 +227,10 @@ class JointSearch:
         ranked = self._ranked("together")
         if not ranked or not ranked[0].keeps:
             return None
-        shown, each = list(self._shown(ranked[0])), spent / max(len(loads), 1)
+        shown, load_share = list(self._shown(ranked[0])), spent / max(len(loads), 1)
         if spent < 1.0 and (ask := self._confirmed(ranked[0])):
             return ask
-        left = (1.0 - spent) / each - len(shown) if each else math.inf
+        left = (1.0 - spent) / load_share - len(shown) if load_share else math.inf
         if left > 0.0 and (ask := self._settled(ranked, left)):
             return ask
         return next(iter(shown), None)

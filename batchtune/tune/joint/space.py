@@ -117,8 +117,8 @@ class JointSpace:
             for indices in itertools.product(*(range(self.shape[at]) for at in shared)):
                 point = dict(zip(shared, indices, strict=True))
                 owned = [self._own_point(own, point, configuration) for own in self._batched]
-                for found in owned:
-                    point |= found or {}
+                for part in owned:
+                    point |= part or {}
                 if None not in owned:
                     self._points[configuration] = tuple(point[at] for at in range(len(self.axes)))
                     break
@@ -150,7 +150,9 @@ class JointSpace:
         singles = [((at, step),) for at in axes for step in (-1, 1)]
         doubles = [((at, 2 * step),) for ((at, step),) in singles]
         pairs = [
-            (*one, *other) for one, other in itertools.combinations(singles, 2) if one[0][0] != other[0][0]
+            (*first, *second)
+            for first, second in itertools.combinations(singles, 2)
+            if first[0][0] != second[0][0]
         ]
         for moves in (singles, doubles, pairs):
             yield [moved for steps in moves if (moved := self._moved(point, steps)) is not None]

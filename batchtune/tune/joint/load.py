@@ -23,7 +23,7 @@ class JointAsk:
     """A load that the search wants: all models at `factor` times their stated rates.
 
     Of kind `alone` only the model `of` is loaded; of kind `flood` it is sent its flood. `block` makes the seed of the
-    arrivals; None: the scenario's own.
+    arrivals; 0 or None: the scenario's own.
     """
 
     configuration: Configuration

@@ -248,10 +248,10 @@ class JointSearch:
         of: str = "",
         source: Source = "sampler",
     ) -> JointAsk:
-        """Under a seed of its own."""
-        return JointAsk(
-            configuration=asked, factor=factor, kind=kind, of=of, source=source, block=len(self._loads) + 1
-        )
+        """Under the seed of its turn: the first load of each contender has the arrivals of every other's first."""
+        wanted = (asked, kind, of)
+        turn = sum((load.ask.configuration, load.ask.kind, load.ask.of) == wanted for load in self._loads)
+        return JointAsk(configuration=asked, factor=factor, kind=kind, of=of, source=source, block=turn)
 
     # 1. and 2. Alone, and together.
 

@@ -1,45 +1,57 @@
-"""Does the joint search find what suits two models that share threads? On simulated servers, against every point there is.
+"""Searches what suits several models that share threads, on simulated servers, and says how good the answer truly is.
 
-    python tests/benchmarks/replay/joint_search.py --seeds 4 --points 60
+    python tests/benchmarks/replay/joint_search.py --loads 80 --seeds 8 [--noise 0.06] [--best]
 
-For each case: the best of the whole grid (by three runs of 20 s at each factor), what the parameters that are best for each
-model alone hold when put together (the better of their thread counts), and for each seed what the search recommends
-(loads of 5 s), all as the factor of the stated mix that truly holds, by the same long runs. `gap` is how far the search ends
-below the best of the grid; `gain` how far it ends above tuning each alone. The twin's place is taken by the simulator of
-tests/tune/joint/pool_simulator.py; measured noise is that of 5 s of Poisson arrivals.
+For each case and seed a search of so many loads of 5 s, in virtual time: what its configuration truly holds, by three
+long loads at each factor, as a share of the best that is known of the space. With noise that share of the loads meets a
+stall, and all of them differ by 3 %. `--best` looks for the best: of every point of a small space, by descents in a
+large one. The server is the simulator of tests/tune/joint/pool_simulator.py.
+
+Mean share over the five cases, eight seeds (mean; wrongly established: below 90 % of the best), the search by descent
+that was here before beside it:
+
+    loads   quiet            descent   noise 0.06       descent
+    40      80 %, 0 of 40    54 %, 34 of 60    …
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import random
 import statistics
-import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
+from batchtune.errors import BatchtuneError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import Finished
-from batchtune.tune.joint.load import JointAsk, Kind
-from batchtune.tune.joint.space import JointSpace, side_by_side
-from batchtune.tune.joint.sweep import joint_sweep
+from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.joint.space import Indices, JointSpace
+from batchtune.tune.joint.sweep import APPLY_S, joint_sweep
 from tests.tune.joint.pool_simulator import Device, simulated_load
 
 LOAD_S = 5.0
-TRUE_RUNS = 3
-TRUE_S = 20.0
-NEAR = 1.02
+TRUE_RUNS, TRUE_S = 3, 20.0
+DIFFERS = 0.03
+"""Standard deviation of the load that the server feels, between loads of one factor, in logs; with noise."""
+
+SMALL = 600
+"""Points of a space of which each is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Two models on one device; `what` says why they compete, or do not."""
+    """Models on one device; `what` says why they compete, or do not, `best` what the best point known holds."""
 
     name: str
     what: str
+    best: float
     device: Device
     models: str
     space: str = "{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 4000], num_batch_threads: [1, 2, 4]}"
@@ -48,6 +60,7 @@ class Case:
 CASES = (
     Case(
         name="short beside long",
+        best=2.91,
         what="long batches of the reader keep the ranker waiting",
         device=Device(
             fixed_s={"ranker": 0.002, "reader": 0.004}, per_row_s={"ranker": 0.0002, "reader": 0.004}
@@ -57,6 +70,7 @@ CASES = (
     ),
     Case(
         name="alike",
+        best=3.67,
         what="both want what each wants alone",
         device=Device(
             fixed_s={"ranker": 0.003, "reader": 0.003}, per_row_s={"ranker": 0.0005, "reader": 0.0005}
@@ -66,6 +80,7 @@ CASES = (
     ),
     Case(
         name="eager and dear",
+        best=12.8,
         what="batches of the reader cost much however small: run at once they leave the ranker no room",
         device=Device(
             fixed_s={"ranker": 0.002, "reader": 0.015}, per_row_s={"ranker": 0.0003, "reader": 0.0003}
@@ -75,118 +90,173 @@ CASES = (
         space="{max_batch_size: [4, 16, 64], batch_timeout_micros: [0, 10000, 50000, 100000], "
         "num_batch_threads: [1, 2]}",
     ),
+    Case(
+        name="three",
+        best=3.37,
+        what="three models, seven parameters",
+        device=Device(
+            fixed_s={"a": 0.002, "b": 0.004, "c": 0.008}, per_row_s={"a": 0.0002, "b": 0.002, "c": 0.0005}
+        ),
+        models="{name: a, model: a, rate: 100/s, slo: {p95: 30ms}}, "
+        "{name: b, model: b, rate: 40/s, slo: {p95: 100ms}}, {name: c, model: c, rate: 60/s, slo: {p95: 200ms}}",
+        space="{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 4000, 20000], "
+        "num_batch_threads: [1, 2, 4]}",
+    ),
+    Case(
+        name="parallel",
+        best=41.2,
+        what="a device that runs batches side by side: the best is far from the middle",
+        device=Device(
+            fixed_s={"ranker": 0.002, "reader": 0.010},
+            per_row_s={"ranker": 0.0004, "reader": 0.002},
+            serial=False,
+        ),
+        models="{name: ranker, model: a, rate: 200/s, slo: {p95: 25ms}}, "
+        "{name: reader, model: b, rate: 40/s, slo: {p95: 100ms}}",
+        space="{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 1000, 4000, 16000], "
+        "num_batch_threads: [1, 2, 4, 8]}",
+    ),
 )
 
 
-def scenario_of(case: Case, *, seed: int = 1, points: int = 60) -> Scenario:
+def scenario_of(case: Case, *, seed: int = 1, loads: int = 80) -> Scenario:
     return parse_scenario(f"""\
 name: joint
 target: {{models: [{case.models}]}}
-load: {{arrivals: poisson, seed: {seed}}}
+load: {{arrivals: poisson, seed: {seed}, duration: {LOAD_S}s, warm_up: 0s}}
 objective: capacity
-search: {{seed: {seed}, budget: {{trials: {points}}}, space: {case.space}}}
+search: {{seed: {seed}, budget: {{time: {loads * (LOAD_S + APPLY_S)}s}}, space: {case.space}}}
 fixed: {{max_enqueued_batches: 100}}
 """)
 
 
-def true_factor(
-    case: Case, configuration: Configuration, *, than: float = 0.0, kind: Kind = "together", of: str = ""
-) -> float:
-    """The highest factor at which every SLO is kept in most of the long runs; 0.0: not above `than`."""
+def truly_holds(case: Case, configuration: Configuration, factor: float) -> bool:
+    """Whether most of the long loads hold."""
     scenario = scenario_of(case)
+    asks = (
+        JointAsk(configuration=configuration, factor=factor, block=100 + block) for block in range(TRUE_RUNS)
+    )
+    held = (simulated_load(scenario, case.device, ask, duration_s=TRUE_S).holds for ask in asks)
+    return 2 * sum(held) > TRUE_RUNS
 
-    def holds(factor: float) -> bool:
-        kept = 0
-        for block in range(1, TRUE_RUNS + 1):
-            ask = JointAsk(configuration=configuration, factor=factor, kind=kind, of=of, block=100 + block)
-            kept += simulated_load(scenario, case.device, ask, duration_s=TRUE_S).holds
-            if kept > TRUE_RUNS // 2 or block - kept > TRUE_RUNS // 2:
-                break
-        return kept > TRUE_RUNS // 2
 
-    low = than * 1.005 if than else 1.0
-    if than and not holds(low):
-        return 0.0
-    while not than and not holds(low):
-        low /= 2.0
-        if low < 1 / 64:
+def true_factor(case: Case, configuration: Configuration, *, near: float = 1.0) -> float:
+    """The highest factor that truly holds, from this one on; 0.0: none down to a hundredth of it."""
+    low = near
+    while not truly_holds(case, configuration, low):
+        low /= 1.2
+        if low < near / 100.0:
             return 0.0
-    high = low
-    while holds(high := high * 1.2):
-        low = high
+    high = low * 1.2
+    while truly_holds(case, configuration, high):
+        low, high = high, high * 1.2
     while high / low > 1.01:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if truly_holds(case, configuration, middle) else (low, middle)
     return low
 
 
-def best_of_grid(case: Case, *, kind: Kind = "together", of: str = "") -> tuple[float, Configuration]:
-    space = JointSpace(scenario_of(case))
-    axes = space.axes_of(of)
-    ranges = [range(values) if at in axes else (0,) for at, values in enumerate(space.shape)]
-    best = (0.0, space.configuration(space.middle()))
-    for point in itertools.product(*ranges):
-        configuration = space.configuration(point)
-        factor = true_factor(case, configuration, than=best[0], kind=kind, of=of)
-        if factor > best[0]:
-            best = (factor, configuration)
-    return best
+def best_known(case: Case, descents: int = 4) -> tuple[float, Configuration]:
+    """Of every point of a small space; of a large one where descents from the best of some random points end."""
+    space, chance = JointSpace(scenario_of(case)), random.Random(1)
+
+    def better(points: Sequence[Indices], than: float) -> tuple[float, Indices] | None:
+        for point in points:
+            if truly_holds(case, space.configuration(point), than * 1.005):
+                return true_factor(case, space.configuration(point), near=than), point
+        return None
+
+    if space.size <= SMALL:
+        starts = list(itertools.product(*map(range, space.shape)))
+    else:
+        starts = [space.middle(), *(space.random_point(chance) for _ in range(60))]
+    ranked = sorted(
+        ((true_factor(case, space.configuration(point)), point) for point in starts), reverse=True
+    )
+    ends = []
+    for factor, point in ranked[: 1 if space.size <= SMALL else descents]:
+        best = factor, point
+        while (found := better(next(space.around(best[1], space.axes_of(""))), best[0])) is not None:
+            best = found
+        ends.append(best)
+    factor, point = max(ends)
+    return factor, space.configuration(point)
 
 
-def searched(case: Case, seed: int, points: int, seconds: float = LOAD_S) -> tuple[float, int, Configuration]:
-    """What the search's choice truly holds, how many loads it took, and the choice."""
-    scenario = scenario_of(case, seed=seed, points=points)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """`share`: what the choice truly holds, of the best; `stated`: what is said of it, of what it truly holds."""
+
+    share: float
+    stated: float
+    established: bool
+    loads: int
+
+
+def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
+    scenario = scenario_of(case, seed=seed, loads=loads)
+    chance, made = random.Random(seed), list[JointLoad]()
 
     def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
-        return Finished(
-            load=simulated_load(scenario, case.device, ask, number=number, duration_s=seconds), trials=()
-        )
+        felt = ask if not noise else replace(ask, factor=ask.factor * math.exp(chance.gauss(0.0, DIFFERS)))
+        load = simulated_load(scenario, case.device, felt, number=number, duration_s=LOAD_S)
+        load = replace(load, ask=ask)
+        made.append(stalled(load, chance) if chance.random() < noise else load)
+        return Finished(load=made[-1], trials=())
 
-    loads = [finished.load for finished in joint_sweep(scenario, run)]
-    choice = recommend_joint(loads, scenario).configuration
-    return true_factor(case, choice), len(loads), choice
+    for _ in joint_sweep(scenario, run, now_s=lambda: len(made) * (LOAD_S + APPLY_S)):
+        pass
+    try:
+        chosen = recommend_joint(made, scenario)
+    except BatchtuneError:
+        return Searched(share=0.0, stated=1.0, established=False, loads=len(made))
+    true = true_factor(case, chosen.configuration, near=chosen.factor)
+    return Searched(
+        share=true / case.best,
+        stated=chosen.factor / true if true else math.inf,
+        established=chosen.established,
+        loads=len(made),
+    )
 
 
-def report(case: Case, seeds: int, points: int, seconds: float = LOAD_S) -> str:
-    started_s = time.monotonic()
-    best, best_configuration = best_of_grid(case)
-    names = [own.name for own in scenario_of(case).target.models]
-    alone = {name: best_of_grid(case, kind="alone", of=name) for name in names}
-    together = side_by_side({name: configuration for name, (_, configuration) in alone.items()})
-    apart = max(true_factor(case, configuration) for configuration in together)
-    answers = [searched(case, seed, points, seconds) for seed in range(1, seeds + 1)]
-    gaps = [1.0 - factor / best for factor, _, _ in answers]
-    gains = [factor / apart - 1.0 for factor, _, _ in answers] if apart else []
-    lines = [
-        f"{case.name}: {case.what} ({JointSpace(scenario_of(case)).size} points)",
-        f"  best of the grid   ×{best:.2f}  {best_configuration.label()}",
-        f"  best for each alone, together ×{apart:.2f}; alone "
-        + ", ".join(f"{name} ×{factor:.2f}" for name, (factor, _) in alone.items()),
-        *(
-            f"  search             ×{factor:.2f} in {loads} loads  {choice.label()}"
-            for factor, loads, choice in answers
-        ),
-        f"  gap to the grid: mean {100 * statistics.mean(gaps):.1f} %, worst {100 * max(gaps):.1f} %",
-    ]
-    if gains:
-        lines.append(f"  gain over each alone: mean {100 * statistics.mean(gains):.0f} %")
-    return "\n".join([*lines, f"  ({time.monotonic() - started_s:.0f} s)"])
+def stalled(load: JointLoad, chance: random.Random) -> JointLoad:
+    """One of the models misses its limit by a little."""
+    name = chance.choice(list(load.trials))
+    trial = load.trials[name]
+    broken = {**trial.constraints, "p95": max(trial.constraints["p95"], 0.0) + chance.uniform(0.05, 0.9)}
+    return replace(load, trials={**load.trials, name: replace(trial, feasible=False, constraints=broken)})
+
+
+def report(case: Case, seeds: int, loads: int, noise: float) -> str:
+    done = [searched(case, seed, loads=loads, noise=noise) for seed in range(1, seeds + 1)]
+    shares = sorted(each.share for each in done)
+    wrong = sum(each.established and each.share < 0.9 for each in done)
+    return (
+        f"{case.name:18s} {JointSpace(scenario_of(case)).size:6,d} points, {statistics.fmean(e.loads for e in done):.0f} "
+        f"loads: mean {statistics.fmean(shares):.3f}, p10 {shares[len(shares) // 10]:.3f}, worst {shares[0]:.3f} of the "
+        f"best; stated at most {max(e.stated for e in done):.2f} of the truth; established "
+        f"{sum(e.established for e in done)} of {len(done)}, wrongly {wrong}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--points", type=int, default=60, help="points that the search may try")
-    parser.add_argument("--seconds", type=float, default=LOAD_S, help="length of a load of the search")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--loads", type=int, default=80, help="loads that there is time for")
+    parser.add_argument("--noise", type=float, default=0.0, help="share of the loads that meet a stall")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--best", action="store_true", help="look for the best instead; takes minutes")
     wanted = parser.parse_args()
     cases = [case for case in CASES if wanted.case in case.name]
     with ProcessPoolExecutor(max_workers=2) as pool:
-        for text in pool.map(
-            report, cases, *([value] * len(cases) for value in (wanted.seeds, wanted.points, wanted.seconds))
-        ):
+        if wanted.best:
+            for case, (factor, configuration) in zip(cases, pool.map(best_known, cases), strict=True):
+                print(f"{case.name}: ×{factor:.3g} {configuration.label()}", flush=True)
+            return
+        given = ([value] * len(cases) for value in (wanted.seeds, wanted.loads, wanted.noise))
+        for text in pool.map(report, cases, *given):
             print(text, flush=True)
 
 

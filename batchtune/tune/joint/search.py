@@ -39,6 +39,7 @@ from batchtune.tune.search.capacity import (
     NEIGHBOUR,
     OPEN,
     SAFE,
+    STEADYING_MAX,
     STEP_DOWN,
     WIDEST,
 )
@@ -383,6 +384,9 @@ class JointSearch:
         return None
 
     def _confirmed(self, top: Contender) -> JointAsk | None:
+        is_unsteady = self._is_capacity and top.bracket.is_unsteady and len(top.fresh) < STEADYING_MAX
+        if top.is_confirmed and is_unsteady:
+            return self._ask(top.configuration, top.score, source="confirm")
         if (ask := self._flooded(top, "confirm" if top.is_confirmed else "sampler")) or top.is_confirmed:
             return ask
         made = sum((load.ask.kind, load.ask.source) == ("together", "confirm") for load in self._loads)

@@ -44,6 +44,7 @@ fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}
 """
 FLOODED = (
     TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, flood: 2000/s")
+    .replace("trials: 40", "trials: 60")
     .replace(
         "fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}", "fixed: {batch_timeout_micros: 0}"
     )

@@ -301,18 +301,13 @@ def _floods(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenari
 
     One that tells of the server stands before one that does not.
     """
-    last: dict[tuple[str, Configuration], JointLoad] = {}
-    for load in loads:
-        differs = [
-            name for name, own in load.ask.configuration.models if dict(chosen.models).get(name) != own
-        ]
-        mine = load.ask.configuration == chosen
-        if load.ask.kind == "flood" and (mine or (load.ask.source == "confirm" and differs == [load.ask.of])):
-            earlier = last.get((load.ask.of, load.ask.configuration))
-            if earlier is None or earlier.untold or not load.untold:
-                last[load.ask.of, load.ask.configuration] = load
-    ordered = sorted(last.items(), key=lambda item: (item[0][0], item[0][1] != chosen))
-    return [_flood(load, chosen, scenario) for _, load in ordered]
+    space, found = JointSpace(scenario), []
+    for own in scenario.target.models:
+        for configuration in (chosen, *space.other_bounds(chosen, own.name)):
+            wanted = ("flood", own.name, configuration)
+            alike = [load for load in loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted]
+            found += ([load for load in alike if not load.untold] or alike)[-1:]
+    return [_flood(load, chosen, scenario) for load in found]
 
 
 def _flood(load: JointLoad, chosen: Configuration, scenario: Scenario) -> Flood:

@@ -180,7 +180,7 @@ def load_line(load: JointLoad) -> str:
     )
     verdict = "holds" if load.holds else "breaks an SLO"
     if load.spoilt:
-        verdict = "spoilt by the client or the host"
+        verdict += ", disturbed by the client or the host"
     return f"{head}: {verdict}: {figures} [{load.ask.configuration.label()}]"
 
 
@@ -235,6 +235,8 @@ def company_lines(chosen: JointRecommendation) -> Iterator[str]:
             kept = percentage(share.rate_rps / share.alone.rate_rps)
             held = f"held {rounded(share.alone.rate_rps)}/s within its SLO"
             cost = f": beside the others it gets {kept} of that"
+            if share.rate_rps >= share.alone.rate_rps:
+                cost = ": it was searched for too short a time to say what company costs"
         else:
             held, cost = f"used {percentage(1.0 / share.alone.score)} of its tightest limit", ""
         tried = counted(share.alone.tried, "configuration")

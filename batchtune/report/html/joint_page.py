@@ -54,7 +54,7 @@ _KINDS: Final = {
     "chosen": ("recommended, fresh runs", "@chosen", "star", 14),
     "holds": ("every model kept its SLO", "@chosen", "circle", 9),
     "breaks": ("an SLO was broken", "@limit", "x-thin", 10),
-    "spoilt": ("spoilt by the client or the host", "@muted", "circle-x-open", 10),
+    "spoilt": ("tells nothing: the client was the limit", "@muted", "circle-x-open", 10),
 }
 """Of a load: name, colour, symbol, size."""
 _SHARE_MAX: Final = 3.0
@@ -222,7 +222,7 @@ def _against_rates(loads: Sequence[JointLoad], chosen: Configuration | None) -> 
 
 
 def _kind(load: JointLoad, chosen: Configuration | None) -> str:
-    if load.spoilt:
+    if not load.counts:
         return "spoilt"
     if not load.holds:
         return "breaks"

@@ -301,13 +301,13 @@ def _floods(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenari
 
     One that tells of the server stands before one that does not.
     """
-    space, found = JointSpace(scenario), []
+    space, floods = JointSpace(scenario), []
     for own in scenario.target.models:
         for configuration in (chosen, *space.other_bounds(chosen, own.name)):
             wanted = ("flood", own.name, configuration)
             alike = [load for load in loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted]
-            found += ([load for load in alike if not load.untold] or alike)[-1:]
-    return [_flood(load, chosen, scenario) for load in found]
+            floods += ([load for load in alike if not load.untold] or alike)[-1:]
+    return [_flood(load, chosen, scenario) for load in floods]
 
 
 def _flood(load: JointLoad, chosen: Configuration, scenario: Scenario) -> Flood:

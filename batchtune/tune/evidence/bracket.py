@@ -35,8 +35,11 @@ BACK = 0.85
 UNCONFIRMED = 0.9
 """Of a rate that the search held, what is stated before fresh runs held it: the best of many is too good."""
 
-WIDTH, UNSTEADY = 1.14, 1.25
-"""No stated bracket is narrower; nor than the second where fresh runs at the claim missed: runs differ."""
+WIDTH, UNSTEADY = 1.14, 1.35
+"""No stated bracket is narrower; nor than the second where runs differ (noisy.py, harsh)."""
+
+INVERTED, CONTRADICTIONS = 0.95, 2
+"""So many runs that missed less than this share of a rate that another held: runs differ."""
 
 SATURATED = 1.3
 """Times what a closed loop that fills every batch answered: no rate above that is believed."""
@@ -166,10 +169,16 @@ class Bracket:
         return max(self.missed_above(stated), width * stated, *held, 0.0)
 
     @cached_property
-    def is_unsteady(self) -> bool:
+    def has_fresh_misses(self) -> bool:
         """Whether fresh runs at the rate stated missed it, and not a quarter as often as they held it."""
         stated = self.stated_rps
         return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
+
+    @cached_property
+    def is_unsteady(self) -> bool:
+        """Whether fresh runs missed the rate stated, or several runs missed a rate below one that another held."""
+        highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
+        return self.has_fresh_misses or self.missed(INVERTED * highest) >= CONTRADICTIONS
 
     @property
     def fresh(self) -> tuple[Run, ...]:

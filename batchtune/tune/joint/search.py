@@ -384,7 +384,7 @@ class JointSearch:
         return None
 
     def _confirmed(self, top: Contender) -> JointAsk | None:
-        is_unsteady = self._is_capacity and top.bracket.is_unsteady and len(top.fresh) < STEADYING_MAX
+        is_unsteady = self._is_capacity and top.bracket.has_fresh_misses and len(top.fresh) < STEADYING_MAX
         if top.is_confirmed and is_unsteady:
             return self._ask(top.configuration, top.score, source="confirm")
         if (ask := self._flooded(top, "confirm" if top.is_confirmed else "sampler")) or top.is_confirmed:

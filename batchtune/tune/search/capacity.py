@@ -83,7 +83,7 @@ REQUESTS_MIN = 4
 FRESH_RUNS = 3.3
 """Fresh runs of the leader for which time is set aside."""
 
-STEADYING_MAX = 9
+STEADYING_MAX = 6
 """Fresh runs at one rate, at most."""
 
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
@@ -393,6 +393,7 @@ class CapacitySearch(Search):
         ]
         if top.configuration.batching is None:
             steps = self.corners()
+        steps += self._simpler_steps(top)
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
         near = [
@@ -403,6 +404,13 @@ class CapacitySearch(Search):
         if near:
             return max(near, key=lambda c: _level(self._belief(c), c))
         return self._named_by_optuna(top, taken) if widely or self._is_optunas else None
+
+    def _simpler_steps(self, top: Contender) -> list[Contender]:
+        """Whom a step leads to from those that are simpler than the leader and level with it, on towards the simple:
+        where the curve is flat the smallest size waits for nobody."""
+        level = [c for c in self.contenders if c is not top and LEVEL * self.worth(c) >= self.worth(top) > 0.0]
+        simpler = [c for c in level if c.simplicity < top.simplicity]
+        return [near for c in simpler for near in self.contenders.neighbours(c) if near.simplicity < c.simplicity]
 
     def _is_untried(self, contender: Contender, lo: float, taken: set[Contender]) -> bool:
         return (

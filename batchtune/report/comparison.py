@@ -19,8 +19,7 @@ from batchtune.report.tables import console_on, paragraph, print_table, table_of
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.report.words import PROTOCOLS, requests_text
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.tune import policy
-from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair
+from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.compare.variant import QUANTILES, VariantFigures
 from batchtune.tune.trials.trial import Trial
 
@@ -181,7 +180,7 @@ def _gain(answer: BatchingAnswer) -> str:
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
     """Whether it is known that what batching gains or costs is hardly anything."""
-    return answer.helps == "not distinguishable" and _within(answer.pair.ratio, policy.HARDLY)
+    return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
 
 
 def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:

@@ -12,11 +12,13 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune import policy
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
+
+ALL_FAIL_RATIO = 0.9
+"""From this share of failed requests on a trial shows nothing but the failure."""
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -112,7 +114,7 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
         for trial in batched
         if trial.state == "complete"
         and trial.measurement is not None
-        and trial.measurement.error_ratio < policy.ALL_FAIL_RATIO
+        and trial.measurement.error_ratio < ALL_FAIL_RATIO
     ]
     if not batched or worked:
         return None

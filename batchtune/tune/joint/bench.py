@@ -13,7 +13,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.served_model import ServedModel
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.tune import policy
+from batchtune.tune.bench import SEED_STRIDE
 from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.loader import Fleet
 from batchtune.tune.together import ModelLoad, load_together
@@ -94,7 +94,7 @@ def model_scenario(scenario: Scenario, name: str, ask: JointAsk) -> Scenario:
     own = scenario.of_models()[name]
     (spec,) = (listed for listed in scenario.target.models if listed.name == name)
     floods = ask.kind == "flood" and ask.of == name
-    seed = own.load.seed + policy.SEED_STRIDE * (ask.block or 0)
+    seed = own.load.seed + SEED_STRIDE * (ask.block or 0)
     load = own.load.model_copy(update={"seed": seed})
     if load.open_loop:
         rate_rps = spec.flood_rps if floods else (load.rate_rps or 0.0) * ask.factor

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
 from batchtune.tune.joint.bench import Finished
 from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.joint.search import COMPARE_SHARE, JointSearch
 from batchtune.tune.joint.space import JointSpace
+from batchtune.tune.sweep.sweep import FAILURES_MAX
 
 LOADS = 100
 """For so many loads is time where the scenario gives no budget."""
@@ -55,9 +55,9 @@ def joint_sweep(
         number += 1
         loads.append(finished.load)
         yield finished
-        if len(loads) >= policy.FAILURES_MAX and all(load.failure is not None for load in loads):
+        if len(loads) >= FAILURES_MAX and all(load.failure is not None for load in loads):
             raise TargetError(
-                f"{policy.FAILURES_MAX} loads in a row failed; the last: {finished.load.failure}",
+                f"{FAILURES_MAX} loads in a row failed; the last: {finished.load.failure}",
                 hint="the failed trials are in the ledger; see whether the server works by hand",
             )
 

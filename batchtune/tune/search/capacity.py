@@ -408,9 +408,13 @@ class CapacitySearch(Search):
     def _simpler_steps(self, top: Contender) -> list[Contender]:
         """Whom a step leads to from those that are simpler than the leader and level with it, on towards the simple:
         where the curve is flat the smallest size waits for nobody."""
-        level = [c for c in self.contenders if c is not top and LEVEL * self.worth(c) >= self.worth(top) > 0.0]
+        level = [
+            c for c in self.contenders if c is not top and LEVEL * self.worth(c) >= self.worth(top) > 0.0
+        ]
         simpler = [c for c in level if c.simplicity < top.simplicity]
-        return [near for c in simpler for near in self.contenders.neighbours(c) if near.simplicity < c.simplicity]
+        return [
+            near for c in simpler for near in self.contenders.neighbours(c) if near.simplicity < c.simplicity
+        ]
 
     def _is_untried(self, contender: Contender, lo: float, taken: set[Contender]) -> bool:
         return (

@@ -16,7 +16,7 @@ from batchtune.twin.simulator.replica import Batcher
 THROUGHPUT_BETWEEN_SD = 0.03
 LATENCY_BETWEEN_SD = {"p50": 0.04, "p95": 0.06}
 BATCH_ROWS_SD = 0.10
-"""Spread of logarithms between two runs of one configuration, before any repeat is seen (as in run_noise)."""
+"""Spread of logarithms between two runs of one configuration, before any repeat is seen."""
 
 FEWEST_BATCHES = 3
 FEWEST_FOR_P95 = 20

@@ -21,7 +21,8 @@ from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
-from batchtune.tune.answer.recommend import LEVEL, recommend
+from batchtune.tune.answer.accounts import LEVEL
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import Trial
 from tests.tune.answer.ledgers import at_rate, loop

@@ -1,0 +1,213 @@
+"""How contenders compare: by the rates that they held, or under the scenario's own load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.tune.answer.recommendation import Capacity, OpenQuestion
+from batchtune.tune.answer.stated_capacity import stated_capacity
+from batchtune.tune.evidence.bracket import FRESH, Run
+from batchtune.tune.search.capacity import OPEN, WIDEST, CapacitySearch
+from batchtune.tune.search.contenders import REFERENCES, Contender
+from batchtune.tune.search.fixed_load import FixedLoadSearch
+from batchtune.tune.search.search import Search
+
+LEVEL = 1.05
+"""What does no better than this, times something simpler, gives way to it."""
+
+
+class Capacities:
+    """How contenders compare by the rates that they held."""
+
+    def __init__(self, search: CapacitySearch) -> None:
+        self.search = search
+
+    def value(self, contender: Contender) -> float:
+        """What is stated of it; 0: nothing."""
+        capacity = self.capacity(contender)
+        return 0.0 if capacity is None else capacity.held_rps
+
+    def chosen(self) -> Contender | None:
+        known = [c for c in self.search.contenders if self.value(c) > 0.0]
+        if not known:
+            return None
+        top = max(
+            known, key=lambda c: (c.bracket.stated_rps, self.value(c), [-part for part in c.simplicity])
+        )  # whom only closed loops kept comes behind whoever held a rate
+        simpler = [
+            c
+            for c in known
+            if c.simplicity < top.simplicity
+            and set(c.sources) & set(REFERENCES)
+            and c.bracket.confirmed_rps >= top.bracket.stated_rps / LEVEL
+            and c.bracket.confirmed_rps > 0.0
+            and (self.is_established(c) or not self.is_established(top))
+        ]
+        return min(simpler, key=lambda c: c.simplicity, default=top)
+
+    def ends(self, contender: Contender) -> tuple[float, float]:
+        """What it holds at least and at most."""
+        return self.value(contender), max(self.search.upper(contender), self.value(contender))
+
+    def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+
+    def keeps(self, contender: Contender) -> bool:
+        return self.value(contender) > 0.0
+
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        if top.bracket.stated_rps:
+            return self.search.is_open(rival, top)
+        return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
+
+    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+        """The runs behind its figures, and how many are fresh: those that vote on the rate stated, if any do."""
+        bracket, stated = contender.bracket, self.value(contender)
+        fresh = [
+            run
+            for run in bracket.open_runs
+            if run.fresh
+            and (
+                (run.rate_rps or 0.0) >= 0.999 * stated
+                if run.held
+                else (run.rate_rps or 0.0) <= 1.001 * stated
+            )
+        ]
+        if fresh:
+            return fresh, len(fresh)
+        held = [run for run in bracket.open_runs if run.held]
+        highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
+        runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
+        runs = runs or [run for run in contender.runs if run.held] or list(contender.runs)
+        return runs, sum(run.fresh for run in runs)
+
+    def capacity(self, contender: Contender) -> Capacity | None:
+        return stated_capacity(contender.bracket)
+
+    def is_established(self, contender: Contender) -> bool:
+        rivals = [c for c in self.search.contenders if self.is_open(c, contender)]
+        return not self.questions(contender, rivals)
+
+    def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        bracket = chosen.bracket
+        stated = bracket.stated_rps
+        if not stated:
+            return [OpenQuestion(code="no_run")]
+        questions = []
+        if bracket.confirmed_rps < stated:
+            held, missed = bracket.held(stated, fresh=True), bracket.missed(stated, fresh=True)
+            questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+        high = bracket.stated_missed_rps / stated
+        if high > WIDEST:
+            questions.append(OpenQuestion(code="wide", high=high if math.isfinite(high) else None))
+        if rivals:
+            first = max(rivals, key=self.search.upper)
+            factor = self.search.upper(first) / stated
+            questions.append(_rivals(first, rivals, factor))
+        return questions
+
+    def spread(self) -> float:
+        return 0.0
+
+
+class FixedLoads:
+    """How contenders compare under the scenario's own load."""
+
+    def __init__(self, search: Search) -> None:
+        if not isinstance(search, FixedLoadSearch):
+            raise TypeError(f"a fixed load is searched by {FixedLoadSearch.__name__}")
+        self.search = search
+
+    def chosen(self) -> Contender | None:
+        search = self.search
+        if search.contenders.is_empty:
+            return None
+        top = search.leader()
+        standing = search.standing(top)
+        if standing is None or not standing.keeps:
+            return None
+        simpler = [
+            c
+            for c in search.contenders
+            if c.simplicity < top.simplicity
+            and set(c.sources) & set(REFERENCES)
+            and (other := search.standing(c)) is not None
+            and other.keeps
+            and sum(run.fresh for run in c.runs) >= FRESH
+            and other.mean >= standing.mean - math.log(LEVEL)
+        ]
+        return min(simpler, key=lambda c: c.simplicity, default=top)
+
+    def ends(self, contender: Contender) -> tuple[float, float]:
+        standing = self.search.standing(contender)
+        if standing is None:
+            return 0.0, math.inf
+        return math.exp(standing.low), math.exp(standing.high)
+
+    def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        if self.search.standing(other) is None:
+            return None
+        return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+
+    def keeps(self, contender: Contender) -> bool:
+        standing = self.search.standing(contender)
+        return standing is not None and standing.keeps
+
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        theirs, ours = self.search.standing(rival), self.search.standing(top)
+        return (
+            rival is not top
+            and theirs is not None
+            and ours is not None
+            and not theirs.misses
+            and theirs.high > ours.mean + math.log(OPEN)
+        )
+
+    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+        """The runs of the scenario's own load; the fresh ones alone, once there are FRESH of them."""
+        runs = self.search.own_runs(contender)
+        fresh = [run for run in runs if run.fresh]
+        return (fresh if len(fresh) >= FRESH else runs), len(fresh)
+
+    def capacity(self, _contender: Contender) -> Capacity | None:
+        return None
+
+    def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        fresh = [run for run in self.search.own_runs(chosen) if run.fresh]
+        held = sum(run.held for run in fresh)
+        missed = len(fresh) - held
+        questions = []
+        if held < FRESH or missed > held / 3:
+            questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+        if rivals:
+            first = max(rivals, key=lambda c: self.ends(c)[1])
+            mean = self.search.standing(chosen)
+            factor = self.ends(first)[1] / math.exp(mean.mean) if mean is not None else math.inf
+            questions.append(_rivals(first, rivals, factor))
+        return questions
+
+    def spread(self) -> float:
+        return self.search.spread()
+
+
+def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> OpenQuestion:
+    labels = [first.configuration.label(), *(c.configuration.label() for c in rivals if c is not first)]
+    return OpenQuestion(code="rivals", labels=tuple(labels), high=factor if math.isfinite(factor) else None)
+
+
+def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool) -> Estimate | None:
+    """Of two brackets; high inf: the other never held. None: neither side says anything."""
+    if same:
+        return Estimate(value=1.0, low=1.0, high=1.0)
+    low = ours[0] / theirs[1] if theirs[1] > 0.0 else math.inf
+    high = ours[1] / theirs[0] if theirs[0] > 0.0 else math.inf
+    if not ours[0] > 0.0:
+        return None
+    if not low > 0.0 and not math.isfinite(high):
+        return None
+    if not math.isfinite(high):
+        return Estimate(value=low, low=low, high=math.inf)
+    value = math.sqrt(low * high) if low > 0.0 else ours[0] / theirs[0]
+    return Estimate(value=value, low=low, high=high)

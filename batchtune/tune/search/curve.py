@@ -16,6 +16,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
+from batchtune.twin.simulator.summary import Summary
 
 PARALLEL = 1.25
 """A second thread that answers less than this factor more shares the device with the first."""
@@ -47,11 +48,22 @@ class _Reading:
     rows_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a load would give: requests/s answered, p95 in seconds, and the largest share of its limit that a latency
+    takes; inf: too many requests are refused."""
+
+    answered_rps: float
+    p95_s: float
+    of_limit: float
+
+
 class Curve:
     """τ(b) of the server under test; every reading moves it."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._limit_s = min(scenario.slo.limits().values(), default=math.inf)
+        self._limits_s = {float(name[1:]) / 100.0: limit for name, limit in scenario.slo.limits().items()}
+        self._quantiles = tuple(sorted({0.95, *self._limits_s}))
         self._error_ratio = scenario.slo.error_ratio
         self._rows = scenario.request.rows_most
         self._cpus: Collection[int] | None = scenario.target.cpus
@@ -106,8 +118,8 @@ class Curve:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
         return self._cache[batcher]
 
-    def loop_rps(self, configuration: Configuration, clients: int) -> tuple[float, float]:
-        """Requests/s and p95 in seconds of so many clients in a closed loop, by simulation."""
+    def closed(self, configuration: Configuration, clients: int) -> Prediction:
+        """What so many clients in a closed loop get, by simulation."""
         summary = closed_summary(
             clients,
             max(_CLOSED_REQUESTS, 20 * clients),
@@ -115,29 +127,24 @@ class Curve:
             self._batcher(configuration),
             [self._device()],
             warm_up_s=0.0,
-            quantiles=(0.95,),
+            quantiles=self._quantiles,
         )
-        return float(summary.throughput_rps[0]), float(summary.latency_s[0, 0])
+        return self._prediction(summary)
 
-    def open_p95_s(self, configuration: Configuration, rate_rps: float) -> float:
-        """p95 in seconds of Poisson arrivals at this rate, by simulation; inf: too many are refused."""
-        p95_s, errors, _ = self._open(self._batcher(configuration), rate_rps)
-        return p95_s if errors <= max(self._error_ratio, 0.01) else math.inf
+    def open(self, configuration: Configuration, rate_rps: float) -> Prediction:
+        """What Poisson arrivals at this rate get, by simulation."""
+        return self._open(self._batcher(configuration), rate_rps)
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:
         low, high = 0.0, most_rps
         for _ in range(_BISECTIONS):
             rate = 0.5 * (low + high)
-            p95_s, errors, answered_rps = self._open(batcher, rate)
-            kept = (
-                p95_s <= self._limit_s
-                and errors <= max(self._error_ratio, 0.01)
-                and answered_rps >= 0.97 * rate
-            )
+            said = self._open(batcher, rate)
+            kept = said.of_limit <= 1.0 and said.answered_rps >= 0.97 * rate
             low, high = (rate, high) if kept else (low, rate)
         return low
 
-    def _open(self, batcher: Batcher, rate_rps: float) -> tuple[float, float, float]:
+    def _open(self, batcher: Batcher, rate_rps: float) -> Prediction:
         requests = _BATCHES * (batcher.max_batch_size or 1) // self._rows
         arrivals = self._arrivals[: min(max(requests, _ARRIVALS[0]), _ARRIVALS[1])]
         summary = open_summary(
@@ -146,9 +153,19 @@ class Curve:
             batcher,
             [self._device()],
             warm_up_s=0.1 * len(arrivals) / rate_rps,
-            quantiles=(0.95,),
+            quantiles=self._quantiles,
         )
-        return float(summary.latency_s[0, 0]), float(summary.error_ratio[0]), float(summary.throughput_rps[0])
+        return self._prediction(summary)
+
+    def _prediction(self, summary: Summary) -> Prediction:
+        latency_s = dict(zip(self._quantiles, map(float, summary.latency_s[0]), strict=True))
+        shares = [latency_s[quantile] / limit for quantile, limit in self._limits_s.items()]
+        too_many = float(summary.error_ratio[0]) > max(self._error_ratio, 0.01)
+        return Prediction(
+            answered_rps=float(summary.throughput_rps[0]),
+            p95_s=latency_s[0.95],
+            of_limit=math.inf if too_many else max(shares, default=0.0),
+        )
 
     def _batcher(self, configuration: Configuration) -> Batcher:
         batcher = batcher_of(configuration, cpus=self._cpus)

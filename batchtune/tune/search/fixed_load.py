@@ -423,12 +423,12 @@ class FixedLoadSearch(Search):
     def _predicted(self, contender: Contender) -> float:
         """In the unit of the merit's exponential: requests/s, or 1/p95; 0: it would not keep the SLO."""
         if self._clients is not None:
-            rate, p95_s = self.curve.loop_rps(contender.configuration, self._clients)
-            value = 1.0 / p95_s if self._is_latency else rate
+            said = self.curve.closed(contender.configuration, self._clients)
         else:
-            p95_s = self.curve.open_p95_s(contender.configuration, self.scenario.load.rate_rps or 1.0)
-            value = 1.0 / p95_s
-        return value if p95_s <= 1.2 * self._limit_s else 0.0
+            said = self.curve.open(contender.configuration, self.scenario.load.rate_rps or 1.0)
+        if said.of_limit > 1.2:
+            return 0.0
+        return said.answered_rps if self._clients is not None and not self._is_latency else 1.0 / said.p95_s
 
     # What a run is, and costs.
 

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.scenario.spec.slo import SloSpec
-from batchtune.tune.evidence.bracket import BACK, FRESH, SATURATED, UNCONFIRMED, Bracket, Run, runs_of
+from batchtune.tune.evidence.bracket import (
+    BACK,
+    FRESH,
+    SATURATED,
+    UNCONFIRMED,
+    UNSTEADY,
+    WIDTH,
+    Bracket,
+    Run,
+    runs_of,
+)
 from batchtune.tune.trials.trial import Probe
 from tests.tune.tune_fakes import planted, scenario_of
 
@@ -180,3 +190,13 @@ def test_a_stricter_slo_is_judged_by_the_same_runs() -> None:
     (loose_run,), (strict_run,) = (runs_of([trial], slo, scenario) for slo in (scenario.slo, strict))
     assert loose_run.held
     assert not strict_run.held
+
+
+def test_runs_that_contradict_each_other_widen_what_is_stated() -> None:
+    fresh = [run(100, held=True, fresh=True) for _ in range(3)]
+    steady = bracket(*fresh, run(110, held=False), run(110, held=False))
+    contradicting = bracket(*fresh, run(110, held=False), run(110, held=False), run(130, held=True))
+    assert not steady.is_unsteady
+    assert steady.stated_missed_rps == pytest.approx(WIDTH * 100)
+    assert contradicting.is_unsteady
+    assert contradicting.stated_missed_rps >= UNSTEADY * 100

@@ -17,14 +17,18 @@ from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
 from batchtune.tune.search.contenders import REFERENCES, Contender
-from batchtune.tune.search.search import COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
+from batchtune.tune.search.search import (
+    COMPARE_SHARE,
+    FRESH_SHARE,
+    NORMAL_MAD,
+    RUN_SHARE,
+    SCOUT_SHARE,
+    Search,
+)
 from batchtune.tune.trials.trial import Ask, Source
 
 SPREAD, SPREAD_LEAST = 0.05, 0.015
 """Between runs of one configuration, in logs: until some were repeated, and at least."""
-
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal spread over its median deviation."""
 
 TRUSTED_SPREAD = 4
 """Repeats (degrees of freedom) from which their own spread counts alone."""
@@ -305,11 +309,19 @@ class FixedLoadSearch(Search):
             and (standing := self.standing(c)) is not None
             and standing.runs < RUNS_MAX
             and not standing.misses
-            and (c is leader or standing.high > top.mean + math.log(RIVAL))
+            and (c is leader or standing.high > top.mean + math.log(RIVAL) or self._was_disturbed(c, top))
         ]
         if not level or (len(level) == 1 and level[0][3] is leader and top.runs > 1):
             return None
         return min(level)[3], "it cannot be told from the leader"
+
+    def _was_disturbed(self, contender: Contender, top: Standing) -> bool:
+        """Whether its only run may have been a stalled one: the curve, as other runs corrected it, hopes for more than
+        the leader gives."""
+        standing = self.standing(contender)
+        is_hoped = self.trusts_curve and contender.model_says > 0.0
+        lone = standing is not None and standing.runs == 1
+        return lone and is_hoped and contender.hope > top.mean + math.log(WORTH)
 
     def _near(self, taken: set[Contender]) -> tuple[Contender, str] | None:
         """The leader's neighbours, and whom Optuna names."""

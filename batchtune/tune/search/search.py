@@ -66,8 +66,11 @@ OVERHEAD_S = 0.4
 """What a run takes beside its length, until some were made."""
 
 MISLEADING = 0.2
-"""Where the shift between the curve's word and the brackets differs by more between contenders (standard deviation, in
-logs), the curve is left aside: a wrong model costs more than none."""
+"""Where the shift between the curve's word and the brackets differs by more between contenders (standard deviation by
+the median, in logs: one may have been disturbed), the curve is left aside: a wrong model costs more than none."""
+
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal spread over its median deviation."""
 
 TRUSTED_FROM = 3
 """Contenders that must contradict each other before that is believed."""
@@ -363,7 +366,8 @@ class Search(ABC):
             if value > 0.0 and contender.model_says > 0.0
         ]
         shift = statistics.median(shifts) if shifts else 0.0
-        self.trusts_curve = not (len(shifts) >= TRUSTED_FROM and statistics.pstdev(shifts) > MISLEADING)
+        differ = NORMAL_MAD * statistics.median(abs(other - shift) for other in shifts) if shifts else 0.0
+        self.trusts_curve = not (len(shifts) >= TRUSTED_FROM and differ > MISLEADING)
         for contender in self.contenders:
             if self.trusts_curve or not known:
                 contender.hope = contender.model_says * math.exp(shift)

@@ -12,6 +12,7 @@ from typing import Any
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.proposal import pace_of, proposed
@@ -27,8 +28,11 @@ ANSWERED_RATIO = 0.97
 """Of the rate, that a run which held it answered."""
 
 
-def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float) -> Scenario:
-    """What `batchtune sweep ./m --slo-p95 … --budget …` makes of this device, first looked at without noise."""
+def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float, **changes: Any) -> Scenario:
+    """What `batchtune sweep ./m --slo-p95 … --budget …` makes of this device, first looked at without noise.
+
+    `changes` replace whole sections: another load, another objective.
+    """
     rows = device.rows
     document: dict[str, Any] = {
         "name": device.name,
@@ -38,6 +42,7 @@ def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float) -
         "slo": {"p95": f"{device.p95_ms:g}ms"},
         "objective": "capacity",
         "search": {"budget": {"time": f"{budget_s:g}s"}, "seed": seed},
+        **changes,
     }
     bare = Scenario.model_validate(document)
     lone_s, larger_s = (float(device.tau_ms[size]) / 1e3 + DELAY_S for size in (rows, 8 * rows))
@@ -54,10 +59,10 @@ def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float) -
     return Scenario.model_validate(merged)
 
 
-def run_product(
+def answer(
     scenario: Scenario, target: VirtualTarget, fleet: VirtualFleet, *, guard: Guard, clock: VirtualClock
-) -> Answered:
-    """One sweep and its recommendation.
+) -> tuple[list[Trial], Recommendation]:
+    """The trials of one sweep, and its recommendation.
 
     Raises:
         BatchtuneError: there is no answer.
@@ -76,7 +81,18 @@ def run_product(
     )
     watcher = Watcher(on_summary=summaries.append)
     trials = [done.trial for done in run_sweep(scenario, bench, watcher=watcher, now_s=clock)]
-    recommended = recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
+    return trials, recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
+
+
+def run_product(
+    scenario: Scenario, target: VirtualTarget, fleet: VirtualFleet, *, guard: Guard, clock: VirtualClock
+) -> Answered:
+    """One sweep and its recommendation.
+
+    Raises:
+        BatchtuneError: there is no answer.
+    """
+    trials, recommended = answer(scenario, target, fleet, guard=guard, clock=clock)
     capacity = recommended.capacity
     assert capacity is not None
     return Answered(

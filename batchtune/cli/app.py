@@ -5,18 +5,47 @@ Nothing heavy is imported here: every command imports the rooms it needs, so tha
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 import typer
+from click import Command, Context
+from typer.core import TyperGroup
 
 from batchtune.cli.arguments.options import examples
 from batchtune.cli.checking import checking
 from batchtune.cli.measuring import measuring
 from batchtune.cli.preparing import preparing
 from batchtune.cli.reading import reading
+from batchtune.errors import UsageError
+
+REMOVED: Final[Mapping[tuple[str, str], str]] = {
+    ("plan", "--exact"): "a plan says how sure it is; keep a margin with --slo-… where the limit is near",
+    ("plan", "--exact-time"): "leave it out: a plan simulates a pool of 16 replicas at most",
+    ("plan", "--fleet"): "leave it out: a plan simulates on this machine",
+    ("plan", "--profile"): "plan for the peak with --rate, and once more for each rate that matters",
+    (
+        "plan",
+        "--detect",
+    ): "leave it out: until noticed, the dead replicas' share of the requests is lost",
+}
+"""Options that commands had, each with what to do instead."""
+
+
+class Commands(TyperGroup):
+    """The commands; a removed option is told with what takes its place."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        for word in args[1:]:
+            hint = REMOVED.get((args[0], option := word.partition("=")[0]))
+            if hint is not None:
+                raise UsageError(f"{option}: this option of {args[0]} no longer exists", hint=hint)
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="batchtune",
+    cls=Commands,
     help="Find the batching parameters to serve a model with, say why, and how sure.",
     epilog=examples("init --example quickstart", "sweep quickstart.yaml", "recommend --slo-p95 20ms"),
     no_args_is_help=True,

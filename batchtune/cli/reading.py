@@ -106,9 +106,7 @@ def simulate(
     epilog=examples(
         "plan --rate 10000 --slo-p95 20ms",
         "plan --rate 10k/s --routing least_loaded --set max_batch_size=64",
-        "plan --rate 1M --failing 5% --detect 30s",
-        "plan --profile day.csv",
-        "plan --rate 1M --exact --exact-time 10s",
+        "plan --rate 1M --failing 5%",
     )
 )
 @takes_slo
@@ -119,43 +117,13 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Rates over a day: columns hour or time (14:30), and rate, or relative with --rate as the peak. "
-            "Default without --rate: the steps, ramp or trace of the scenario.",
-        ),
-    ] = None,
     set_: ParameterOption = None,
     routing: Annotated[Routing, typer.Option(help="How requests are dealt out.")] = "round_robin",
     failing: Annotated[
         str | None,
         typer.Option(
             metavar="N|N%",
-            help="Replicas that may be down at once: the others keep every limit. Says too what the minute is like in "
-            "which they die.",
-        ),
-    ] = None,
-    detect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="How long a dead replica is still sent requests, with --failing. Default: 5s.",
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Simulate the fleet that is advised whole too, over all cores.")
-    ] = False,
-    exact_time: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="How much of its time, with --exact. Default: 60s."),
-    ] = None,
-    fleet: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|ray://HOST:PORT|HOST:PORT",
-            help="Simulate on the CPUs of a Ray cluster, with --exact.",
+            help="Replicas that may be down at once: the others keep every limit.",
         ),
     ] = None,
     results: RootOption = Path("results"),
@@ -172,15 +140,10 @@ def plan(
     wanted = PlanRequest(
         run=run,
         rate=rate,
-        profile=profile,
-        exact=exact,
-        exact_time=exact_time,
-        fleet=fleet,
         limits=slo,
         settings=set_ or [],
         routing=routing,
         failing=failing,
-        detect=detect,
     )
     raise typer.Exit(run_plan(wanted, results=results, json=json, quiet=quiet))
 

@@ -12,8 +12,7 @@ from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibration.calibrate import Observation
-from batchtune.twin.model.failures import Failing
-from batchtune.twin.model.replicas import Fleet, ReplicaPlan
+from batchtune.twin.model.replicas import Failing, Fleet, ReplicaPlan
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher, Device, Routing

@@ -1,4 +1,4 @@
-"""Which replicas may be down at once, by `--failing` and `--detect`?"""
+"""Which replicas may be down at once, by `--failing`?"""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from typing import TYPE_CHECKING
 
 from batchtune.cli.arguments.option import of_option
 from batchtune.errors import UsageError
-from batchtune.scenario.units import parse_duration_s, parse_ratio
+from batchtune.scenario.units import parse_ratio
 
 if TYPE_CHECKING:
-    from batchtune.twin.model.failures import Failing
+    from batchtune.twin.model.replicas import Failing
 
 _HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
 _MOST = 1_000_000
 
 
-def failing_of(failing: str | None, detect: str | None) -> Failing | None:
+def failing_of(failing: str | None) -> Failing | None:
     """What was asked for; None: nothing may fail.
 
     Raises:
-        UsageError: no number of replicas and no share of them, or no duration.
+        UsageError: no number of replicas and no share of them.
     """
-    from batchtune.twin.model.failures import DETECT_S, Failing
+    from batchtune.twin.model.replicas import Failing
 
     if failing is None:
-        if detect is not None:
-            raise UsageError("--detect is read only with --failing", hint=_HINT)
         return None
     count, share = _down(failing.strip())
-    return Failing(count=count, share=share, detect_s=DETECT_S if detect is None else _detect_s(detect))
+    return Failing(count=count, share=share)
 
 
 def _down(text: str) -> tuple[int, float]:
@@ -41,8 +39,3 @@ def _down(text: str) -> tuple[int, float]:
     if not text.isdecimal() or not 1 <= int(text) <= _MOST:
         raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
     return int(text), 0.0
-
-
-def _detect_s(text: str) -> float:
-    with of_option("--detect"):
-        return parse_duration_s(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,46 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.units import rounded_duration
 from batchtune.twin.model.capacity import highest_rates
-from batchtune.twin.model.failures import Failing, Failure, Outage, failure_minute
 from batchtune.twin.model.measured_rates import MeasuredRates, held_to
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing
-
-if TYPE_CHECKING:
-    from batchtune.twin.model.exact import ExactFigures, OnProgress
 
 POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
 
 SURE_RATIO: Final = 0.95
 REPLICAS_MOST: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """So many replicas, or this share of the fleet, may be down at once."""
+
+    count: int = 0
+    share: float = 0.0
+
+    def down(self, replicas: int) -> int:
+        """Of a fleet of so many; of a share, that rounded up."""
+        return self.count or math.ceil(self.share * replicas - 1e-9)
+
+    def fleet(self, needed: int) -> int:
+        """The least fleet of which `needed` are left."""
+        if self.count:
+            return needed + self.count
+        replicas = math.floor(needed / (1.0 - self.share))
+        while replicas - self.down(replicas) < needed:
+            replicas += 1
+        return replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What `down` replicas fewer mean: latencies and busy devices without them."""
+
+    down: int
+    latency_s: dict[str, Estimate]
+    busy_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +66,9 @@ class ReplicaPlan:
     `per_replica_rps` is what one replica may get, at most 90 % of its saturation `saturation_rps`;
     `by_saturation_alone` is what the rate divided by 90 % of the saturation gives, whatever the latency.
     `latency_s` and `busy_ratio` are those expected with the advised number. `simulated_replicas`: how many were
-    simulated together. `extrapolations` name what lies outside the calibrated range. `failure`: what happens when
-    replicas die that `advised` has to spare; None: none may. `exact`: the advised fleet simulated whole, if that was
-    asked for. `measured`: the rates that one replica held and missed, to which the twin is held; `twin_rps`: what the
-    twin says itself. None: it was not measured.
+    simulated together. `extrapolations` name what lies outside the calibrated range. `failure`: what the fleet is like
+    without the replicas that `advised` has to spare; None: none may be down. `measured`: the rates that one replica
+    held and missed, to which the twin is held; `twin_rps`: what the twin says itself. None: it was not measured.
     """
 
     rate_rps: float
@@ -60,7 +85,6 @@ class ReplicaPlan:
     busy_ratio: float
     simulated_replicas: int
     failure: Failure | None = None
-    exact: ExactFigures | None = None
     measured: MeasuredRates | None = None
     twin_rps: float | None = None
     extrapolations: tuple[str, ...] = ()
@@ -88,7 +112,7 @@ class Fleet:
     POOL_MOST that gets its share of the rate. For random routes of Poisson arrivals that is exact, since thinning a
     Poisson stream leaves one. In turn (round robin) each of R replicas sees every R-th arrival, nearly evenly spaced
     from 16 on; least loaded, replicas become independent as their number grows. Against whole fleets of 64 and 1,000 at
-    0.3 to 0.9 of the saturation (tests/benchmarks/twin/pool_and_fleet.py) the pool's p95 was -0.6 to +0.3 % off in turn
+    0.3 to 0.9 of the saturation the pool's p95 was -0.6 to +0.3 % off in turn
     and at random. Least loaded it was 0.2 to 2.7 % too low, p50 up to 10 %: there a plan errs towards fewer replicas.
     It is short too: of a calibrated server at random, at 0.77 of its saturation, p95 was 2.4 % too low and p99 4.7 %.
     Stream and rate limits of a load balancer, and its delay, are not simulated.
@@ -147,56 +171,12 @@ class Fleet:
             notes=self._notes(advised),
         )
 
-    def advised(self, rate_rps: float) -> int:
-        """How many `plan` advises for this rate, without what it says besides.
-
-        Raises:
-            TwinError: as `plan`.
-        """
-        enough = _enough(self._needed(rate_rps)[0])
-        return enough if self._failing is None else self._failing.fleet(enough)
-
-    @property
-    def least(self) -> int:
-        """One, and those that may be down besides."""
-        return 1 if self._failing is None else self._failing.fleet(1)
-
-    def exactly(
-        self,
-        plan: ReplicaPlan,
-        *,
-        duration_s: float,
-        on_progress: OnProgress,
-        cluster: str | None = None,
-    ) -> ExactFigures:
-        """The advised fleet simulated whole, by the best reading; on the CPUs of a Ray cluster if one is named.
-
-        Raises:
-            TwinError: arrivals whose rate changes.
-            UsageError: no such cluster.
-        """
-        from batchtune.twin.model.exact import simulate_whole, whole_fleet
-
-        pool = self.predict(plan.rate_rps, plan.advised, only_best=True).latency_s
-        fleet = whole_fleet(
-            self._twin.best_fit,
-            self._batcher,
-            self._traffic,
-            replicas=plan.advised,
-            rate_rps=plan.rate_rps,
-            duration_s=duration_s,
-            routing=self._routing,
-        )
-        pool_latency_s = {name: float(values[0]) for name, values in pool.items()}
-        return simulate_whole(fleet, pool_latency_s=pool_latency_s, cluster=cluster, on_progress=on_progress)
-
-    def predict(self, rate_rps: float, replicas: int, *, only_best: bool = False) -> Prediction:
+    def predict(self, rate_rps: float, replicas: int) -> Prediction:
         pool = min(replicas, POOL_MOST)
         return self._twin.predict(
             self._batcher,
             self._traffic.at(rate_rps * pool / replicas),
             quantiles=shown_quantiles(self._limits),
-            only_best=only_best,
             replicas=pool,
             routing=self._routing,
         )
@@ -227,21 +207,10 @@ class Fleet:
             return None
         down = self._failing.down(replicas)
         without = self.predict(rate_rps, replicas - down)
-        outage = Outage(rate_rps=rate_rps, replicas=replicas, died=down, detect_s=self._failing.detect_s)
-        minute = failure_minute(
-            self._twin,
-            self._batcher,
-            self._traffic,
-            outage,
-            limits=self._limits,
-            error_ratio=self._error_ratio,
-            routing=self._routing,
-        )
         return Failure(
             down=down,
             latency_s={name: without.latency(name) for name in without.latency_s},
             busy_ratio=float(np.median(without.busy_ratio)),
-            minute=minute,
         )
 
     def _notes(self, advised: int) -> tuple[str, ...]:

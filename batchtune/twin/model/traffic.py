@@ -75,10 +75,6 @@ class Traffic:
         """The same pattern in an open loop at this mean rate."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
 
-    def steady(self) -> Traffic:
-        """Poisson arrivals where the rate changes over time, else the same."""
-        return replace(self, load=None) if self.changes else self
-
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """When about so many requests are due, shape (n,) in seconds, ascending.
 

@@ -18,13 +18,13 @@ from batchtune.twin.simulator.state import BATCHES, NONE, PARTS, REFUSAL_S, ROUT
 
 @compiled
 def simulate(world: World) -> None:
-    """Run until every request is answered or refused, or all that comes before `until_s` has come."""
+    """Run until every request is answered or refused."""
     counts = world.counts
     while True:
         event_s = world.next_s[1]
         request = counts[SENT]
         due_s = world.requests[request].due_s if request < world.planned else math.inf
-        if min(due_s, event_s) >= world.until_s:
+        if due_s == math.inf and event_s == math.inf:
             return
         if due_s < event_s:
             counts[SENT] += 1

@@ -294,7 +294,6 @@ def new_world(
         half_front_s=device.front_end_s / 2.0,
         delay_s=float(device.delay_s),
         count_from_s=float(count_from_s),
-        until_s=math.inf,
     )
 
 

@@ -77,7 +77,6 @@ class World(NamedTuple):
     longest request's length adds to it (`length_cost_s`); `normals`: standard normal draws for the jitter; `next_s`: a
     binary tree whose leaves are the next events of the replicas, each node the earlier of its two children.
     `planned`: requests whose due time is given; further ones (a closed loop's) are sent when one is answered.
-    `until_s`: when the kernel hands the world back, to be run on; inf: when nothing more happens.
     """
 
     requests: NDArray[Any]
@@ -106,4 +105,3 @@ class World(NamedTuple):
     half_front_s: float
     delay_s: float
     count_from_s: float
-    until_s: float

@@ -79,7 +79,7 @@ class ServerFlags:
     )
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0: all", ours=True)
     batch_scheduler: str = _flag(
-        "shared", "the library's scheduler", choices=("shared", "streaming", "adaptive"), ours=True
+        "shared", "the library's scheduler", choices=("shared", "streaming"), ours=True
     )
     batch_retry_max_time_micros: int = _flag(0, "retry a full queue for so long; 0: fail at once", ours=True)
     batch_retry_delay_micros: int = _flag(100, "pause between such retries", ours=True)
@@ -147,6 +147,10 @@ _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
 }
 # Refused when switched on: ignoring them would leave traffic unprotected.
 _REFUSED: dict[str, type] = {"ssl_config_file": str, "use_alts_credentials": bool}
+# Values that no longer exist, and what takes their place.
+_REMOVED = {
+    "batch_scheduler=adaptive": "it no longer exists: take shared, and let a sweep choose num_batch_threads"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +274,8 @@ def _check(flags: ServerFlags) -> None:
         value = getattr(flags, flag.name)
         choices = flag.metadata["choices"]
         if choices and value not in choices:
-            raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}")
+            hint = _REMOVED.get(f"{flag.name}={value}", "")
+            raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}", hint=hint)
         if isinstance(value, (int, float)) and value < 0 and flag.name != "file_system_poll_wait_seconds":
             raise UsageError(f"--{flag.name}={value}: expected 0 or more")
         most = _LONG_MAX if flag.name.endswith(("_micros", "_bytes")) else _NUMBER_MAX

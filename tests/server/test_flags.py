@@ -79,7 +79,12 @@ def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
         (["--port=70000"], "--port=70000: expected a port, 0 to 65535", ""),
         (["--port"], "--port: a value is missing", "--port=VALUE"),
         (["--enable_batching=maybe"], "--enable_batching=maybe: expected true or false", ""),
-        (["--batch_scheduler=fifo"], "--batch_scheduler=fifo: expected shared, streaming, adaptive", ""),
+        (["--batch_scheduler=fifo"], "--batch_scheduler=fifo: expected shared, streaming", ""),
+        (
+            ["--batch_scheduler=adaptive"],
+            "--batch_scheduler=adaptive: expected shared, streaming",
+            "it no longer exists: take shared",
+        ),
         (["--rest_api_port=8500"], "--port and --rest_api_port must differ", "give each its own port"),
         (["--port=0"], "--port and --rest_api_port are both 0", "give each its own port"),
         (
@@ -154,9 +159,9 @@ def batching_file(tmp_path: Path, text: str) -> str:
 
 def test_the_batching_file_is_read_and_checked(tmp_path: Path) -> None:
     flag = batching_file(tmp_path, "max_batch_size { value: 8 }\nallowed_batch_sizes: [2, 8]\n")
-    settings = startup.batching_settings(flags_of("--enable_batching", flag, "--batch_scheduler=adaptive"))
+    settings = startup.batching_settings(flags_of("--enable_batching", flag, "--batch_scheduler=streaming"))
     assert settings.enabled
-    assert settings.scheduler == "adaptive"
+    assert settings.scheduler == "streaming"
     assert settings.parameters == BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8))
 
 

@@ -60,7 +60,7 @@ class SessionQueue(Protocol):
 
 
 class SessionScheduler(Protocol):
-    """What a session needs of a scheduler: shared, streaming or adaptive."""
+    """What a session needs of a scheduler: shared or streaming."""
 
     @property
     def clock(self) -> Clock: ...

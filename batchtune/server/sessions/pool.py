@@ -39,7 +39,7 @@ from batchtune.server.sessions.unbatched import (
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import invalid_argument
 
-SchedulerKind = Literal["shared", "streaming", "adaptive"]
+SchedulerKind = Literal["shared", "streaming"]
 # server.cc: the pool's name when --enable_batching is given.
 _THREAD_POOL_NAME = "model_server_batch_threads"
 _RETRIES_LIMIT_S = 10.0
@@ -266,10 +266,6 @@ def _scheduler(settings: BatchingSettings) -> Any:
             from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 
             return StreamingBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
-        case "adaptive":
-            from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
-
-            return AdaptiveSharedBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
 
 
 def _queue_options(parameters: BatchingParameters) -> QueueOptions:

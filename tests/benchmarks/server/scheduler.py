@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
 from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.server.sessions.batched import BatchingSession
@@ -161,14 +160,9 @@ def start_delay_behind_a_busy_thread(switch_interval_s: float) -> float:
 
 
 def main() -> None:
-    makers: dict[str, Callable[[], Any]] = {
-        "shared": lambda: SharedBatchScheduler(num_batch_threads=2),
-        "adaptive": lambda: AdaptiveSharedBatchScheduler(num_batch_threads=2),
-    }
-    for name in ("shared", "adaptive"):
-        for batch_size in (1, 32, 64):
-            cost = schedule_cost(makers[name], batch_size)
-            say(f"schedule(), {name} scheduler, batches of {batch_size}", cost, "µs")
+    for batch_size in (1, 32, 64):
+        cost = schedule_cost(lambda: SharedBatchScheduler(num_batch_threads=2), batch_size)
+        say(f"schedule(), batches of {batch_size}", cost, "µs")
     submit, around = session_cost()
     say(f"session.submit() of 1 row of 200 float32, batches of {ROWS}", submit, "µs per task")
     say("session: merge, split and bookkeeping of such a batch", around, "µs per task")

@@ -31,7 +31,7 @@ _QUEUE = {"max_enqueued_batches": 100_000, "max_batch_size": 32}
 TUNED: list[dict[str, Any]] = [
     {**_QUEUE, "batch_scheduler": "shared", "batch_timeout_micros": 0, "num_batch_threads": 1},
     {**_QUEUE, "batch_scheduler": "shared", "batch_timeout_micros": 2000, "num_batch_threads": 2},
-    {**_QUEUE, "batch_scheduler": "adaptive", "num_batch_threads": 2},
+    {**_QUEUE, "batch_scheduler": "shared", "num_batch_threads": 2},
 ]
 _READ_BYTES = 512
 _SLOW_ASKED = 100

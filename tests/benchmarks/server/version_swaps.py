@@ -51,7 +51,7 @@ TUNED: dict[bool, list[dict[str, Any]]] = {
     True: [
         {**_QUEUE, "batch_scheduler": "shared", "max_batch_size": 16, "num_batch_threads": 2},
         {**_QUEUE, "max_batch_size": 8, "batch_timeout_micros": 2000, "num_batch_threads": 1},
-        {**_QUEUE, "batch_scheduler": "adaptive", "max_batch_size": 32, "num_batch_threads": 4},
+        {**_QUEUE, "batch_scheduler": "shared", "max_batch_size": 32, "num_batch_threads": 4},
         # The streaming scheduler refuses a batch for which no thread is free: one for each client.
         {
             "batch_scheduler": "streaming",

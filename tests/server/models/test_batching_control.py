@@ -166,7 +166,7 @@ def test_new_parameters_are_in_force_when_they_are_answered() -> None:
     serve(scenario)
 
 
-@pytest.mark.parametrize("scheduler", ["shared", "streaming", "adaptive"])
+@pytest.mark.parametrize("scheduler", ["shared", "streaming"])
 def test_every_scheduler_can_be_put_in_force(scheduler: str) -> None:
     async def scenario(server: Server) -> None:
         wanted = {"max_batch_size": 2, "num_batch_threads": 2, "batch_timeout_micros": 1000}
@@ -250,7 +250,7 @@ def test_requests_queued_under_old_parameters_are_answered_under_them() -> None:
         ({"max_batchsize": 8}, "unknown batching parameter 'max_batchsize'"),
         ({"max_batch_size": "8"}, "max_batch_size must be a whole number; was '8'"),
         ({"enable_batching": "yes"}, "enable_batching must be true or false"),
-        ({"batch_scheduler": "fifo"}, "batch_scheduler must be one of shared, streaming, adaptive"),
+        ({"batch_scheduler": "fifo"}, "batch_scheduler must be one of shared, streaming"),
         ({"enable_batching": False, "max_batch_size": 8}, "without setting enable_batching to true"),
     ],
 )

@@ -108,7 +108,6 @@ def serve(scenario: Callable[[Server], Awaitable[None]], settings: BatchingSetti
 SETTINGS = {
     "unbatched": BatchingSettings(),
     "shared": BatchingSettings(enabled=True, parameters=BatchingParameters(max_batch_size=4)),
-    "adaptive": BatchingSettings(enabled=True, scheduler="adaptive"),
     "streaming": BatchingSettings(
         enabled=True, scheduler="streaming", parameters=BatchingParameters(batch_timeout_micros=1000)
     ),

@@ -10,7 +10,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
 from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed_size, split_sizes
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
@@ -211,17 +210,3 @@ def test_the_streaming_scheduler_delivers_every_accepted_row_once(
     scheduler.close()
     assert sorted(play.delivered()) == play.accepted
     assert all(0 < batch.size <= 7 for batch in play.batches)
-
-
-@SMALL
-@given(options=queue_options(), trace=arrivals, threads=st.integers(1, 3))
-def test_the_adaptive_scheduler_delivers_every_accepted_row_once(
-    options: QueueOptions, trace: list[Arrival], threads: int
-) -> None:
-    clock = ManualClock()
-    scheduler = AdaptiveSharedBatchScheduler(num_batch_threads=threads, clock=clock)
-    play = Trace(scheduler, clock, options)
-    play.play(trace)
-    scheduler.close()
-    assert sorted(play.delivered()) == play.accepted
-    assert all(0 < batch.size <= options.batch_size_limit for batch in play.batches)

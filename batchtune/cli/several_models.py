@@ -14,7 +14,6 @@ from batchtune.archive.run import SERVER_LOG, create_run
 from batchtune.cli.arguments.load_request import LoadRequest, Question, asked_configuration, question_of
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.load import without_empty_verdict
-from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import (
     InconclusiveError,
     MeasurementInvalidError,
@@ -95,8 +94,6 @@ def run_load_of_models(
         print(json_text.dumps({"run": run, **_document(measured)}, indent=2))
     else:
         print_models(measured.together, measured.alone, measured.server)
-    if measured.run is not None and measured.together:
-        report_at_end(measured.run, quiet=quiet)
     if interrupted:
         print("interrupted", file=sys.stderr)
         return 130

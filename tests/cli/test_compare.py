@@ -251,9 +251,7 @@ def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> No
     assert document["pairs"] == 6
     smallest = document["figures"]["throughput"]["smallest_change"]
     assert smallest["6"] > smallest["10"] > smallest["20"] > 0.0
-    page = scenario.parent / document["run"] / "report.html"
-    assert "How small a change can be told?" in page.read_text()
-    assert f"report: {page.relative_to(scenario.parent)}" in done.stderr
+    assert not (scenario.parent / document["run"] / "report.html").exists()
     assert answered("noise", scenario, "--blocks", "5", cwd=scenario.parent).returncode == 2
 
 

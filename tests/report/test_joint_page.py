@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from batchtune.archive.joint import deployable, write_joint
 from batchtune.archive.run import Run, create_run
 from batchtune.batching.parameters import BatchingParameters
+from batchtune.cli.commands.report import write_report
+from batchtune.errors import UsageError
 from batchtune.report.html.joint_page import joint_answer, joint_document
 from batchtune.report.html.shell.document import Document, render
 from batchtune.scenario.reader import format_scenario, parse_scenario
@@ -95,3 +99,11 @@ def test_a_sweep_without_an_answer_says_why_and_shows_its_loads(tmp_path: Path) 
     assert page.answers[0].headline == "Nothing yet"
     assert "never kept their SLOs together" in page.answers[0].lines[0]
     assert page.sections[0].figure is not None
+
+
+def test_a_load_of_several_models_has_no_page_and_says_what_shows_it(tmp_path: Path) -> None:
+    scenario = parse_scenario(models(tmp_path))
+    run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={}, kind="load")
+    with pytest.raises(UsageError, match="a load of several models has no page") as refused:
+        write_report(run)
+    assert refused.value.hint.startswith(f"`batchtune trials {run.path}`")

@@ -1,4 +1,4 @@
-"""The pages of comparisons, load tests and noise floors: their answers, what is drawn, and what is said to be missing."""
+"""The pages of comparisons and load tests: their answers, what is drawn, and what is said to be missing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import pytest
 from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
 from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
+from batchtune.errors import UsageError
 from batchtune.report.html.comparison_figures import typical_run
-from batchtune.report.html.comparison_page import _best, _variants, arms_of_runs, comparison_document
+from batchtune.report.html.comparison_page import _best, _variants, comparison_document
 from batchtune.report.html.load_figures import Point, against_load, few_of
 from batchtune.report.html.load_page import load_document
-from batchtune.report.html.noise_figures import detectable, differences
-from batchtune.report.html.noise_page import noise_document
 from batchtune.report.html.page import kind_of
 from batchtune.report.html.shell.document import Document, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
-from batchtune.report.units import percent
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.slo import SloSpec
-from batchtune.tune.compare.noise_floor import ARMS, arms_of, noise_floor
+from batchtune.tune.compare.noise_floor import ARMS
 from batchtune.tune.compare.result import summarise
 from batchtune.tune.compare.variant import runs_of
 from tests.report.pages import (
@@ -294,57 +292,10 @@ def test_of_many_points_the_ends_and_the_best_are_kept(best):
     assert against_load([], SCENARIO, quantile="p95").missing == "no point was measured"
 
 
-def test_the_noise_floor_answers_how_small_a_change_can_be_told(noise):
-    floor = noise_floor(noise.ledger(), arms_of(SCENARIO))
-    document = noise_document(noise)
-    smallest = floor.floors["throughput"].smallest
-    assert document.answers[0].headline == percent(smallest[10])
-    assert dict(document.answers[1].pairs)["20 blocks"] == percent(smallest[20])
-    bars = {trace["name"]: trace["y"] for trace in figure_of(detectable(floor)).data}
-    assert bars["p95"] == pytest.approx(
-        [100 * value for value in floor.floors["p95"].smallest.values()], rel=1e-3
-    )
-
-
-def test_each_block_of_a_noise_floor_shows_by_how_much_a_configuration_differs_from_itself(noise):
-    trials = noise.ledger()
-    arms = arms_of_runs(ARMS, trials)
-    floor = noise_floor(trials, arms_of(SCENARIO))
-    figure = figure_of(differences(floor, *arms))
-    first, second = (runs_of(trials, name) for name in ARMS)
-    throughput = next(
-        trace for trace in figure.data if trace["name"] == "throughput" and "xaxis" not in trace
-    )
-    expected = [
-        100 * (second[at].measurement.throughput_rps.value / first[at].measurement.throughput_rps.value - 1.0)
-        for at in range(1, 9)
-    ]
-    assert throughput["y"] == pytest.approx(expected, rel=1e-4)
-    across, along = figure.layout["shapes"]
-    assert (across["y0"], across["y1"], along["x0"], along["x1"]) == (0, 0, 0, 0)
-
-
-def test_an_interval_without_ends_is_not_told_under_the_mouse(noise):
-    """Of too few blocks: no infinity, no `at least`."""
-    trials = [trial for trial in noise.ledger() if trial.block <= 3]
-    arms = arms_of_runs(ARMS, trials)
-    over_all = [
-        trace
-        for trace in figure_of(differences(noise_floor(trials, arms_of(SCENARIO)), *arms)).data
-        if "xaxis" in trace
-    ]
-    assert over_all
-    for trace in over_all:
-        assert re.fullmatch(r"\w+: ×[\d.]+<extra></extra>", trace["hovertemplate"])
-
-
-def test_a_noise_floor_without_a_pair_says_so(tmp_path):
-    run = two_arms_run(tmp_path, ARMS, blocks=1, gain=1.0, kind="noise")
-    first = (run.path / LEDGER).read_text().splitlines(keepends=True)[0]
-    (run.path / LEDGER).write_text(first)
-    document = noise_document(run)
-    assert document.answers[0].headline == "Not known"
-    assert section_of(document, "detectable").missing == "no block has two runs that were both measured"
+def test_a_noise_floor_has_no_page_and_says_what_shows_it(noise):
+    with pytest.raises(UsageError, match="a noise floor has no page") as refused:
+        write_report(noise)
+    assert refused.value.hint.startswith(f"`batchtune trials {noise.path}`")
 
 
 def test_the_kind_of_a_run_is_told_by_its_trials_and_of_an_empty_one_by_its_name(
@@ -359,7 +310,8 @@ def test_the_kind_of_a_run_is_told_by_its_trials_and_of_an_empty_one_by_its_name
     for kind in ("", "compare", "noise", "load"):
         empty = create_run(scenario, text, root=tmp_path, provenance={}, kind=kind)
         assert kind_of(empty) == (kind or "sweep")
-        write_report(empty)
+        if kind != "noise":
+            write_report(empty)
 
 
 def test_the_page_of_a_comparison_is_written_where_it_is_wanted_and_at_its_end(pair, tmp_path, capsys):
@@ -371,11 +323,11 @@ def test_the_page_of_a_comparison_is_written_where_it_is_wanted_and_at_its_end(p
     assert capsys.readouterr().err == f"report: {pair.path / 'report.html'}\n"
 
 
-def test_every_figure_is_one_that_plotly_knows(compared, noise, tmp_path):
+def test_every_figure_is_one_that_plotly_knows(compared, tmp_path):
     from plotly.graph_objects import Figure as Known
 
     load = loaded_run(tmp_path, rising_rates())
-    for document in (comparison_document(compared), noise_document(noise), load_document(load)):
+    for document in (comparison_document(compared), load_document(load)):
         for section in document.sections:
             if section.figure is None:
                 continue

@@ -6,7 +6,6 @@ import json as json_text
 from pathlib import Path
 
 from batchtune.cli.commands.compare import INTERRUPTED, run_blocks, void_by_host
-from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.report.comparison import print_noise
 from batchtune.scenario.reader import read_scenario
@@ -36,8 +35,6 @@ def run_noise(
         print(json_text.dumps({"run": str(done.run.path), **floor.to_dict()}, indent=2))
     elif floor.floors:
         print_noise(floor, path=done.run.path)
-    if floor.floors:
-        report_at_end(done.run, quiet=quiet)
     if done.interrupted:
         return INTERRUPTED
     if floor.client_limited:

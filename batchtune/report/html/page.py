@@ -1,4 +1,4 @@
-"""Which page does a run get: that of a sweep, a comparison, a check, a load test or a noise floor?"""
+"""Which page does a run get: that of a sweep, a comparison, a check or a load test?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Literal
 
 from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import CHECK, Run
+from batchtune.errors import UsageError
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.load_page import load_document
-from batchtune.report.html.models_load_page import models_load_document
-from batchtune.report.html.noise_page import noise_document
 from batchtune.report.html.shell.document import Document
 from batchtune.tune.compare.noise_floor import ARMS
 
@@ -44,6 +43,7 @@ def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
+        UsageError: a noise floor, or a load of several models, which have no page.
     """
     match kind:
         case "compare":
@@ -51,6 +51,10 @@ def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise
         case "check":
             return check_document(run)
         case "load":
-            return models_load_document(run) if run.scenario().target.models else load_document(run)
+            if not run.scenario().target.models:
+                return load_document(run)
+            what = "a load of several models"
         case "noise":
-            return noise_document(run)
+            what = "a noise floor"
+    hint = f"`batchtune trials {run.path}` shows its figures; the command prints them, and has --json"
+    raise UsageError(f"{what} has no page", hint=hint)

@@ -68,8 +68,8 @@ latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag ha
 COMPANY_COLUMNS: Final = ("model", "load", "load_kind", "factor")
 """Before `configuration`, which is then that of the model, in the trials of a sweep of several models.
 
-All trials of one `load` were sent at once, at `factor` times the stated rates; `load_kind` is together, alone, or
-`flood of` the model that was sent its flood.
+All trials of one `load` were sent at once, at `factor` times the stated rates; `load_kind` is together or
+alone; in runs of before `flood of` the model that was sent more than its rate.
 """
 
 HIGHER_IS_BETTER: Final = frozenset(

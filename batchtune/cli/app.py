@@ -6,10 +6,9 @@ Nothing heavy is imported here: every command imports the rooms it needs, so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
-from click import Command, Context
 from typer.core import TyperGroup
 
 from batchtune.cli.arguments.options import examples
@@ -35,12 +34,12 @@ REMOVED: Final[Mapping[tuple[str, str], str]] = {
 class Commands(TyperGroup):
     """The commands; a removed option is told with what takes its place."""
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args[1:]:
             hint = REMOVED.get((args[0], option := word.partition("=")[0]))
             if hint is not None:
                 raise UsageError(f"{option}: this option of {args[0]} no longer exists", hint=hint)
-        return super().resolve_command(ctx, args)
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(

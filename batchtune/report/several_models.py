@@ -13,7 +13,7 @@ from batchtune.report.tables import console_on, paragraph, print_table, table_of
 from batchtune.report.units import interval, milliseconds, percent
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.joint.answer import Flood, JointRecommendation, Latency, ModelShare, Rival
+from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
 from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.trials.trial import Trial
 
@@ -150,7 +150,6 @@ def print_joint(
     for line in (
         *company_lines(chosen),
         *rival_lines(chosen),
-        *flood_lines(chosen.floods),
         *doubt_lines(chosen),
     ):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
@@ -267,42 +266,8 @@ def _threads(rival: Rival) -> str:
     return "" if count is None else f" on {counted(count, 'thread')}"
 
 
-def flood_lines(floods: Sequence[Flood]) -> Iterator[str]:
-    for flood in floods:
-        bound = "" if flood.bound is None else f" with max_enqueued_batches={flood.bound}"
-        other = "" if flood.recommended else " instead"
-        if flood.untold:
-            yield f"A flood of {rounded(flood.rate_rps)}/s on {flood.model}{bound}{other}: {flood.untold}."
-            continue
-        own = f" (p95 {rounded_duration(flood.p95_s)})" if math.isfinite(flood.p95_s) else ""
-        victims = "; ".join(
-            f"{victim.name} {'kept' if victim.kept else 'broke'} its SLO"
-            + (
-                f", {victim.latency.name} {seconds_text(victim.latency.measured_s.value)} of "
-                f"{rounded_duration(victim.latency.limit_s)}"
-                if victim.latency
-                else ""
-            )
-            for victim in flood.victims
-        )
-        yield (
-            f"A flood of {rounded(flood.rate_rps)}/s on {flood.model}{bound}{other}, the others at their stated rates "
-            f"(one run): {percentage(flood.error_ratio)} of it failed, {rounded(flood.answered_rps)}/s were answered"
-            f"{own}; {victims}."
-        )
-
-
 def doubt_lines(chosen: JointRecommendation) -> Iterator[str]:
     yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
-    if chosen.unflooded:
-        untold = {flood.model for flood in chosen.floods if flood.recommended and flood.untold}
-        advice = "give the sweep more time (--budget)"
-        if untold.issuperset(chosen.unflooded):
-            advice = "lower the flood, or give the client more (load.processes, load.cpus)"
-        yield (
-            f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; "
-            f"{advice}."
-        )
     if chosen.open_questions:
         questions = "; ".join(question.text() for question in chosen.open_questions)
         yield f"Not established: {questions}; give the sweep more time (--budget)."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -16,8 +16,19 @@ from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import REMOVED, REMOVED_STRATEGIES
 from batchtune.scenario.yaml_document import Document, overridden, parse_yaml
+
+REMOVED: Final[Mapping[str, str]] = {
+    "search.sampler": "take it out: the sampler is the one that did best; strategy: optuna names configurations by it "
+    "alone",
+    "search.mode": "take it out: the objective decides between latency and throughput; the guide's point is tried by "
+    "guided",
+    "search.repeats": "take it out: what cannot be told apart is run again, and fresh runs confirm the answer",
+    "target.models.flood": "take it out: `batchtune load` with the higher rate at that model says what the others get",
+}
+"""Keys that scenarios of before may have, each with what takes its place; an item of a list has no key of its own."""
+
+REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
 
@@ -68,7 +79,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
 
 
 def read_kept_scenario(path: Path) -> Scenario:
-    """The scenario that a run keeps: files that it names may be gone, and removed keys of `search` are dropped.
+    """The scenario that a run keeps: files that it names may be gone, and removed keys are dropped.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -176,15 +187,23 @@ def _instead_of(path: Path) -> str:
 
 
 def _kept(path: Path) -> Document:
-    """The document of a run, without keys of `search` that no longer exist."""
+    """The document of a run, without keys that no longer exist."""
     document = parse_yaml(scenario_text(path).text, source=str(path))
-    search = document.data.get("search")
-    if not isinstance(search, dict):
-        return document
-    left = {key: value for key, value in search.items() if key not in REMOVED}
-    if left.get("strategy") in REMOVED_STRATEGIES:
-        left["strategy"] = "guided"
-    return Document(data={**document.data, "search": left}, places=document.places)
+    data = _left(document.data, "")
+    if isinstance(search := data.get("search"), dict) and search.get("strategy") in REMOVED_STRATEGIES:
+        search["strategy"] = "guided"
+    return Document(data=data, places=document.places)
+
+
+def _left(data: Any, where: str) -> Any:
+    """A copy without the removed keys; items of a list have no key of their own."""
+    if isinstance(data, dict):
+        return {
+            key: _left(value, f"{where}{key}.")
+            for key, value in data.items()
+            if f"{where}{key}" not in REMOVED
+        }
+    return [_left(item, where) for item in data] if isinstance(data, list) else data
 
 
 def _compared(document: Document) -> Document:
@@ -247,8 +266,10 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
     match error["type"]:
         case "problem":
             return context.get("what", error["msg"]), context.get("hint", "")
-        case "extra_forbidden" if path[:-1] == ("search",) and path[-1] in REMOVED:
-            return "this key no longer exists", REMOVED[str(path[-1])]
+        case "extra_forbidden" if (
+            key := ".".join(part for part in path if isinstance(part, str))
+        ) in REMOVED:
+            return "this key no longer exists", REMOVED[key]
         case "extra_forbidden":
             known = _known_keys(path[:-1])
             near = get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)

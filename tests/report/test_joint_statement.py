@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
@@ -12,12 +11,10 @@ from batchtune.report.several_models import print_joint
 from batchtune.tune.answer.recommendation import OpenQuestion
 from batchtune.tune.joint.answer import (
     Alone,
-    Flood,
     JointRecommendation,
     Latency,
     ModelShare,
     Rival,
-    Victim,
 )
 
 SHARED = BatchingParameters(num_batch_threads=2)
@@ -55,27 +52,6 @@ RECOMMENDATION = JointRecommendation(
         ),
     ),
     rivals=(Rival(configuration=APART, kept=False, factor=1.1, misses=("ranker",)),),
-    floods=(
-        Flood(
-            model="ranker",
-            rate_rps=2000.0,
-            bound=4,
-            error_ratio=0.4,
-            answered_rps=1200.0,
-            p95_s=math.inf,
-            victims=(
-                Victim(
-                    name="reader",
-                    kept=True,
-                    latency=Latency(
-                        name="p95", limit_s=0.15, measured_s=Estimate(value=0.14, low=0.1, high=0.2)
-                    ),
-                    error_ratio=0.0,
-                ),
-            ),
-            recommended=True,
-        ),
-    ),
     caveats=("ranker: an emulated device answered",),
 )
 
@@ -86,7 +62,7 @@ def told(chosen: JointRecommendation) -> str:
     return " ".join(stream.getvalue().split())
 
 
-def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does() -> None:
+def test_a_capacity_says_what_each_gets_and_what_company_costs() -> None:
     text = told(RECOMMENDATION)
     for words in (
         "Every model kept its SLO at ×1.5 of the stated rates, in 3 of 4 fresh runs; more than ×1.71 is missed. Use:",
@@ -100,22 +76,11 @@ def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does
         (
             "What was best for each alone, put together on 2 threads, broke the SLO of ranker at ×1.5 (one run); it held ×1.1."
         ),
-        (
-            "A flood of 2,000/s on ranker with max_enqueued_batches=4, the others at their stated rates (one run): 40 % of it "
-            "failed, 1,200/s were answered; reader kept its SLO, p95 140 ms of 150 ms."
-        ),
         "Mind: ranker: an emulated device answered",
         "Deploy: serve it",
     ):
         assert words in text.replace("\N{NO-BREAK SPACE}", " "), words
     assert "Not established" not in text
-    calm = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",)))
-    assert "Not established: with these parameters no flood of ranker was measured" in calm
-    (flood,) = RECOMMENDATION.floods
-    untold = (replace(flood, untold="it could not be sent, the client was the limit"),)
-    unsent = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",), floods=untold))
-    assert "on ranker with max_enqueued_batches=4: it could not be sent, the client was the limit." in unsent
-    assert "was measured; lower the flood, or give the client more (load.processes, load.cpus)." in unsent
     questions = (OpenQuestion(code="unconfirmed", held=2, missed=2), OpenQuestion(code="wide"))
     near = told(replace(RECOMMENDATION, established=False, open_questions=questions))
     told_of = "; ".join(question.text() for question in questions)
@@ -136,7 +101,6 @@ def test_a_latency_claims_no_rates_that_were_not_searched() -> None:
         established=False,
         open_questions=(OpenQuestion(code="unconfirmed"),),
         models=models,
-        floods=(),
     )
     text = told(latency).replace("\N{NO-BREAK SPACE}", " ")
     assert "at the stated rates, in the search, and was never measured again" in text

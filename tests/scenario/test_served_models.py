@@ -217,10 +217,10 @@ def test_own_parameters_that_no_server_would_take_are_refused(batching: str, wor
     [
         ("space: {num_batch_threads: [1]}", "target.models.1.space.num_batch_threads: all models share it"),
         ("space: {max_batchsize: [1]}", "target.models.1.space.max_batchsize: unknown batching parameter"),
-        ("rate: 10/s, flood: 5/s", "target.models.1.flood: a flood is more than the rate"),
+        ("rate: 10/s, flood: 50/s", "target.models.1.flood: this key no longer exists"),
     ],
 )
-def test_a_space_or_a_flood_that_cannot_be_is_told_where_it_stands(own: str, words: str) -> None:
+def test_a_space_that_cannot_be_is_told_where_it_stands(own: str, words: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(TWO.replace("model: sequence_transformer", f"model: sequence_transformer, {own}"))
     assert words in caught.value.message

@@ -36,7 +36,6 @@ from batchtune.report.several_models import (
     SHARE_HEADINGS,
     company_lines,
     doubt_lines,
-    flood_lines,
     headline,
     measured_text,
     rival_lines,
@@ -89,7 +88,7 @@ def joint_document(
         answers=_answers(chosen),
         sections=[_shares(chosen), _against_rates(loads, chosen.configuration)],
         command="\n".join(deployment),
-        notes=[headline(chosen).removesuffix(" Use:"), *rival_lines(chosen), *flood_lines(chosen.floods)],
+        notes=[headline(chosen).removesuffix(" Use:"), *rival_lines(chosen)],
         open_questions=[line for line in doubt_lines(chosen) if not line.startswith("Mind:")],
         caveats=gathered_caveats(_caveats(_behind(trials, chosen.configuration))),
     )

@@ -45,6 +45,7 @@ def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise
         ArchiveError, ScenarioError: the run cannot be read.
         UsageError: a noise floor, or a load of several models, which have no page.
     """
+    what = "a noise floor"
     match kind:
         case "compare":
             return comparison_document(run)
@@ -54,7 +55,5 @@ def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise
             if not run.scenario().target.models:
                 return load_document(run)
             what = "a load of several models"
-        case "noise":
-            what = "a noise floor"
     hint = f"`batchtune trials {run.path}` shows its figures; the command prints them, and has --json"
     raise UsageError(f"{what} has no page", hint=hint)

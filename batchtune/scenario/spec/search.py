@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -22,15 +22,6 @@ from batchtune.scenario.units import Count, PositiveSeconds, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
 Strategy = Literal["guided", "rule", "grid", "optuna"]
-
-REMOVED: Final[Mapping[str, str]] = {
-    "sampler": "take it out: the sampler is the one that did best; strategy: optuna names configurations by it alone",
-    "mode": "take it out: the objective decides between latency and throughput; the guide's point is tried by guided",
-    "repeats": "take it out: what cannot be told apart is run again, and fresh runs confirm the answer",
-}
-"""Keys of `search` that scenarios of before may have, each with what takes its place."""
-
-REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
 
 DEFAULT_TIME_BUDGET_S = 120.0
 _RANGE_VALUES_MAX = 100_000

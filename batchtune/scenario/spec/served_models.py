@@ -59,13 +59,6 @@ class ServedModelSpec(Spec):
         description="batching parameters of this model over those of `fixed`; the threads are shared",
         examples=[{"max_batch_size": 4}],
     )
-
-    flood_rps: RateRps | None = Field(
-        default=None,
-        alias="flood",
-        description="of `batchtune sweep`: a rate of this model under which the others must keep their SLOs",
-        examples=["2000/s"],
-    )
     space: dict[str, Space] = Field(
         default_factory=dict,
         description="of `batchtune sweep`: values to try of its parameters, in place of those of search.space, "
@@ -142,7 +135,7 @@ def refuse_unheard(
 
 
 def check_spaces(models: Sequence[ServedModelSpec]) -> None:
-    """A model's own space has a model's own parameters, and its flood is one; raises a problem where not."""
+    """A model's own space has a model's own parameters; raises a problem where not."""
     for at, own in enumerate(models):
         path = ("target", "models", at)
         for name in own.space:
@@ -153,10 +146,6 @@ def check_spaces(models: Sequence[ServedModelSpec]) -> None:
             if name not in PARAMETER_NAMES:
                 hint = did_you_mean(name, [known for known in PARAMETER_NAMES if known not in SHARED])
                 raise problem("unknown batching parameter", at=(*path, "space", name), hint=hint)
-        if own.flood_rps is not None and own.rate_rps is not None and own.flood_rps <= own.rate_rps:
-            raise problem("a flood is more than the rate", at=(*path, "flood"), hint="raise it")
-        if own.flood_rps is not None and len(models) == 1:
-            raise problem("there is no other model to be flooded", at=(*path, "flood"), hint="remove it")
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:

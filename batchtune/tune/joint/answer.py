@@ -19,7 +19,7 @@ from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.tune.answer.recommendation import OpenQuestion, range_of
 from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.joint.nothing_holds import nothing_holds
-from batchtune.tune.joint.search import Contender, contenders, under_flood, untried_beside
+from batchtune.tune.joint.search import Contender, contenders, untried_beside
 from batchtune.tune.joint.space import JointSpace, side_by_side
 from batchtune.tune.search.capacity import WIDEST
 
@@ -78,42 +78,13 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Victim:
-    """A model beside one that floods: its tightest promise."""
-
-    name: str
-    kept: bool
-    latency: Latency | None
-    error_ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flood:
-    """One model sent its flood, the others their stated rates. `bound` is its max_enqueued_batches, None: not given.
-
-    `error_ratio` is of its own requests, of which `answered_rps` were answered; `p95_s` counts a failed one as
-    infinitely slow. `untold` is why none of that tells what the flood does, "" where it does.
-    """
-
-    model: str
-    rate_rps: float
-    bound: int | None
-    error_ratio: float
-    answered_rps: float
-    p95_s: float
-    victims: tuple[Victim, ...]
-    recommended: bool
-    untold: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JointRecommendation:
     """What to deploy for all models.
 
     `factor`: the highest multiple of the stated rates that was held, `missed_factor` the lowest that was missed (None:
     none was, or the objective is a latency). `score`: the factor, or the limit over what the tightest of all used.
     `fresh`: loads made after the choice at these rates, of which `held` kept every SLO; 0: figures of the search.
-    `established`; else `open_questions`, or `unflooded`: models whose flood these parameters were not seen to stand.
+    `established`; else `open_questions`.
     `rivals`: what is best for each model alone, put together. `caveats`: those of the loads behind, by model.
     """
 
@@ -128,9 +99,7 @@ class JointRecommendation:
     loads: int
     models: tuple[ModelShare, ...]
     rivals: tuple[Rival, ...]
-    floods: tuple[Flood, ...]
     caveats: tuple[str, ...]
-    unflooded: tuple[str, ...] = ()
     open_questions: tuple[OpenQuestion, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
@@ -147,9 +116,8 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         InconclusiveError: nothing was measured with all models loaded.
         TargetError: every load failed.
     """
-    floods = [own.name for own in scenario.target.models if own.flood_rps is not None]
     counted = [load for load in loads if load.counts]
-    ranked = contenders(counted, scenario.objective, floods=floods)
+    ranked = contenders(counted, scenario.objective)
     if not ranked or not ranked[0].keeps:
         raise nothing_holds(loads)
     chosen, *others = ranked
@@ -158,7 +126,6 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
     tried = [load.ask.configuration for load in loads if load.ask.kind == "together"]
     untried = untried_beside(JointSpace(scenario), chosen.configuration, tried)
     questions = _questions(chosen, rivals, untried)
-    unflooded = tuple(name for name in floods if not _stood(loads, chosen.configuration, name))
     missed = chosen.bracket.stated_missed_rps if scenario.objective == "capacity" else math.inf
     return JointRecommendation(
         configuration=chosen.configuration,
@@ -169,20 +136,13 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         fresh=chosen.bracket.held(chosen.factor, fresh=True)
         + chosen.bracket.missed(chosen.factor, fresh=True),
         held=chosen.bracket.held(chosen.factor, fresh=True),
-        established=not questions and not unflooded,
+        established=not questions,
         loads=len(loads),
         models=tuple(_share(name, own, loads, behind, chosen) for name, own in scenario.of_models().items()),
         rivals=tuple(_rivals(loads, scenario, chosen)),
-        floods=tuple(_floods(loads, chosen.configuration, scenario)),
         caveats=_caveats(behind),
-        unflooded=unflooded,
         open_questions=questions,
     )
-
-
-def _stood(loads: Sequence[JointLoad], configuration: Configuration, name: str) -> bool:
-    bracket = under_flood(loads, configuration, name)
-    return bracket.held(1.0) > bracket.missed(1.0)
 
 
 def _behind(chosen: Contender) -> list[JointLoad]:
@@ -293,55 +253,4 @@ def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Contender) -
 
 
 def _missing(load: JointLoad) -> list[str]:
-    return [name for name, trial in load.judged().items() if not trial.feasible]
-
-
-def _floods(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenario) -> list[Flood]:
-    """The last flood of each model with the recommended parameters, and with another bound of its queue.
-
-    One that tells of the server stands before one that does not.
-    """
-    space, floods = JointSpace(scenario), []
-    for own in scenario.target.models:
-        for configuration in (chosen, *space.other_bounds(chosen, own.name)):
-            wanted = ("flood", own.name, configuration)
-            alike = [load for load in loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted]
-            floods += ([load for load in alike if not load.untold] or alike)[-1:]
-    return [_flood(load, chosen, scenario) for load in floods]
-
-
-def _flood(load: JointLoad, chosen: Configuration, scenario: Scenario) -> Flood:
-    (spec,) = (own for own in scenario.target.models if own.name == load.ask.of)
-    own = load.ask.configuration.of_model(spec.name).batching
-    measurement = load.trials[spec.name].measurement
-    return Flood(
-        model=spec.name,
-        rate_rps=spec.flood_rps or 0.0,
-        bound=None if own is None else own.max_enqueued_batches,
-        error_ratio=1.0 if measurement is None else measurement.error_ratio,
-        answered_rps=0.0 if measurement is None else measurement.throughput_rps.value,
-        p95_s=math.inf if measurement is None else measurement.latency_s["p95"].value,
-        victims=tuple(
-            _victim(name, own_scenario, load)
-            for name, own_scenario in scenario.of_models().items()
-            if name != spec.name
-        ),
-        recommended=load.ask.configuration == chosen,
-        untold=load.untold,
-    )
-
-
-def _victim(name: str, own: Scenario, load: JointLoad) -> Victim:
-    trial = load.trials[name]
-    measurement = trial.measurement
-    latencies = [
-        Latency(name=quantile, limit_s=limit_s, measured_s=measurement.latency_s[quantile])
-        for quantile, limit_s in own.slo.limits().items()
-        if measurement is not None
-    ]
-    return Victim(
-        name=name,
-        kept=trial.feasible,
-        latency=max(latencies, key=lambda latency: latency.measured_s.value / latency.limit_s, default=None),
-        error_ratio=1.0 if measurement is None else measurement.error_ratio,
-    )
+    return [name for name, trial in load.trials.items() if not trial.feasible]

@@ -10,7 +10,6 @@ from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.served_model import ServedModel
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import SEED_STRIDE
@@ -90,18 +89,14 @@ class JointBench:
 
 
 def model_scenario(scenario: Scenario, name: str, ask: JointAsk) -> Scenario:
-    """One model's part in a load: its rate, a seed of the block, and no promise to a model that floods."""
+    """One model's part in a load: its rate, and a seed of the block."""
     own = scenario.of_models()[name]
-    (spec,) = (listed for listed in scenario.target.models if listed.name == name)
-    floods = ask.kind == "flood" and ask.of == name
     seed = own.load.seed + SEED_STRIDE * (ask.block or 0)
     load = own.load.model_copy(update={"seed": seed})
     if load.open_loop:
-        rate_rps = spec.flood_rps if floods else (load.rate_rps or 0.0) * ask.factor
-        load = load.model_copy(update={"rate_rps": rate_rps})
+        load = load.model_copy(update={"rate_rps": (load.rate_rps or 0.0) * ask.factor})
     objective = "latency" if load.open_loop else "throughput"
-    update = {"load": load, "objective": objective, **({"slo": SloSpec()} if floods else {})}
-    return own.model_copy(update=update)
+    return own.model_copy(update={"load": load, "objective": objective})
 
 
 def _placed(trial: Trial, name: str, ask: JointAsk, number: int) -> Trial:

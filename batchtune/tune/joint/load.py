@@ -12,7 +12,7 @@ from batchtune.scenario.units import rounded
 from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, Run
 from batchtune.tune.trials.trial import Source, Trial
 
-Kind = Literal["together", "alone", "flood"]
+Kind = Literal["together", "alone"]
 
 FAR_OVER = 2.0
 """A load that used so many times a limit missed by far: once is enough, unless the client or the host spoilt it."""
@@ -22,8 +22,8 @@ FAR_OVER = 2.0
 class JointAsk:
     """A load that the search wants: all models at `factor` times their stated rates.
 
-    Of kind `alone` only the model `of` is loaded; of kind `flood` it is sent its flood. `block` makes the seed of the
-    arrivals; 0 or None: the scenario's own.
+    Of kind `alone` only the model `of` is loaded. `block` makes the seed of the arrivals; 0 or None: the
+    scenario's own.
     """
 
     configuration: Configuration
@@ -36,12 +36,8 @@ class JointAsk:
     def in_words(self) -> str:
         """`reader alone, ×1.15`, for a line of progress."""
         factor = f"×{rounded(self.factor)}"
-        texts = {
-            "alone": f"{self.of} alone, {factor}",
-            "flood": f"{self.of} floods",
-            "together": f"together, {factor}",
-        }
-        return f"{texts[self.kind]}, fresh" if self.source == "confirm" else texts[self.kind]
+        text = f"{self.of} alone, {factor}" if self.kind == "alone" else f"together, {factor}"
+        return f"{text}, fresh" if self.source == "confirm" else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +50,13 @@ class JointLoad:
 
     @property
     def holds(self) -> bool:
-        """Whether every model kept its SLO, but for one that floods."""
-        return all(_kept(trial) for trial in self.judged().values())
+        """Whether every model kept its SLO."""
+        return all(_kept(trial) for trial in self.trials.values())
 
     @property
     def run(self) -> Run:
         """A vote for or against its factor; that of the model that did worst."""
-        judged = self.judged().values()
+        judged = self.trials.values()
         answered = min((_answered(trial) for trial in judged), default=0.0)
         requests = [trial.measurement.requests for trial in judged if trial.measurement is not None]
         is_far = (
@@ -84,7 +80,7 @@ class JointLoad:
     @property
     def tightness(self) -> float:
         """The largest share of a latency limit that a model used; above 1, or inf, where a promise is broken."""
-        shares = [_share(trial) for trial in self.judged().values()]
+        shares = [_share(trial) for trial in self.trials.values()]
         return max(shares, default=math.inf)
 
     @property
@@ -97,8 +93,8 @@ class JointLoad:
 
     @property
     def tells(self) -> bool:
-        """Whether it says anything of the server: it did not fail, and the client was the limit of no judged model."""
-        verdicts = {trial.measurement.verdict for trial in self.judged().values() if trial.measurement}
+        """Whether it says anything of the server: it did not fail, and the client was the limit of no model."""
+        verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
         return self.failure is None and "INVALID" not in verdicts
 
     @property
@@ -112,33 +108,16 @@ class JointLoad:
         verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
         return bool(verdicts & {"INVALID", "NOISY"})
 
-    @property
-    def untold(self) -> str:
-        """Why it tells nothing of the server, in words; "" where it does.
-
-        Of a flood of which not all was sent only an SLO that is broken tells.
-        """
-        if self.failure is not None:
-            return f"it failed: {self.failure.splitlines()[0]}"
-        if not self.tells:
-            return "nothing is told of the others, the client was the limit"
-        in_full = self.ask.kind != "flood" or _sent_in_full(self.trials[self.ask.of])
-        return "" if in_full or not self.holds else "it could not be sent, the client was the limit"
-
-    def judged(self) -> dict[str, Trial]:
-        flooding = self.ask.of if self.ask.kind == "flood" else ""
-        return {name: trial for name, trial in self.trials.items() if name != flooding}
-
 
 def loads_of(trials: Iterable[Trial], names: Collection[str]) -> list[JointLoad]:
-    """The loads of a ledger, in order; trials of another kind of run are passed over.
+    """The loads of a ledger, in order; trials of another kind of run, and floods of before, are passed over.
 
     So is a load of which trials are missing, one for each model of `names` that it loaded: the sweep was killed between
     the first of them and the last.
     """
     grouped: dict[int, list[Trial]] = {}
     for trial in trials:
-        if trial.company is not None:
+        if trial.company is not None and trial.company.kind != "flood":
             grouped.setdefault(trial.company.load, []).append(trial)
     loads = [_load(number, members) for number, members in sorted(grouped.items())]
     return [load for load in loads if load.ask.kind == "alone" or load.trials.keys() == set(names)]
@@ -152,7 +131,7 @@ def next_load(trials: Iterable[Trial]) -> int:
 def _load(number: int, members: list[Trial]) -> JointLoad:
     first = members[0]
     company = first.company
-    if company is None:
+    if company is None or company.kind == "flood":
         raise ValueError(f"trial {first.number} is of no load of several models")
     ask = JointAsk(
         configuration=first.configuration,
@@ -165,12 +144,6 @@ def _load(number: int, members: list[Trial]) -> JointLoad:
     return JointLoad(
         number=number, ask=ask, trials={trial.company.model: trial for trial in members if trial.company}
     )
-
-
-def _sent_in_full(trial: Trial) -> bool:
-    """Whatever became of it: what the server refused was sent."""
-    measurement = trial.measurement
-    return measurement is not None and all(caveat.code != "client_behind" for caveat in measurement.caveats)
 
 
 def _kept(trial: Trial) -> bool:

@@ -25,12 +25,6 @@ def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
         return InconclusiveError(
             "nothing was measured with all models loaded", hint="give it more time: --budget 10m"
         )
-    flooded = [load for load in loads if load.ask.kind == "flood" and load.counts and not load.holds]
-    if flooded and any(load.holds for load in together):
-        return NoFeasibleConfigurationError(
-            f"under a flood of {flooded[-1].ask.of} the others never kept their SLOs",
-            hint="lower its flood, loosen an SLO, or give its space smaller values of max_batch_size",
-        )
     telling = [load for load in together if load.tells]
     if not telling:
         return _nothing_told(together)

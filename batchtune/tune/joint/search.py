@@ -6,11 +6,11 @@ mean counts: how much room the tightest of all limits left.
 
 1. Alone: each model by itself; what is best for each, put together, is the first contender of all.
 2. Compare: the leader's bracket is closed, then others must hold a little more than it: the middle of the space, a few
-   points at random, the leader's neighbours, whom Optuna names. Who leads must stand the floods.
+   points at random, the leader's neighbours, whom Optuna names.
 3. Confirm: fresh loads of the leader at a little less, stepping down until three held and three times as many as
    missed.
 4. Settle: with the time left, who may hold a tenth more? A new leader is confirmed.
-5. Show why: the answer's rates with what is best for each alone, and the floods with another bound of the queue.
+5. Show why: the answer's rates with what is best for each alone.
 
 The loads are the only state: after the same loads the same is asked.
 """
@@ -66,8 +66,8 @@ FACTOR_MIN, FACTOR_MAX = 1.0 / 64.0, 1024.0
 HALVINGS = 3
 """Loads that the first contender may miss before another is tried."""
 
-FLOODS_MAX, FRESH_MAX = 3, 18
-"""Loads under one flood that leave open whether a contender stands it; fresh loads of the leaders, all together."""
+FRESH_MAX = 18
+"""Fresh loads of the leaders, all together."""
 
 TIGHT_MAX, NEARNESS = 10.0, 0.25
 """A factor at which so much of a limit was used, to this power, is about a capacity: that tells where to go next."""
@@ -145,18 +145,9 @@ class Contender:
 
 
 def contenders(
-    loads: Iterable[JointLoad],
-    objective: Objective,
-    *,
-    kind: Kind = "together",
-    of: str = "",
-    floods: Sequence[str] = (),
+    loads: Iterable[JointLoad], objective: Objective, *, kind: Kind = "together", of: str = ""
 ) -> list[Contender]:
-    """Everything that was loaded so, the best first; of equals the one loaded first.
-
-    What broke an SLO under one of the `floods` is none.
-    """
-    loads = list(loads)
+    """Everything that was loaded so, the best first; of equals the one loaded first."""
     alike: dict[Configuration, list[JointLoad]] = {}
     for load in loads:
         if (load.ask.kind, load.ask.of) == (kind, of):
@@ -165,18 +156,8 @@ def contenders(
     known = [
         Contender(configuration=configuration, objective=objective, loads=tuple(own), spread=spread)
         for configuration, own in alike.items()
-        if not any(
-            math.isfinite(under_flood(loads, configuration, name).missed_above(0.0)) for name in floods
-        )
     ]
     return sorted(known, key=lambda contender: (contender.keeps, contender.worth), reverse=True)
-
-
-def under_flood(loads: Iterable[JointLoad], configuration: Configuration, of: str) -> Bracket:
-    """The votes of the loads under one flood, at the stated rates; a load that says nothing has none."""
-    wanted = ("flood", of, configuration)
-    alike = (load for load in loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted)
-    return Bracket(tuple(load.run for load in alike if load.failure or not load.untold))
 
 
 def untried_beside(
@@ -211,7 +192,6 @@ class JointSearch:
         self._space = space
         self._objective = scenario.objective
         self._is_capacity = scenario.objective == "capacity"
-        self._floods = [own.name for own in scenario.target.models if own.flood_rps is not None]
         self._names = [own.name for own in scenario.target.models]
         self._seed = scenario.search.seed
         self._loads: Sequence[JointLoad] = ()
@@ -237,9 +217,7 @@ class JointSearch:
         return next(iter(shown), None)
 
     def _ranked(self, kind: Kind, of: str = "") -> list[Contender]:
-        return contenders(
-            self._loads, self._objective, kind=kind, of=of, floods=self._floods if kind == "together" else ()
-        )
+        return contenders(self._loads, self._objective, kind=kind, of=of)
 
     def _ask(
         self,
@@ -260,8 +238,6 @@ class JointSearch:
         ranked = self._ranked(kind, of)
         first = next(self._untried(self._first_points(kind), kind, of), None)
         top = ranked[0] if ranked and ranked[0].keeps else None
-        if top is not None and kind == "together" and (ask := self._flooded(top)):
-            return ask
         factor = 1.0
         if self._is_capacity and top is None:
             last, factor = self._lowered(kind, of)
@@ -367,28 +343,14 @@ class JointSearch:
         }
         return self._space.side_by_side(best) if len(best) == len(self._names) else []
 
-    # 3. Fresh loads, and floods.
-
-    def _flooded(self, top: Contender, source: Source = "sampler") -> JointAsk | None:
-        """A flood of which it is open whether the leader stands it; with source `confirm` a fresh one of each."""
-        for name in self._floods:
-            wanted = ("flood", name, top.configuration)
-            loads = [
-                load for load in self._loads if (load.ask.kind, load.ask.of, load.ask.configuration) == wanted
-            ]
-            made = [load.ask.source for load in loads]
-            votes = under_flood(loads, top.configuration, name)
-            is_open = votes.held(1.0) <= votes.missed(1.0) or source not in made
-            if is_open and made.count(source) < FLOODS_MAX:
-                return self._ask(top.configuration, 1.0, "flood", name, source)
-        return None
+    # 3. Fresh loads.
 
     def _confirmed(self, top: Contender) -> JointAsk | None:
         is_unsteady = self._is_capacity and top.bracket.has_fresh_misses and len(top.fresh) < STEADYING_MAX
         if top.is_confirmed and is_unsteady:
             return self._ask(top.configuration, top.score, source="confirm")
-        if (ask := self._flooded(top, "confirm" if top.is_confirmed else "sampler")) or top.is_confirmed:
-            return ask
+        if top.is_confirmed:
+            return None
         made = sum((load.ask.kind, load.ask.source) == ("together", "confirm") for load in self._loads)
         factor = self._fresh_factor(top) if self._is_capacity else 1.0
         return self._ask(top.configuration, factor, source="confirm") if made < FRESH_MAX else None
@@ -422,22 +384,18 @@ class JointSearch:
             for rival in rivals:
                 if len(rival.fresh) < FRESH:
                     return self._ask(rival.configuration, 1.0, source="confirm")
-        if left < 1 + FRESH + len(self._floods):
+        if left < 1 + FRESH:
             return None
         untried = next(self._untried(self._near(ranked, ""), "together", ""), None)
         return None if untried is None else self._ask(untried, factor)
 
     def _shown(self, winner: Contender) -> Iterator[JointAsk]:
-        """The winner's factor with what is best for each alone, and the floods with other bounds."""
+        """The winner's factor with what is best for each alone."""
         made = {(load.ask.configuration, load.ask.kind, load.ask.of, load.ask.factor) for load in self._loads}
         for configuration in map(self._space.configuration, self._side_by_side()):
             wanted = (configuration, "together", "", winner.factor)
             if configuration != winner.configuration and wanted not in made:
                 yield self._ask(configuration, winner.factor, source="confirm")
-        for name in self._floods:
-            for configuration in self._space.other_bounds(winner.configuration, name):
-                if (configuration, "flood", name, 1.0) not in made:
-                    yield self._ask(configuration, 1.0, "flood", name, "confirm")
 
 
 def _hopes(known: Sequence[tuple[Indices, float]]) -> Callable[[Indices], float]:

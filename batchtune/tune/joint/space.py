@@ -180,20 +180,6 @@ class JointSpace:
             )
         )
 
-    def other_bounds(self, configuration: Configuration, model: str) -> list[Configuration]:
-        """The same with the longest queue of the space for one model, or with the shortest where it has that."""
-        axis = next((axis for axis in self.axes if (axis.model, axis.knob) == (model, BOUND)), None)
-        present = dict(configuration.models).get(model)
-        if axis is None or present is None or len(axis.values) < 2:
-            return []
-        values = [value for value in axis.values if isinstance(value, int)]
-        other = max(values) if present.max_enqueued_batches != max(values) else min(values)
-        own = replace(present, max_enqueued_batches=other)
-        models = tuple(
-            (name, own if name == model else other_own) for name, other_own in configuration.models
-        )
-        return [replace(configuration, models=models)]
-
     def _check_ends(self) -> None:
         for at, axis in enumerate(self.axes):
             for index in {0, len(axis.values) - 1}:

@@ -71,6 +71,6 @@ def spent_share(scenario: Scenario, loads: Sequence[JointLoad], *, seconds: floa
         else LOADS * (load.warm_up_s + load.duration_s + APPLY_S)
     )
     of_time = seconds / budget_s if budget_s else 0.0
-    searched = sum(load.ask.source != "confirm" and load.ask.kind != "flood" for load in loads)
+    searched = sum(load.ask.source != "confirm" for load in loads)
     of_trials = COMPARE_SHARE * searched / search.trials if search.trials else 0.0
     return max(of_time, of_trials)

@@ -90,7 +90,8 @@ class Company:
     """A model's part in one load of several models.
 
     `model` is whose trial it is, `load` the number of the load, which all its trials share; their rates are `factor`
-    times the stated ones. `alone` and `flood` are of the model `of`: nobody else is loaded, or it floods the others.
+    times the stated ones. `alone` is of the model `of`: nobody else is loaded. `flood`, of runs of before: it was sent
+    more than its rate.
     """
 
     model: str

@@ -124,8 +124,7 @@ def simulated_load(
     for own in scenario.target.models:
         if ask.kind == "alone" and own.name != ask.of:
             continue
-        floods = ask.kind == "flood" and own.name == ask.of
-        rates_rps[own.name] = (own.flood_rps if floods else None) or (own.rate_rps or 1.0) * ask.factor
+        rates_rps[own.name] = (own.rate_rps or 1.0) * ask.factor
     played = simulate(
         device,
         ask.configuration,

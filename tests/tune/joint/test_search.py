@@ -17,7 +17,6 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.measure.validity.caveats import caveat
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH
@@ -42,14 +41,6 @@ objective: capacity
 search: {budget: {trials: 40}, space: {max_batch_size: [1, 4, 16], num_batch_threads: [1, 2]}}
 fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}
 """
-FLOODED = (
-    TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, flood: 2000/s")
-    .replace("trials: 40", "trials: 60")
-    .replace(
-        "fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}", "fixed: {batch_timeout_micros: 0}"
-    )
-    .replace("num_batch_threads: [1, 2]", "num_batch_threads: [1, 2], max_enqueued_batches: [2, 50]")
-)
 
 
 def swept(
@@ -161,32 +152,6 @@ def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> No
     assert not chosen.established or chosen.factor <= 0.5
 
 
-def test_a_point_that_leads_must_stand_every_flood_and_the_queue_bound_is_shown() -> None:
-    scenario = parse_scenario(FLOODED)
-    loads = swept(scenario)
-    flooding = [load for load in loads if load.ask.kind == "flood"]
-    assert flooding
-    chosen = recommend_joint(loads, scenario)
-    with_bound = [flood for flood in chosen.floods if flood.recommended]
-    others = [flood for flood in chosen.floods if not flood.recommended]
-    assert [flood.model for flood in with_bound] == ["ranker"]
-    assert all(victim.kept for victim in with_bound[0].victims)
-    assert {flood.bound for flood in (*with_bound, *others)} == {2, 50}
-
-
-def test_a_configuration_that_breaks_under_a_flood_is_no_answer() -> None:
-    scenario = parse_scenario(FLOODED)
-
-    def drown(load: JointLoad) -> JointLoad:
-        if load.ask.kind != "flood":
-            return load
-        trials = {name: replace(trial, feasible=False) for name, trial in load.trials.items()}
-        return replace(load, trials=trials)
-
-    with pytest.raises(NoFeasibleConfigurationError, match="under a flood of ranker"):
-        recommend_joint(swept(scenario, change=drown), scenario)
-
-
 def test_a_latency_is_the_room_that_the_tightest_limit_leaves() -> None:
     scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
     loads = swept(scenario)
@@ -242,59 +207,6 @@ def test_what_held_once_and_then_no_more_is_told_as_such() -> None:
     again = replace(first, trials=broken, ask=replace(first.ask, source="confirm", block=1))
     with pytest.raises(NoFeasibleConfigurationError, match="at 1 times the stated rates, but not in most"):
         recommend_joint([first, again], scenario)
-    flood = client_limited(replace(again, ask=replace(again.ask, kind="flood", of="ranker")))
-    with pytest.raises(NoFeasibleConfigurationError, match="but not in most"):
-        recommend_joint([first, again, flood], scenario)
-
-
-def test_what_was_never_flooded_is_not_established() -> None:
-    scenario = parse_scenario(FLOODED)
-    loads = swept(scenario)
-    chosen = recommend_joint(loads, scenario)
-    assert (chosen.established, chosen.unflooded) == (True, ())
-    calm = [load for load in loads if load.ask.kind != "flood"]
-    chosen = recommend_joint(calm, scenario)
-    assert chosen.held >= FRESH
-    assert (chosen.established, chosen.unflooded) == (False, ("ranker",))
-
-
-def behind(load: JointLoad) -> JointLoad:
-    """The flood's own client did not keep up."""
-    trial = load.trials[load.ask.of]
-    assert trial.measurement is not None
-    late = replace(trial.measurement, caveats=(caveat("client_behind", sent_ratio=0.5),))
-    return replace(load, trials={**load.trials, load.ask.of: replace(trial, measurement=late)})
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (behind, "it could not be sent, the client was the limit"),
-        (client_limited, "nothing is told of the others"),
-    ],
-)
-def test_a_flood_that_the_client_limited_was_not_stood(
-    spoil: Callable[[JointLoad], JointLoad], words: str
-) -> None:
-    scenario = parse_scenario(FLOODED)
-    loads = swept(scenario)
-    spoilt = [spoil(load) if load.ask.kind == "flood" else load for load in loads]
-    chosen = recommend_joint(spoilt, scenario)
-    assert (chosen.established, chosen.unflooded) == (False, ("ranker",))
-    assert all(flood.untold.startswith(words) for flood in chosen.floods)
-    later = [load for load in spoilt if load.ask.kind == "flood"]
-    chosen = recommend_joint([*loads, *later], scenario)
-    assert (chosen.established, {flood.untold for flood in chosen.floods}) == (True, {""})
-
-
-def test_a_flood_that_the_server_refused_was_sent() -> None:
-    flood = next(load for load in swept(parse_scenario(FLOODED)) if load.ask.kind == "flood")
-    trial = flood.trials[flood.ask.of]
-    assert trial.measurement is not None
-    busy = replace(trial.measurement, verdict="INVALID", caveats=(caveat("client_busy", cpu_ratio=0.9),))
-    assert (
-        replace(flood, trials={**flood.trials, flood.ask.of: replace(trial, measurement=busy)}).untold == ""
-    )
 
 
 def test_what_was_measured_is_of_the_runs_that_count() -> None:
@@ -351,16 +263,27 @@ def test_a_load_that_was_killed_before_its_last_trial_was_kept_is_none() -> None
     assert next_load(trials) == last.number + 1
 
 
-def test_who_floods_has_its_flood_and_no_promise_and_the_others_their_rates() -> None:
-    scenario = parse_scenario(FLOODED)
+def test_a_load_has_a_multiple_of_the_rates_and_a_seed_of_its_block() -> None:
+    scenario = parse_scenario(TEXT)
     configuration = JointSpace(scenario).configuration(JointSpace(scenario).middle())
-    ask = JointAsk(configuration=configuration, factor=1.0, kind="flood", of="ranker")
-    ranker, reader = (model_scenario(scenario, name, ask) for name in ("ranker", "reader"))
-    assert (ranker.load.rate_rps, ranker.slo.limits()) == (2000.0, {})
+    ask = JointAsk(configuration=configuration, factor=1.0)
+    reader = model_scenario(scenario, "reader", ask)
     assert (reader.load.rate_rps, reader.slo.limits()) == (40.0, {"p95": 0.15})
-    fresh = model_scenario(scenario, "reader", replace(ask, kind="together", factor=1.5, block=2))
+    fresh = model_scenario(scenario, "reader", replace(ask, factor=1.5, block=2))
     assert fresh.load.rate_rps == 60.0
     assert fresh.load.seed != reader.load.seed
+
+
+def test_floods_of_runs_of_before_are_passed_over() -> None:
+    load = swept(parse_scenario(TEXT))[-1]
+    trials = list(load.trials.values())
+    flooded = [
+        replace(trial, company=replace(trial.company, kind="flood", load=99))
+        for trial in trials
+        if trial.company
+    ]
+    assert loads_of([*trials, *flooded], ("ranker", "reader")) == [load]
+    assert next_load([*trials, *flooded]) == 100
 
 
 def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -> None:
@@ -398,9 +321,8 @@ def test_points_near_one_are_a_step_two_steps_or_a_step_of_each_of_two_parameter
     assert list(space.around((0, 0, 0), (1,)))[:2] == [[(0, 1, 0)], [(0, 2, 0)]]
 
 
-@pytest.mark.parametrize("text", [TEXT, FLOODED])
-def test_a_configuration_of_an_earlier_sweep_is_located_in_the_space(text: str) -> None:
-    scenario = parse_scenario(text)
+def test_a_configuration_of_an_earlier_sweep_is_located_in_the_space() -> None:
+    scenario = parse_scenario(TEXT)
     named = JointSpace(scenario)
     points = [point for point in itertools.product(*map(range, named.shape)) if sum(point) % 3 == 0]
     fresh = JointSpace(scenario)

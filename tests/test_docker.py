@@ -134,7 +134,7 @@ def test_a_fleet_s_manifests_name_one_cluster_and_what_batchtune_takes() -> None
         (container["command"], f"{cluster['metadata']['name']}-head-svc"),
         (services(compose)["tuner"]["command"], "head"),
     ):
-        assert f"--fleet=ray://{head}:10001" in words
+        assert f"--set=load.fleet.ray=ray://{head}:10001" in words
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
         asked = CliRunner().invoke(app, ["load", "--help"], env={"COLUMNS": "200"}).output
         assert all(flag in asked for flag in flags), flags

@@ -18,15 +18,22 @@ from batchtune.cli.preparing import preparing
 from batchtune.cli.reading import reading
 from batchtune.errors import UsageError
 
-REMOVED: Final[Mapping[tuple[str, str], str]] = {
-    ("plan", "--exact"): "a plan says how sure it is; keep a margin with --slo-… where the limit is near",
-    ("plan", "--exact-time"): "leave it out: a plan simulates a pool of 16 replicas at most",
-    ("plan", "--fleet"): "leave it out: a plan simulates on this machine",
-    ("plan", "--profile"): "plan for the peak with --rate, and once more for each rate that matters",
-    (
-        "plan",
-        "--detect",
-    ): "leave it out: until noticed, the dead replicas' share of the requests is lost",
+REMOVED: Final[Mapping[str, str]] = {
+    "plan --exact": "a plan says how sure it is; keep a margin with --slo-… where the limit is near",
+    "plan --exact-time": "leave it out: a plan simulates a pool of 16 replicas at most",
+    "plan --fleet": "leave it out: a plan simulates on this machine",
+    "plan --profile": "plan for the peak with --rate, and once more for each rate that matters",
+    "plan --detect": "leave it out: until they are noticed, dead replicas lose their share of the requests",
+    "sweep --strategy": "say it with --set search.strategy=NAME",
+    "sweep --parallel": "say it with --set search.parallel=N",
+    **dict.fromkeys(
+        (f"{name} --fleet" for name in ("sweep", "load", "compare", "check")),
+        "say it with --set load.fleet.ray=ADDRESS",
+    ),
+    **dict.fromkeys(
+        (f"{name} --fleet-workers" for name in ("sweep", "load", "compare", "check")),
+        "say it with --set load.fleet.workers=N",
+    ),
 }
 """Options that commands had, each with what to do instead."""
 
@@ -36,7 +43,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args[1:]:
-            hint = REMOVED.get((args[0], option := word.partition("=")[0]))
+            hint = REMOVED.get(f"{args[0]} {(option := word.partition('=')[0])}")
             if hint is not None:
                 raise UsageError(f"{option}: this option of {args[0]} no longer exists", hint=hint)
         return super().parse_args(ctx, args)

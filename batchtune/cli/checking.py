@@ -15,7 +15,6 @@ from batchtune.cli.arguments.options import (
     ScenarioArgument,
     SetOption,
     examples,
-    takes_fleet,
     takes_slo,
 )
 from batchtune.cli.arguments.sides import SideWords, takes_sides
@@ -38,11 +37,9 @@ checking = typer.Typer()
 )
 @takes_sides
 @takes_slo
-@takes_fleet
 def check(
     *,
     slo: dict[str, str],
-    workers: list[str],
     sides: dict[str, SideWords],
     scenario: ScenarioArgument,
     candidate: Annotated[
@@ -116,7 +113,7 @@ def check(
     if baseline is None and (update_baseline or allow_missing or allow_mismatch):
         raise UsageError("a stored baseline has a file", hint="add --baseline baseline.json")
     files = CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality)
-    overrides = [*(set_ or []), *slo_overrides(slo), *workers]
+    overrides = [*(set_ or []), *slo_overrides(slo)]
     with resolved_sides(scenario, sides, overrides=overrides) as resolved:
         wanted = CheckRequest(
             scenario=scenario,

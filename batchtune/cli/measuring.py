@@ -15,17 +15,14 @@ from batchtune.cli.arguments.options import (
     MaxRegressOption,
     OneConcurrencyOption,
     OneRateOption,
-    ParallelOption,
     QuietOption,
     RateOption,
     RootOption,
     ScenarioArgument,
     SetOption,
-    Strategy,
     SubjectArgument,
     WhyOption,
     examples,
-    takes_fleet,
     takes_request,
     takes_slo,
 )
@@ -41,18 +38,16 @@ measuring = typer.Typer()
         "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
         "sweep scenarios/triton-attached.yaml --batching-parameters-file config.pbtxt",
         "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
-        "sweep scenarios/quickstart.yaml --parallel 4",
+        "sweep scenarios/quickstart.yaml --set search.parallel=4",
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
 )
 @takes_slo
 @takes_request
-@takes_fleet
 def sweep(
     *,
     slo: dict[str, str],
     request: list[str],
-    workers: list[str],
     subject: SubjectArgument,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
@@ -63,10 +58,6 @@ def sweep(
     set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
-    strategy: Annotated[
-        Strategy | None, typer.Option("--strategy", help="Replaces the scenario's search.strategy.")
-    ] = None,
-    parallel: ParallelOption = None,
     optuna_storage: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Export the search as an Optuna study: sqlite:///FILE."),
@@ -88,10 +79,7 @@ def sweep(
         *(set_ or []),
         *slo_overrides(slo),
         *request,
-        *workers,
-        *([] if strategy is None else [f"search.strategy={strategy}"]),
         *([] if budget is None else [f"search.budget.time={budget}"]),
-        *([] if parallel is None else [f"search.parallel.servers={parallel}"]),
     ]
     asked = subject_of_sweep(
         subject,
@@ -105,7 +93,7 @@ def sweep(
     from batchtune.cli.joint_sweep import run_joint_sweep, several_models
 
     if several_models(asked.source):
-        given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency, "--parallel": parallel}
+        given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
         given |= {"--optuna-storage": optuna_storage, "--why": why or None}
         raise typer.Exit(
             run_joint_sweep(
@@ -139,17 +127,15 @@ def sweep(
         "load scenarios/quickstart.yaml --set max_batch_size=8 --slo-p99 50ms",
         "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
         "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
-        "load 10.0.0.7:8500/my_model --rate 500k --fleet ray://10.0.0.1:10001 --fleet-workers 8",
+        "load 10.0.0.7:8500/my_model --rate 500k --set load.fleet.ray=ray://10.0.0.1:10001",
     )
 )
 @takes_slo
 @takes_request
-@takes_fleet
 def load(
     *,
     slo: dict[str, str],
     request: list[str],
-    workers: list[str],
     subject: SubjectArgument,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
@@ -202,7 +188,7 @@ def load(
 
     wanted = LoadRequest(
         scenario=Path(subject),
-        overrides=[*(set_ or []), *slo_overrides(slo), *request, *workers],
+        overrides=[*(set_ or []), *slo_overrides(slo), *request],
         concurrency=concurrency,
         rate=rate,
         batching_parameters_file=batching_parameters_file,
@@ -229,12 +215,10 @@ def load(
 )
 @takes_slo
 @takes_request
-@takes_fleet
 def compare(
     *,
     slo: dict[str, str],
     request: list[str],
-    workers: list[str],
     subject: SubjectArgument,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
@@ -272,7 +256,7 @@ def compare(
 
     asked = subject_of_comparison(
         subject,
-        [*(set_ or []), *slo_overrides(slo), *request, *workers],
+        [*(set_ or []), *slo_overrides(slo), *request],
         rate=rate,
         concurrency=concurrency,
         no_batching=no_batching,

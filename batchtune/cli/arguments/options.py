@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json as json_text
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -99,16 +98,11 @@ WhyOption = Annotated[
     bool,
     typer.Option("--why", help="The whole argument: all that was tried, the search, caveats, alternatives."),
 ]
-ParallelOption = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Servers under test at once, on a Ray cluster: search.parallel."),
-]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(metavar="RUN", help="A run's directory. Default: the latest sweep under --results."),
 ]
-Strategy = Literal["guided", "rule", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]
@@ -199,68 +193,24 @@ _REQUEST_OPTIONS: Final[Mapping[str, Any]] = {
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """The command with `--rest`, `--rows`, `--shape` and `--range`; as `request` they come as a `--set` each."""
 
-    def overrides(words: dict[str, Any]) -> list[str]:
+    @functools.wraps(command)
+    def with_request(**given: Any) -> None:
         from batchtune.cli.arguments.model_words import request_overrides
 
-        return request_overrides(
+        words = {option: given.pop(option) for option in _REQUEST_OPTIONS}
+        overrides = request_overrides(
             rest=words["rest"], rows=words["rows"], shapes=words["shape"], ranges=words["range_"]
         )
-
-    return _taking(command, "request", _REQUEST_OPTIONS, overrides)
-
-
-_FLEET_OPTIONS: Final[Mapping[str, Any]] = {
-    "fleet": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="auto|ray://HOST:PORT|HOST:PORT",
-                help="Send from workers on a Ray cluster: that of this machine (auto), or the one there.",
-            ),
-        ],
-        None,
-    ),
-    "fleet_workers": (
-        Annotated[int | None, typer.Option(min=1, metavar="N", help="How many. Default: one a node.")],
-        None,
-    ),
-}
-
-
-def takes_fleet(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--fleet` and `--fleet-workers`; as `workers` they come as a `--set` each."""
-
-    def overrides(words: dict[str, Any]) -> list[str]:
-        address, workers = words["fleet"], words["fleet_workers"]
-        return [
-            *([] if address is None else [f"load.fleet.ray={json_text.dumps(address)}"]),
-            *([] if workers is None else [f"load.fleet.workers={workers}"]),
-        ]
-
-    return _taking(command, "workers", _FLEET_OPTIONS, overrides)
-
-
-def _taking(
-    command: Callable[..., None],
-    name: str,
-    options: Mapping[str, Any],
-    overrides: Callable[[dict[str, Any]], list[str]],
-) -> Callable[..., None]:
-    """The command with these options in the place of its parameter `name`, which gets what they say as overrides."""
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        words = {option: given.pop(option) for option in options}
-        command(**given, **{name: overrides(words)})
+        command(**given, request=overrides)
 
     own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != name]
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "request"]
     parameters += [
         inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for option, (annotation, default) in options.items()
+        for option, (annotation, default) in _REQUEST_OPTIONS.items()
     ]
-    with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_options
+    with_request.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_request
 
 
 def examples(*lines: str) -> str:

@@ -82,5 +82,5 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
         raise UsageError(
             f"load.fleet: {elsewhere.name} cannot reach {endpoint.host}, which is each machine's own",
             hint="load a running server by the name that the nodes know it by (batchtune load HOST:PORT/MODEL "
-            "--fleet …), or keep the workers on this machine by load.fleet.resources",
+            "--set load.fleet.ray=…), or keep the workers on this machine by load.fleet.resources",
         )

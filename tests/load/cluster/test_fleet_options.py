@@ -1,4 +1,4 @@
-"""`--fleet` of the commands that measure: what it changes of the scenario, and what is told where Ray is missing."""
+"""`load.fleet` by `--set` of the commands that measure, and what is told where Ray is missing."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     )
     launched: list[ServerProcess] = []
     monkeypatch.setattr(ServerProcess, "start", launched.append)
-    error = invoke(command, scenario, "--fleet", "auto")
+    error = invoke(command, scenario, "--set", "load.fleet.ray=auto")
     assert isinstance(error, UsageError)
     assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")
     assert launched == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_asks_for_the_fleet_that_its_options_name(
+def test_each_command_asks_for_the_fleet_that_is_named(
     command: str, scenario: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -69,12 +69,20 @@ def test_each_command_asks_for_the_fleet_that_its_options_name(
         raise UsageError("seen")
 
     monkeypatch.setattr(choice, "RayCluster", refuse)
-    error = invoke(command, scenario, "--fleet", "ray://head:10001", "--fleet-workers", "3")
+    words = ("--set", "load.fleet.ray=ray://head:10001", "--set", "load.fleet.workers=3")
+    error = invoke(command, scenario, *words)
     assert isinstance(error, UsageError)
     assert (error.message, asked) == ("seen", [("ray://head:10001", 3)])
 
 
 def test_workers_without_a_cluster_are_refused(scenario: Path) -> None:
-    error = invoke("load", scenario, "--fleet-workers", "3")
+    error = invoke("load", scenario, "--set", "load.fleet.workers=3")
     assert isinstance(error, UsageError)
     assert "load.fleet.ray" in error.message
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_of_before_say_what_to_write(command: str, scenario: Path) -> None:
+    error = invoke(command, scenario, "--fleet=auto")
+    assert isinstance(error, UsageError)
+    assert (error.exit_code, error.hint) == (2, "say it with --set load.fleet.ray=ADDRESS")

@@ -16,8 +16,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 
-_NOT_FINITE = ("nan", "inf", "-inf")
-
 
 def to_plain(value: Any) -> Any:
     """Mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes."""
@@ -77,7 +75,7 @@ def _read(declared: Any, value: Any, place: str) -> Any:
         return {_key(arguments[0], key): _read(arguments[1], value[key], f"{place}.{key}") for key in value}
     elif origin is Literal and isinstance(value, str | int) and value in arguments:
         return value
-    elif declared is float and isinstance(value, str) and value in _NOT_FINITE:
+    elif declared is float and isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     elif _is_number(value) if declared is float else type(value) is declared:
         return value

@@ -39,7 +39,6 @@ _PACKAGES = (
     "orjson",
     "uvloop",
 )
-_GIT_LIMIT_S = 2.0
 _NVIDIA_SMI_LIMIT_S = 10.0
 """Without a persistence daemon the driver wakes each GPU first: seconds on a machine with eight."""
 
@@ -165,12 +164,6 @@ def _in_container(root: Path) -> bool:
     return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
 
 
-def gpu_names() -> list[str]:
-    """The names of the NVIDIA GPUs of this machine; empty without one."""
-    names: list[str] = gpus()["names"]
-    return names
-
-
 def gpus(root: Path = Path("/")) -> dict[str, Any]:
     """The NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
     return (
@@ -251,7 +244,7 @@ def _git(directory: Path) -> dict[str, Any] | None:
 
 
 def _git_output(directory: Path, *arguments: str) -> str | None:
-    return _output(["git", "--no-optional-locks", "-C", str(directory), *arguments], limit_s=_GIT_LIMIT_S)
+    return _output(["git", "--no-optional-locks", "-C", str(directory), *arguments], limit_s=2.0)
 
 
 def _output(command: Sequence[str], *, limit_s: float) -> str | None:

@@ -41,7 +41,6 @@ COMPARISON = "comparison.json"
 CHECK = "check.json"
 DUETS = "duets.jsonl"
 SERVER_LOG = "server.log"
-LOCK = "lock"
 MODEL_CONFIG = "model_config.json"
 
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -65,7 +64,7 @@ class Run:
         """
         if self._lock is not None:
             return
-        path = self.path / LOCK
+        path = self.path / "lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

@@ -42,7 +42,6 @@ _HASH: Final = "\ue000"
 """Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 _DESCRIPTOR: Final = re.compile(r"(?<=\s)\d+(?=[<>])")
 """The number before a redirection is no word."""
-_VOLUMES: Final = ("v", "volume", "mount")
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
     "monitoring_config_file",
@@ -240,7 +239,9 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _mounts(options: Sequence[tuple[str, str]]) -> Mapping[PurePosixPath, Path]:
     """The host's path at each path inside."""
-    return dict(mount for name, value in options if name in _VOLUMES for mount in _mount(name, value))
+    return dict(
+        mount for name, value in options if name in ("v", "volume", "mount") for mount in _mount(name, value)
+    )
 
 
 def _mount(name: str, value: str) -> Iterator[tuple[PurePosixPath, Path]]:

@@ -31,7 +31,6 @@ _CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
 """Keys under which nothing is said of how the server starts."""
 _PROGRAMS: Final = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
-_NULL: Final = "tag:yaml.org,2002:null"
 _NAME_CHARACTERS_MAX: Final = 50
 """Kubernetes takes 63; a ConfigMap's name has nine more."""
 
@@ -202,7 +201,7 @@ def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.S
     elif isinstance(node, yaml.MappingNode):
         said = [_entry(node, name) for name in ("command", "args")]
         for part in said if _entry(node, "image") is not None else ():
-            if isinstance(part, yaml.ScalarNode) and part.tag != _NULL:
+            if isinstance(part, yaml.ScalarNode) and part.tag != "tag:yaml.org,2002:null":
                 raise BatchingParametersError(
                     f"{source}:{part.start_mark.line + 1}: command and args of a container are lists of words; was "
                     f"{part.value!r}",

@@ -78,7 +78,6 @@ PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
 UNKNOWN = "unknown"
 Dialect = Literal["tfserving", "triton"]
 """Whose words and defaults a configuration has."""
-_BOOLEANS = {"pad_variable_length_inputs", "enable_large_batch_splitting"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +294,7 @@ def _typed(name: str, value: Any) -> Any:
         if isinstance(value, str):
             return value
         raise _wrong_type(name, value, "a string")
-    if name in _BOOLEANS:
+    if name in {"pad_variable_length_inputs", "enable_large_batch_splitting"}:
         if isinstance(value, bool):
             return value
         raise _wrong_type(name, value, "true or false")

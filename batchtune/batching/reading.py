@@ -37,15 +37,11 @@ from batchtune.batching.triton_reading import MODEL_FIELDS, parse_config_pbtxt
 from batchtune.errors import BatchingParametersError
 
 _COMMENT: Final = re.compile(r"#[^\n]*")
-_YAML_NAMES: Final = (".yaml", ".yml")
 _CORTEX: Final = re.compile(
     r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
 )
 _MANIFEST: Final = re.compile(r"(?:^|[{,]\s*)(['\"]?)apiVersion\1\s*:", re.MULTILINE)
 _COMPOSE: Final = re.compile(r"^services *:", re.MULTILINE)
-_INSTEAD_OF_COMPOSE: Final = (
-    "give the file of parameters that its service mounts, or its command as a docker run"
-)
 _TRITON: Final = re.compile(
     rf"(?<![\w\"'])(?:{'|'.join(name for name in MODEL_FIELDS if name != 'max_batch_size')})\s*[:{{\[<]"
 )
@@ -104,9 +100,10 @@ def _parsed(text: str, source: str) -> BatchingFile:
     if compose is not None:
         line = bare.count("\n", 0, compose.start()) + 1
         raise BatchingParametersError(
-            f"{source}:{line}: a compose file is not read", hint=_INSTEAD_OF_COMPOSE
+            f"{source}:{line}: a compose file is not read",
+            hint="give the file of parameters that its service mounts, or its command as a docker run",
         )
-    if Path(source).suffix in _YAML_NAMES or _CORTEX.search(bare):
+    if Path(source).suffix in (".yaml", ".yml") or _CORTEX.search(bare):
         return parse_cortex(text, source=source)
     if bare.lstrip().startswith("--"):
         flags = parse_flags(text, source=source)

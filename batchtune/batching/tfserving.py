@@ -12,7 +12,6 @@ from batchtune.batching import text_proto
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, did_you_mean, to_dict
 from batchtune.batching.text_proto import Field, Message, Scalar
 
-_PLAIN = {"allowed_batch_sizes", "pad_variable_length_inputs"}
 _EMPTY_WRAPPERS: dict[str, bool | str] = {"thread_pool_name": "", "enable_large_batch_splitting": False}
 
 
@@ -55,7 +54,7 @@ def format_tfserving_text(parameters: BatchingParameters) -> str:
     for name, value in to_dict(parameters).items():
         if name == "allowed_batch_sizes":
             lines.extend(f"{name}: {size}" for size in value)
-        elif name in _PLAIN:
+        elif name in {"allowed_batch_sizes", "pad_variable_length_inputs"}:
             lines.append(f"{name}: {_literal(value)}")
         else:
             lines.append(f"{name} {{ value: {_literal(value)} }}")

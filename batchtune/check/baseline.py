@@ -34,9 +34,6 @@ _OLD: Final = {1: ", whose memory is not the peak since the launch"}
 """What figures of older versions are not."""
 
 _BYTES_MAX: Final = 1 << 20
-_HOST_KEYS: Final = ("schema_version", "machine", "kernel_series", "cpu", "python", "gpu")
-_WORKLOAD_KEYS: Final = ("request", "load", "objective", "slo")
-_CPU_KEYS: Final = ("server_cpus", "load.cpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +83,10 @@ def baseline_of(
         scenario=scenario.name,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload_of(scenario, relaunches=relaunches),
-        host={key: provenance.get(key) for key in _HOST_KEYS},
+        host={
+            key: provenance.get(key)
+            for key in ("schema_version", "machine", "kernel_series", "cpu", "python", "gpu")
+        },
         commit=commit or (provenance.get("git") or {}).get("commit"),
         runs=tuple(
             {metric: value for metric, value in run.items() if metric not in left_out}
@@ -98,7 +98,7 @@ def baseline_of(
 def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
     """What is asked of the server, its life and its CPUs: not the model or its settings, which a check is about."""
     document = scenario.document()
-    workload = {key: document.get(key) for key in _WORKLOAD_KEYS}
+    workload = {key: document.get(key) for key in ("request", "load", "objective", "slo")}
     load = {key: value for key, value in document["load"].items() if key != "seed"}
     cpus = scenario.target.cpus
     return {
@@ -203,7 +203,7 @@ def _hostless(workload: Mapping[str, Any], *, is_same_host: bool) -> dict[str, A
         key: Path(value).name if key.endswith(".file") and isinstance(value, str) else value
         for key, value in _flat(workload).items()
     }
-    for key in _CPU_KEYS:
+    for key in ("server_cpus", "load.cpus"):
         cpus = flat.pop(key, None)
         if is_same_host and isinstance(cpus, list):
             flat[key] = counted(len(cpus), "CPU")

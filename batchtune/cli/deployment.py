@@ -31,12 +31,10 @@ from batchtune.target.triton.launched import flag_words
 
 _TENSORFLOWS = "tensorflow_model_server"
 _OURS = "batchtune-model-server"
-_ANY_DEVICE = "auto"
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
 """TF Serving's own."""
 
-_TRITONS_PORTS = (8000, 8001, 8002)
 _TRITONS_IMAGE = "nvcr.io/nvidia/tritonserver:26.04-py3"
 _OWN_IMAGE = "batchtune-server"
 """As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel."""
@@ -66,8 +64,6 @@ BUNDLED_FLAGS: Final = frozenset(
 _SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
 """By words of the command itself."""
 
-_TRITONS_SAID_OTHERWISE: Final = ("http-port", "grpc-port", "metrics-port", "load-model")
-_TORCHS: Final = ("torch", "torchscript")
 
 _SERVED = "served"
 """The folder, where the command is run, to which a model without a version directory is copied."""
@@ -173,7 +169,7 @@ def _flag_words(configuration: Configuration, scenario: Scenario, server: str) -
             {} if target.runs == "command" else dict.fromkeys(THREAD_LIMITS, str(demand_of(scenario).threads))
         )
     else:
-        own = {} if target.device == _ANY_DEVICE else {"device": target.device}
+        own = {} if target.device == "auto" else {"device": target.device}
     flags = {**own, **_flags(configuration, target)}
     return [f"--{name}={text}" for name, text in flags.items()]
 
@@ -230,7 +226,7 @@ def _needs_ours(configuration: Configuration, target: TargetSpec, model: Path) -
     """Whether TensorFlow's image cannot serve what was measured; one that did in a container can."""
     if target.runs == "docker":
         return False
-    if BUNDLED_FLAGS & _flags(configuration, target).keys() or target.framework in _TORCHS:
+    if BUNDLED_FLAGS & _flags(configuration, target).keys() or target.framework in ("torch", "torchscript"):
         return True
     return not _is_saved_model(model) and (model.exists() or _on_cuda(target))
 
@@ -254,9 +250,13 @@ def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path)
     folder = model.resolve() if model.is_dir() else Path("MODEL_REPOSITORY") / name
     inside = f"{MODELS_INSIDE}/{name}"
     mounts = {folder: inside, file: f"{inside}/config.pbtxt"}
-    words = tritons_container(target, ports=_TRITONS_PORTS, mounts=mounts)
+    words = tritons_container(target, ports=(8000, 8001, 8002), mounts=mounts)
     flags = {**_given(target), **configuration.server_flags}
-    own = {flag: text for flag, text in flags.items() if flag not in _TRITONS_SAID_OTHERWISE}
+    own = {
+        flag: text
+        for flag, text in flags.items()
+        if flag not in ("http-port", "grpc-port", "metrics-port", "load-model")
+    }
     return [*words, f"--model-repository={MODELS_INSIDE}", *flag_words(own)]
 
 

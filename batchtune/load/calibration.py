@@ -15,7 +15,6 @@ from batchtune.scenario.payloads import RequestSet
 
 DURATION_S: Final = 0.7
 WARM_UP_S: Final = 0.2
-USERS_PER_WORKER: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ def calibrate(
         job = LoadJob(
             endpoint=server.endpoint,
             requests=requests,
-            arrivals=ClosedLoop(concurrency=USERS_PER_WORKER * fleet.processes, duration_s=duration_s),
+            arrivals=ClosedLoop(concurrency=32 * fleet.processes, duration_s=duration_s),
             check_every=0,
         )
         fleet.run(replace(job, arrivals=replace(job.arrivals, duration_s=WARM_UP_S)))

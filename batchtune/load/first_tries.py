@@ -42,14 +42,8 @@ _PATIENCE_S: Final = 60.0
 _TIMED_S: Final = 1.0
 """So long, or so many answers, are timed at most."""
 _TIMED_ANSWERS: Final = 24
-_DISTINCT: Final = 4
 _RECORDED: Final = 16
 """Of a file of recorded requests the first so many are asked."""
-
-_FIXED_BATCH: Final = (
-    "export the model with an open batch dimension: as it is no server can batch it (`batchtune load MODEL "
-    "--no-batching` measures it so)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,11 @@ def first_tries(
     elif batched:
         raise TargetError(
             f"a request of {counted(request.rows, 'row')} is answered, one of {2 * request.rows} is not: {fault}",
-            hint=meaning_of(fault) or _FIXED_BATCH,
+            hint=meaning_of(fault)
+            or (
+                "export the model with an open batch dimension: as it is no server can batch it (`batchtune load MODEL "
+                "--no-batching` measures it so)"
+            ),
         )
     return FirstTries(
         request=answered,
@@ -177,7 +175,7 @@ class _Asking:
         Raises:
             TargetError: it is refused.
         """
-        requests = self._requests(request, times=times, distinct=_DISTINCT)
+        requests = self._requests(request, times=times, distinct=4)
         requests = replace(requests, bodies=requests.bodies * max(1, _TIMED_ANSWERS // len(requests.bodies)))
         times_s = list(_timed(answers_alone(self.endpoint, requests)))
         return statistics.median(times_s[1:] or times_s)

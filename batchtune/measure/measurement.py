@@ -25,7 +25,6 @@ from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, wi
 from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 
-_LONGEST_S = 1e9
 _SHOWN_TEXT_MAX_CHARS = 160
 
 FEW_INDEPENDENT = 72
@@ -154,7 +153,7 @@ def measure(
         client_cpu_ratio=client.cpu_ratio,
         client_cpu_per_request_s=client.cpu_per_request_s,
         misses=one_in
-        * int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else _LONGEST_S))),
+        * int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else 1e9))),
         design_effect=one_in * run.design_effect(limit_s),
         server=activity,
         verdict=verdict,

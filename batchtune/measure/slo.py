@@ -17,7 +17,6 @@ Decision = Literal["PASS", "FAIL", "UNSURE"]
 
 ALPHA = 0.05
 
-TIMES_STEP = 1.25
 LONGEST_TIMES = 100.0
 """How finely, and how far, a longer run is looked for; one a hundred times as long is no advice."""
 
@@ -89,7 +88,7 @@ def times_longer(
     """
     times = 1.0
     while times < LONGEST_TIMES:
-        times *= TIMES_STEP
+        times *= 1.25
         decision = strict_decision(
             times * requests, times * misses, allowed_miss_ratio, design_effect=design_effect
         )

@@ -24,7 +24,6 @@ CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit
 FEW_MISSES = 10
 """Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
 
-MARGIN_STEP = 2.0
 MOST_MISSES = 0.95
 MARGIN_REQUESTS = 300
 """A PASS may be shown at a lower limit: so many times lower, with as many times the misses allowed, up to this share.
@@ -154,5 +153,5 @@ def _margins(allowed_miss_ratio: float) -> Iterator[float]:
     factor, most = 1.0, MOST_MISSES / allowed_miss_ratio
     while factor < most:
         yield factor
-        factor *= MARGIN_STEP
+        factor *= 2.0
     yield most

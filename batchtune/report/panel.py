@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-PANEL_WIDTH: Final = 100
-PLOT_WIDTH: Final = 56
-LEAST_COLUMNS: Final = 20
 PLOT_HEIGHTS: Final = (4, 7)
 """A plot has at least and at most so many lines; where there is no room for the least there is none."""
 AROUND_PLOT: Final = 7
@@ -61,13 +58,13 @@ def panel(
     table = Table.grid(padding=(0, 2))
     for label, text, style in rows:
         table.add_row(Text(label, style="dim"), Text(text, style=style))
-    width = min(console.width, PANEL_WIDTH)
+    width = min(console.width, 100)
     inside = console.options.update(width=width - _BORDER)
     least, most = PLOT_HEIGHTS
     height = min(most, console.height - 1 - AROUND_PLOT - len(console.render_lines(table, inside)))
-    columns = min(PLOT_WIDTH, width - _BORDER - _LEFT_OF_PLOT)
+    columns = min(56, width - _BORDER - _LEFT_OF_PLOT)
     shown: list[RenderableType] = [table]
-    if points and height >= least and columns >= LEAST_COLUMNS:
+    if points and height >= least and columns >= 20:
         shown += ["", *scatter(points, limit_s=limit_s, width=columns, height=height)]
     return Panel(Group(*shown), title="batchtune sweep", title_align="left", width=width)
 

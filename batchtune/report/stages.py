@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from batchtune.scenario.units import percentage
 from batchtune.tune.compare.variant import VariantFigures
 
-BATCHING_STAGE: Final = "batching_stage"
-
 
 def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
     """A line where variants say what is batched (`--batching_stage`), else none."""
-    if not any(BATCHING_STAGE in dict(variant.configuration.flags) for variant in variants):
+    if not any("batching_stage" in dict(variant.configuration.flags) for variant in variants):
         return []
     shares = [
         f"{variant.name} {percentage(min(variant.device_busy_ratio, 1.0))}"

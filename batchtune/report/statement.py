@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from batchtune.report.bottleneck import limit_sentence
 from batchtune.report.contenders import DISPENSABLE, RECOMMENDED, contenders_table
@@ -40,8 +40,6 @@ from batchtune.tune.trials.search_summary import SearchSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-ALTERNATIVES_SHOWN: Final = 3
 
 
 def print_recommendation(
@@ -92,7 +90,7 @@ def print_recommendation(
     for text in (*_search(chosen), *_sure(chosen, next_step, offer)):
         tell(text)
     console.print()
-    for alternative in chosen.alternatives[:ALTERNATIVES_SHOWN]:
+    for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (not confirmed)"
         tell(f"Instead: {alternative.configuration.label()}: {alternative.trade}{searched}.")
     for text in marks.lines():

@@ -22,7 +22,6 @@ LOG_WIDTH: Final = 80
 PIPE_WIDTH: Final = 200
 
 _GAP: Final = 2
-_WIDEST: Final = 10_000
 _TIE: Final = "\N{NO-BREAK SPACE}"
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 
@@ -65,7 +64,7 @@ def print_table(console: Console, table: Table) -> None:
     """The table as wide as it is: a figure that is cut off misleads."""
     from rich.measure import Measurement
 
-    needed = Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.width = max(console.width, needed)
     console.print(table)
 

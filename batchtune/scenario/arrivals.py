@@ -141,16 +141,6 @@ def draw(
     return Schedule(due_ns=due_ns, duration_s=total_s, offered_rps=count / total_s)
 
 
-def unscaled_rps(load: LoadSpec) -> float:
-    """The mean rate of a ramp, steps or a trace as they are written, the warm-up of a ramp or steps included."""
-    if load.trace is not None:
-        offsets_s = read_trace(load.trace.file).offsets_s / load.trace.speed
-        return (len(offsets_s) - 1) / float(offsets_s[-1] - offsets_s[0])
-    total_s = load.warm_up_s + load.duration_s
-    profile = _profile(load, rate_rps=None, total_s=total_s, rng=np.random.default_rng(load.seed))
-    return profile.integral / total_s
-
-
 @dataclass(frozen=True, slots=True)
 class _Profile:
     """A rate over time: segments, over each of which it goes linearly from one value to another.

@@ -15,15 +15,10 @@ _LENGTHS: Final = (128, 64, 32, 16, 8, 256, 512, 1)
 """Of a sequence: tokens of a sentence or two, then what convolutions and reshapes may want."""
 _SIDES: Final = (224, 32, 64, 28, 299, 512)
 """Of an image, in pixels: ImageNet's, CIFAR's, MNIST's, Inception's."""
-_CHANNELS: Final = (1, 3, 4)
-_ANY_RANK: Final = ((128,), (224, 224, 3), (3, 224, 224), ())
-_STRINGS: Final = (1, 8)
 
 SMALL: Final = RandomRange(low=0, high=100, whole=True)
 """Below the size of nearly every vocabulary."""
 BINARY: Final = RandomRange(low=0, high=2, whole=True)
-_ONES: Final = RandomRange(low=1, high=2, whole=True)
-_PIXELS: Final = RandomRange(low=0, high=256, whole=True)
 
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
@@ -82,15 +77,15 @@ def inputs_with_range(request: RequestSpec, signature: Signature) -> set[str]:
 def _sizes(spec: TensorSpec) -> list[tuple[int, ...]]:
     strings = spec.dtype == "object"
     if spec.shape is None:
-        return [()] if strings else list(_ANY_RANK)
+        return [()] if strings else [(128,), (224, 224, 3), (3, 224, 224), ()]
     inner = spec.shape[1:]
     if None not in inner:
         return []
     if strings:
-        return [_filled(inner, size) for size in _STRINGS]
+        return [_filled(inner, size) for size in (1, 8)]
     if len(inner) != 3:
         return [_filled(inner, size) for size in _LENGTHS]
-    if any(size in _CHANNELS for size in inner):
+    if any(size in (1, 3, 4) for size in inner):
         return [_filled(inner, side) for side in _SIDES]
     if inner == (None, None, None):
         return [(224, 224, 3), (3, 224, 224), (32, 32, 3), (28, 28, 1)]
@@ -104,8 +99,8 @@ def _filled(inner: tuple[int | None, ...], size: int) -> tuple[int, ...]:
 def _range(spec: TensorSpec) -> RandomRange:
     name = spec.name.lower()
     if "mask" in name:
-        return _ONES
+        return RandomRange(low=1, high=2, whole=True)
     if "type" in name or "segment" in name:
         return BINARY
     image = spec.dtype == "uint8" and spec.shape is not None and len(spec.shape) == 4
-    return _PIXELS if image else SMALL
+    return RandomRange(low=0, high=256, whole=True) if image else SMALL

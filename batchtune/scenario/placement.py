@@ -18,7 +18,6 @@ OF_A_FLEET = (
     "Ray places the load workers, on this machine too if it is a node of the cluster: --set target.cpus=[0] keeps the "
     "server on a CPU of its own"
 )
-_CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl"})
 
 
 def placed(
@@ -87,7 +86,7 @@ def _why_shared(scenario: Scenario, count: int, quota: float | None) -> str | No
 
 def _is_container(scenario: Scenario) -> bool:
     command = scenario.target.command
-    return command is not None and Path(command[0]).name in _CONTAINER_PROGRAMS
+    return command is not None and Path(command[0]).name in {"docker", "podman", "nerdctl"}
 
 
 def _with_cpus(

@@ -14,7 +14,6 @@ from batchtune.scenario.spec.served_models import refuse_unheard
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_MERGE_TAG = "tag:yaml.org,2002:merge"
 _NODES_MAX = 100_000
 _DEPTH_MAX = 50
 """A scenario nests six deep; each level takes three of the 1,000 frames that Python allows."""
@@ -162,7 +161,7 @@ class _Reader:
         inherited: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _MERGE_TAG:
+            if key_node.tag == "tag:yaml.org,2002:merge":
                 for mapping in self._merged_in(value_node, path):
                     inherited = {**mapping, **inherited}
                 continue

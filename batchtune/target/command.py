@@ -38,8 +38,6 @@ from batchtune.wire.signature import Signature
 STEP_LIMIT_S: Final = 120.0
 """A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
 
-_READY_STEP_S: Final = 0.2
-
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
@@ -247,7 +245,7 @@ class CommandTarget:
             failure = url_failure(ready, there) if isinstance(ready, str) else self._failure(ready, left_s)
             if not failure:
                 return
-            time.sleep(min(_READY_STEP_S, max(0.0, give_up - time.monotonic())))
+            time.sleep(min(0.2, max(0.0, give_up - time.monotonic())))
         raise TargetError(
             f"the server is not ready after {limit_s:g} s: {failure}",
             hint="a big model, or a rollout, may need a longer target.ready_timeout",

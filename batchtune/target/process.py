@@ -22,10 +22,6 @@ from batchtune.target.launch.container import (
     tree_memory_peak_bytes,
 )
 
-_ENDED_HINT = (
-    "run the command by hand; it gets few environment variables here, others are named in target.environment"
-)
-_ELSEWHERE_HINT = "it may listen elsewhere than target.rest_url, grpc_url and ready say"
 _TAIL_BYTES = 16_384
 _FIRST_PORT = 10_000
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -212,9 +208,16 @@ def launch_named(process: ServerProcess | None) -> Iterator[None]:
         if process is None:
             raise
         if not process.running:
-            raise TargetError(f"target.launch: {error.message}", hint=error.hint or _ENDED_HINT) from error
+            raise TargetError(
+                f"target.launch: {error.message}",
+                hint=error.hint
+                or "run the command by hand; it gets few environment variables here, others are named in "
+                "target.environment",
+            ) from error
         words = f"what target.launch started still runs, its last words:\n{process.log_tail()}"
-        hint = "; ".join(filter(None, (_ELSEWHERE_HINT, error.hint)))
+        hint = "; ".join(
+            filter(None, ("it may listen elsewhere than target.rest_url, grpc_url and ready say", error.hint))
+        )
         raise TargetError(f"{error.message}; {words}", hint=hint) from error
 
 

@@ -23,7 +23,6 @@ _VARIABLES: Final = (
 
 _GRACE_S: Final = 1.0
 _TAIL_BYTES: Final = 16_384
-_TAIL_LINES: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +124,7 @@ def last_words(log_path: Path, *, begins_at: int = 0) -> str:
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+    return "\n".join(f"  {line}" for line in lines[-12:])
 
 
 def _said(log_path: Path, begins_at: int) -> str:

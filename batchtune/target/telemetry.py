@@ -20,7 +20,6 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
 _COUNTED = (":tensorflow:serving:", _OURS)
-_MONOTONIC = ("_total", "_count", "_sum", "_bucket")
 _STARTED = "process_start_time_seconds"
 
 _Series = dict[tuple[tuple[str, str], ...], float]
@@ -213,7 +212,7 @@ def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) 
     return any(
         value > after[name].get(labels, value)
         for name in before.keys() & after.keys()
-        if name.startswith(_COUNTED) and name.endswith(_MONOTONIC)
+        if name.startswith(_COUNTED) and name.endswith(("_total", "_count", "_sum", "_bucket"))
         for labels, value in before[name].items()
     )
 

@@ -33,8 +33,6 @@ from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.target.urls import replicas_of
 from batchtune.wire.signature import Signature
 
-_LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
-
 REPEATS_MAX = 2
 """A run that the host or the client spoilt is repeated at most so often."""
 
@@ -202,7 +200,7 @@ class Loader:
         moved = activity(before, after)
         loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
         noise = None if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s)
-        if np.isin(samples.status, _LEFT_BEHIND).any():
+        if np.isin(samples.status, (int(Status.UNFINISHED), int(Status.TIMEOUT))).any():
             self._settle(load)
         if load.whole:
             window = whole_run(samples)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from batchtune.twin.model.replicas import Failing
 
 _HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
-_MOST = 1_000_000
 
 
 def failing_of(failing: str | None) -> Failing | None:
@@ -36,6 +35,6 @@ def _down(text: str) -> tuple[int, float]:
         if not 0.0 < share < 1.0:
             raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
         return 0, share
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
         raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
     return int(text), 0.0

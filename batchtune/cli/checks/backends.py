@@ -55,7 +55,6 @@ import numba
 from batchtune.twin.simulator.event_kernel import simulate
 print(json.dumps({"version": numba.__version__, "cache": simulate.stats.cache_path}))
 """
-_COMPILED: Final = "event_kernel.simulate-*.nbc"
 
 
 def backend(
@@ -96,7 +95,7 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
             advice="set NUMBA_CACHE_DIR to a folder that can be written",
             version=version,
         )
-    compiled = any(Path(folder).glob(_COMPILED))
+    compiled = any(Path(folder).glob("event_kernel.simulate-*.nbc"))
     then = (
         "the simulator is compiled"
         if compiled

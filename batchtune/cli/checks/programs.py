@@ -14,8 +14,6 @@ from batchtune.target.short_program import ask
 ENGINE_LIMIT_S: Final = 5.0
 """An engine answers within 0.1 s."""
 
-_BUNDLED: Final = "not needed: batchtune-model-server is bundled"
-
 
 def container_engine(program: str = "docker", *, limit_s: float = ENGINE_LIMIT_S) -> Check:
     """Whether its engine answers: the program alone runs no container."""
@@ -48,7 +46,9 @@ def tritonserver() -> Check:
 def _program(name: str, use: str) -> Check:
     path = shutil.which(name)
     if path is None:
-        return Check(state="missing", text="not installed", advice=_BUNDLED)
+        return Check(
+            state="missing", text="not installed", advice="not needed: batchtune-model-server is bundled"
+        )
     return Check(state="ok", text=path, advice=use)
 
 

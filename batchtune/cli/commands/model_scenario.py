@@ -40,12 +40,6 @@ _ANY_LIMIT: Final = "1s"
 
 _UNKNOWN_THERE: Final = "is {model} the name under which that server serves it, and has it been loaded?"
 
-_UNASKED: Final = "nothing says what is wanted: a capacity needs a limit"
-_ASK: Final = (
-    "give --slo-p95 20ms (the highest rate within it), --concurrency 32 (most requests/s of 32 clients), or "
-    "--rate 500/s (the lowest latency at that rate)"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedAt:
@@ -214,7 +208,11 @@ def _begun(model: str, *, command: Command) -> dict[str, Any]:
 
 def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> Scenario:
     if _lacks_limit(base, overrides):
-        raise UsageError(f"{model}: {_UNASKED}", hint=_ASK)
+        raise UsageError(
+            f"{model}: nothing says what is wanted: a capacity needs a limit",
+            hint="give --slo-p95 20ms (the highest rate within it), --concurrency 32 (most requests/s of 32 clients), "
+            "or --rate 500/s (the lowest latency at that rate)",
+        )
     return parse_scenario(yaml.safe_dump(base, sort_keys=False), source=model, overrides=overrides)
 
 

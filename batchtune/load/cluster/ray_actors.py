@@ -27,7 +27,6 @@ JOIN_LIMIT_S: Final = 20.0
 """Nodes that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
 REACH_LIMIT_S: Final = 5.0
-NAMESPACE: Final = "batchtune"
 _REASON_MAX_CHARS: Final = 300
 
 
@@ -215,7 +214,7 @@ def _connect(ray: Any, address: str, *, key: str) -> None:
         with _signals_kept():
             ray.init(
                 address=address,
-                namespace=NAMESPACE,
+                namespace="batchtune",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 configure_logging=False,

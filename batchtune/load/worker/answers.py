@@ -16,7 +16,6 @@ from batchtune.wire.kserve.infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response
 
-RELATIVE_TOLERANCE: Final = 1e-3
 ABSOLUTE_TOLERANCE: Final = 1e-5
 """Batching changes the order of sums: float32 answers of one row differ in the last digits."""
 
@@ -82,7 +81,7 @@ def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
             np.allclose(
                 output.astype(right.dtype),
                 right,
-                rtol=RELATIVE_TOLERANCE,
+                rtol=1e-3,
                 atol=ABSOLUTE_TOLERANCE,
                 equal_nan=True,
             )

@@ -16,7 +16,6 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint
 
 IN_FLIGHT_MAX: Final = 4096
-CHECK_EVERY: Final = 100
 OPEN_LOOP_CONNECTIONS: Final = {"rest": 32, "grpc": 4}
 CLOSED_LOOP_GRPC_CONNECTIONS: Final = 4
 CLOSED_LOOP_MAX_RPS: Final = 500_000
@@ -44,7 +43,7 @@ class LoadJob:
     drain_s: float | None = None
     in_flight_max: int = IN_FLIGHT_MAX
     connections: int | None = None
-    check_every: int = CHECK_EVERY
+    check_every: int = 100
     overdue_after_s: float | None = None
     replicas: tuple[Endpoint, ...] = ()
 

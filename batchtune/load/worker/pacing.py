@@ -18,10 +18,8 @@ from typing import Final
 COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
 
 _CLOCK_MONOTONIC: Final = 1
-_TFD_NONBLOCK: Final = os.O_NONBLOCK
 _TFD_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 _TFD_TIMER_ABSTIME: Final = 1
-_SECOND_NS: Final = 1_000_000_000
 _monotonic_ns = time.monotonic_ns
 
 
@@ -64,7 +62,7 @@ class Pacer:
             return
         self._armed = True
         spec = self._spec
-        spec.value_s, spec.value_ns = divmod(when_ns if when_ns > 0 else 1, _SECOND_NS)
+        spec.value_s, spec.value_ns = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
         if self._settime(self._descriptor, _TFD_TIMER_ABSTIME, self._spec_pointer, None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
@@ -83,7 +81,7 @@ class Pacer:
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._spec = _Itimerspec()
         self._spec_pointer = ctypes.addressof(self._spec)
-        self._descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        self._descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | _TFD_CLOEXEC)
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._loop.add_reader(self._descriptor, self._timer_fired)

@@ -23,7 +23,6 @@ BLOCKS_NEEDED: Final = 6
 """Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""
 
 POWER: Final = 0.8
-_DRAWS: Final = 4000
 
 Arm = TypeVar("Arm")
 
@@ -111,7 +110,7 @@ def detectable_shift(count: int) -> float:
     rank = signed_rank_interval_rank(count)
     if not rank:
         return math.inf
-    draws = np.random.default_rng(count).standard_normal((_DRAWS, count))
+    draws = np.random.default_rng(count).standard_normal((4000, count))
     needed = -_walsh_rows(draws)[:, rank - 1]
     return float(np.quantile(needed, POWER))
 

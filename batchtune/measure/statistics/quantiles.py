@@ -21,7 +21,6 @@ SLICES = 20
 FEW_CLUMPS = 15.0
 """With fewer independent requests than this beyond a quantile, their own clumping cannot be seen."""
 
-CENTRAL = (0.6, 0.7, 0.8, 0.9)
 TAIL_OVER_CENTRE = 1.2
 """Beyond the centre requests clump so much more: 1.0 to 1.4 times in the exact chain from 60 to 90 % load."""
 
@@ -131,7 +130,7 @@ def _quantile_effect(
     """
     effect = design_effect(latencies_s > value_s, slice_of)
     count = len(ordered)
-    levels = [level for level in CENTRAL if level < quantile]
+    levels = [level for level in (0.6, 0.7, 0.8, 0.9) if level < quantile]
     if not count or not levels or count * (1.0 - quantile) / effect >= FEW_CLUMPS:
         return effect
     central = [

@@ -28,7 +28,6 @@ MOST_FOREIGN_RATIO = 0.2
 
 CANARY_LOOPS = 60_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-CANARY_REPEATS = 5
 
 Pressed: TypeAlias = Literal["our control group", "this machine"]
 
@@ -181,7 +180,7 @@ def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) ->
         pressed=pressed,
         busy_ticks=None if ticks is None else sum(ticks[:3]),
         own_cpu_s=time.process_time(),
-        canary_s=statistics.median(_canary_s() for _ in range(CANARY_REPEATS)),
+        canary_s=statistics.median(_canary_s() for _ in range(5)),
     )
 
 

@@ -40,8 +40,6 @@ _STATES: Final[dict[State, tuple[str, str]]] = {
 _MOST_DRAWN: Final = 3.0
 """A change of four times, or an end of an interval there, leaves the picture and stays in the table."""
 
-_PANEL_PX: Final = 170
-
 
 def gate_changes(account: Account) -> Section:
     """Each gate's change with its interval, and its margin as a mark on the side that is worse."""
@@ -106,7 +104,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
     return replace(
         section,
         lead=" ".join(change_lines(shown)),
-        figure=Figure(data=data, layout=layout, height_px=90 + _PANEL_PX * len(shown)),
+        figure=Figure(data=data, layout=layout, height_px=90 + 170 * len(shown)),
         how=(
             "The candidate's median of each check of this scenario on this kind of CPU; the star is this one. Dashed: "
             f"the split with the largest rank CUSUM, {SIDE_MIN} checks or more on either side, tested by permutation "

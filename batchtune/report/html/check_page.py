@@ -61,10 +61,6 @@ _VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "INVALID": ("Invalid", "bad"),
     "INCOMPARABLE": ("Not comparable", "bad"),
 }
-GATE_INTERVALS: Final = (
-    "Intervals of gates are one-sided bounds at the levels of the last look; those of single trials come from order "
-    "statistics, widened because requests of one batch finish together."
-)
 
 
 def check_document(run: Run) -> Document:
@@ -92,7 +88,10 @@ def check_document(run: Run) -> Document:
             lambda trial: scenarios.get(trial.reason, scenario),
             lambda trial: f"{trial.reason}, block {trial.block}",
         ),
-        intervals=GATE_INTERVALS,
+        intervals=(
+            "Intervals of gates are one-sided bounds at the levels of the last look; those of single trials come from "
+            "order statistics, widened because requests of one batch finish together."
+        ),
     )
 
 

@@ -48,10 +48,6 @@ from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summ
 from batchtune.tune.compare.variant import VariantFigures, runs_of
 from batchtune.tune.trials.trial import Trial
 
-BLOCK_INTERVALS: Final = (
-    "Intervals are 95 % intervals from the spread between blocks; those of single trials come from order statistics, "
-    "widened because requests of one batch finish together."
-)
 TYPICAL: Final = "Of each the run with the median p95"
 _HELPS: Final = {
     "yes": ("Yes", "good"),
@@ -96,7 +92,10 @@ def comparison_document(run: Run) -> Document:
             lambda trial: by_name.get(trial.reason, scenario),
             lambda trial: f"{trial.reason}, block {trial.block}",
         ),
-        intervals=BLOCK_INTERVALS,
+        intervals=(
+            "Intervals are 95 % intervals from the spread between blocks; those of single trials come from order "
+            "statistics, widened because requests of one batch finish together."
+        ),
     )
 
 

@@ -36,8 +36,6 @@ _INTERVALS: Final = (
     "together; they do not hold what differs between runs."
 )
 _EACH: Final = "The run of each load"
-_MOST_CURVES: Final = 6
-_MOST_OVER_TIME: Final = 3
 _MOST_FAILURES: Final = 3
 _VERDICTS: Final = {
     "PASS": ("Kept", "good"),
@@ -121,8 +119,8 @@ def _sections(
     slo = scenario.slo
     limits = list(slo.limits())
     quantile = "p95" if "p95" in limits or not limits else limits[0]
-    curves = _shown(few_of(points, most=_MOST_CURVES), run)
-    few = _shown(few_of(points, most=_MOST_OVER_TIME), run)
+    curves = _shown(few_of(points, most=6), run)
+    few = _shown(few_of(points, most=3), run)
     notes = _notes(trials)
     return [
         against_load(points, scenario, quantile=quantile),

@@ -28,7 +28,6 @@ from its launch until the model is AVAILABLE."""
 
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
 
-CHECK_BLOCKS_MIN: Final = 6
 CHECK_BLOCKS_MAX: Final = 36
 CHECK_BLOCKS_MOST: Final = 200
 """The most that a scenario or --blocks may ask for; without either it is CHECK_BLOCKS_MAX."""
@@ -71,7 +70,7 @@ class CheckSpec(Spec):
         default_factory=dict,
         description="from which change for the worse on a figure fails the check; absent: those of the objective",
     )
-    blocks: Annotated[int, Field(ge=CHECK_BLOCKS_MIN, le=CHECK_BLOCKS_MOST, strict=True)] = Field(
+    blocks: Annotated[int, Field(ge=6, le=CHECK_BLOCKS_MOST, strict=True)] = Field(
         default=CHECK_BLOCKS_MAX,
         description="most runs of each side, without the confirmation; it ends sooner once it is clear",
     )

@@ -19,7 +19,6 @@ from batchtune.batching.parameters import (
 )
 from batchtune.errors import BatchingParametersError
 
-SIZE_PATTERNS = ("powers_of_two", "none")
 KNOBS = (*PARAMETER_NAMES, "enable_batching")
 
 
@@ -100,7 +99,7 @@ def _fit_sizes(batching: dict[str, Any], *, searched: Container[str]) -> None:
 
 
 def _sizes_by_pattern(pattern: str, largest: Any) -> tuple[int, ...]:
-    if pattern not in SIZE_PATTERNS:
+    if pattern not in ("powers_of_two", "none"):
         raise BatchingParametersError(
             f"allowed_batch_sizes must be a list of sizes, powers_of_two or none; was {pattern!r}"
         )

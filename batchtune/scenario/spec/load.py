@@ -22,8 +22,6 @@ from batchtune.scenario.units import (
 
 ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]
 
-_NEEDS_RATE = {"constant", "poisson", "gamma", "on_off"}
-_BLOCKS = ("gamma", "on_off", "ramp", "steps", "trace")
 Spacing = Annotated[
     Literal["poisson", "constant"],
     Field(
@@ -169,7 +167,7 @@ class LoadSpec(Spec):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         self._check_closed() if self.arrivals == "closed" else self._check_open()
-        for block in _BLOCKS:
+        for block in ("gamma", "on_off", "ramp", "steps", "trace"):
             given = getattr(self, block) is not None
             if given and self.arrivals != block:
                 raise problem(
@@ -239,4 +237,4 @@ class LoadSpec(Spec):
 
     def rate_is_missing(self) -> bool:
         """Whether nothing here says how fast to send."""
-        return self.arrivals in _NEEDS_RATE and self.rate_rps is None
+        return self.arrivals in {"constant", "poisson", "gamma", "on_off"} and self.rate_rps is None

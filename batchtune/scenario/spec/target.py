@@ -268,14 +268,18 @@ class TargetSpec(Spec):
             self._consist_of_commands()
         else:
             self._refuse(
-                _COMMANDS,
+                ("launch", "apply", "render", "ready", "stop", "restore", "environment", "step_timeout_s"),
                 f"of kind command only; this one is {self.kind}",
                 "set kind: command, or leave it out",
             )
         if self.runs_already:
             self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
         if self.kind == "triton":
-            self._refuse(("framework", "device"), "kind triton takes none", _TRITONS[0])
+            self._refuse(
+                ("framework", "device"),
+                "kind triton takes none",
+                "the model's config.pbtxt says what runs it, and where",
+            )
         return self
 
     def _consist_of_commands(self) -> None:
@@ -315,8 +319,6 @@ class TargetSpec(Spec):
 
 
 _OF_A_LAUNCH: Final = ("server", "docker", "command", "flags", "cpus", "framework", "device")
-_COMMANDS: Final = ("launch", "apply", "render", "ready", "stop", "restore", "environment", "step_timeout_s")
-_TRITONS: Final = ("the model's config.pbtxt says what runs it, and where",)
 
 
 def written_for_triton(given: object) -> bool:

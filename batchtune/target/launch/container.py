@@ -20,7 +20,6 @@ import psutil
 from batchtune.cpus import text_of
 from batchtune.errors import TargetError
 
-PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
 INSPECT_LIMIT_S: Final = 5.0
 """An engine answers within 0.1 s; one that hangs must not hang the sweep."""
 
@@ -32,8 +31,6 @@ _CPUCLOCK_SCHED: Final = 2
 
 _OTHERS: Final = frozenset({"compose", "exec"})
 """Commands of such a program that may have `run` among their words, and take no id file."""
-
-_REMOTE: Final = ("tcp://", "ssh://", "http://", "https://")
 
 
 class Container:
@@ -96,7 +93,9 @@ class Container:
             self._id_file.unlink()
 
     def _first_process(self) -> int | None:
-        if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(_REMOTE):
+        if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(
+            ("tcp://", "ssh://", "http://", "https://")
+        ):
             try:
                 answer = subprocess.run(
                     [self._program, "inspect", "--format={{.State.Pid}}", self._id_file.read_text().strip()],
@@ -117,7 +116,7 @@ def container_of(command: Sequence[str], id_file: Path) -> Container | None:
 
     An id file of the command's own is taken instead of `id_file`.
     """
-    if Path(command[0]).name not in PROGRAMS or "run" not in command:
+    if Path(command[0]).name not in {"docker", "podman", "nerdctl"} or "run" not in command:
         return None
     before = command[1 : list(command).index("run")]
     return None if _OTHERS.intersection(before) else Container(command, id_file)

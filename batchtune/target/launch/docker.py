@@ -16,8 +16,6 @@ from batchtune.scenario.spec.target import TargetSpec
 MODELS_INSIDE: Final = "/models"
 SCRATCH_INSIDE: Final = "/batchtune"
 
-_TENSORFLOW_SERVING: Final = "tensorflow/serving"
-
 
 def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
     """Everything before the server's flags. Its program is named, since the image's own script sets ports.
@@ -25,7 +23,7 @@ def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapp
     As the first process of a container it would ignore SIGTERM; `docker run --init` puts another before it.
     """
     docker = spec.docker or DockerSpec()
-    image = docker.image or f"{_TENSORFLOW_SERVING}{'' if docker.gpus is None else ':latest-gpu'}"
+    image = docker.image or f"tensorflow/serving{'' if docker.gpus is None else ':latest-gpu'}"
     head = _run(docker, spec, ports, mounts)
     first = ["--init"] if Path(docker.program).name == "docker" else []
     return [*head, *first, "--entrypoint=tensorflow_model_server", *docker.options, image]

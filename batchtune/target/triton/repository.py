@@ -23,9 +23,7 @@ ADDED: Final = (
     "that is launched here by target.flags"
 )
 """The hint of an error that says so: nobody asked for it."""
-_SLOW: Final = "a big model may need a longer target.ready_timeout"
 _ASKING_S: Final = 5.0
-_LAST_LOAD_S: Final = 120.0
 _ASKED_MOST: Final = 100
 """A repository may hold thousands of models; to ask each takes some milliseconds."""
 
@@ -71,7 +69,7 @@ class OriginalModel:
 class ModelRepository:
     """The repository API of one model's server; each call waits until the server has done it."""
 
-    def __init__(self, endpoint: Endpoint, *, limit_s: float = _LAST_LOAD_S) -> None:
+    def __init__(self, endpoint: Endpoint, *, limit_s: float = 120.0) -> None:
         self._endpoint = endpoint
         self._limit_s = limit_s
         self._model = endpoint.model_name
@@ -171,7 +169,8 @@ class ModelRepository:
                 answer = client.request(method, path, json=body)
         except httpx.ReadTimeout as error:
             raise TargetError(
-                f"{self._endpoint.rest_url}{path}: no answer within {limit_s:g} s", hint=_SLOW
+                f"{self._endpoint.rest_url}{path}: no answer within {limit_s:g} s",
+                hint="a big model may need a longer target.ready_timeout",
             ) from error
         except httpx.HTTPError as error:
             raise TargetError(

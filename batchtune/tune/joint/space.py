@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
 
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError, ScenarioError
@@ -16,8 +15,6 @@ from batchtune.scenario.spec.knobs import configuration_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue
 from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
-
-BOUND: Final = "max_enqueued_batches"
 
 Indices = tuple[int, ...]
 """A point: an index for each axis."""

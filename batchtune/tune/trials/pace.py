@@ -16,8 +16,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import RULE_PROBES, Trial
 
-_LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
-
 # A rate read between the ends of n batches of one size is exact; n of 4 or 5 leave room for one that was slow
 # (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
 
@@ -164,7 +162,7 @@ def times_of(
         duration_s = short_s if closed is None else max(short_s, PROBE_BATCHES * batch_s)
     else:
         duration_s = load.duration_s
-        if "duration_s" not in load.model_fields_set and load.arrivals not in _LASTING_AS_LONG_AS_ASKED:
+        if "duration_s" not in load.model_fields_set and load.arrivals not in {"ramp", "steps", "trace"}:
             requests_s = RUN_REQUESTS / rate_rps if rate_rps else 0.0
             wanted_s = min(max(RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, RUN_BATCHES_MIN * batch_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,8 +29,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-_UNLIMITED = 2**31 - 1
-
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that keep a server without batching busy."""
 
@@ -43,44 +40,21 @@ def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> d
     keeps as many requests as come.
     """
     if dialect == "triton":
-        return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": _UNLIMITED}
+        return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": 2**31 - 1}
     return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
 
 
 class Space:
     """The scenario's search space, a grid: a point maps each knob's name to its value.
 
-    Samplers see `indices`, one ordinal number a knob in the order of `shape`. Sizes may be barred while a search runs;
-    no strategy proposes them from then on.
+    Samplers see `indices`, one ordinal number a knob in the order of the space.
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        self._ceiling_rows = math.inf
         self._scenario = scenario
         self._search = scenario.search
         self._defaults = _defaults(scenario.target.cpus, scenario.dialect)
         self._rows_per_request = scenario.request.rows_most
-        self.shape: Mapping[str, int] = {
-            name: len(knob.values) for name, knob in scenario.search.space.items()
-        }
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape.values())
-
-    @property
-    def open_shape(self) -> Mapping[str, int]:
-        """The shape without the sizes that are barred, one value of each knob at least."""
-        return {name: max(len(self._open_values(name)), 1) for name in self.shape}
-
-    def bar(self, ceiling_rows: float) -> None:
-        """Propose no batches of so many rows or more: they run out of memory. Where no size is searched nothing is."""
-        if _SIZE in self.shape:
-            self._ceiling_rows = ceiling_rows
-
-    def is_barred(self, configuration: Configuration) -> bool:
-        """Whether its batches may hold as many rows as have run out of memory."""
-        return configuration.batching is not None and in_force(configuration, _SIZE) >= self._ceiling_rows
 
     def points(self) -> Iterator[dict[str, Any]]:
         yield from self._search.grid()
@@ -92,23 +66,12 @@ class Space:
         return self._search.indices_of_point(point)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """The configuration of a point; None when no server would accept it, it refuses the scenario's requests or its
-        size is barred."""
-        configuration = self._accepted(point)
-        return None if configuration is None or self.is_barred(configuration) else configuration
-
-    def _accepted(self, point: Mapping[str, Any]) -> Configuration | None:
+        """The configuration of a point; None when no server would accept it, or it refuses the scenario's requests."""
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
             return None
         return configuration if in_force(configuration, _SIZE) >= self._rows_per_request else None
-
-    def _open_values(self, name: str) -> Sequence[Any]:
-        values = self._search.space[name].values
-        if name != _SIZE:
-            return values
-        return [value for value in values if not (isinstance(value, int) and value >= self._ceiling_rows)]
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
         """The point that means this configuration, absent parameters read as the server's defaults; else None."""
@@ -123,25 +86,24 @@ class Space:
             self.indices(point)
         except ValueError:
             return None
-        meant = self._accepted(point)
+        meant = self.configuration(point)
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
 
-        A knob whose values are no numbers gives its first one; a barred size is left out unless all are.
+        A knob whose values are no numbers gives its first one.
         """
         point = {}
         for name, knob in self._search.space.items():
             value = wanted.get(name, self._defaults.get(name))
-            values = self._open_values(name) or knob.values
             numbers = [
                 number
-                for number in values
+                for number in knob.values
                 if isinstance(number, int | float) and not isinstance(number, bool)
             ]
             near = numbers and isinstance(value, int | float)
-            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else values[0]
+            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else knob.values[0]
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:
@@ -151,11 +113,6 @@ class Space:
             return configuration
         absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
         return replace(configuration, batching=replace(batching, **absent))
-
-    def distance(self, point: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-        """Euclidean over the indices, each knob's extent counting as 1."""
-        steps = zip(self.indices(point), self.indices(other), self.shape.values(), strict=True)
-        return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
 
 
 def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:

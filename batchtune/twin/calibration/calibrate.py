@@ -39,7 +39,6 @@ ROUNDS = 4
 """So many answers of each client are asked of a run that is too short."""
 
 MOST_ERRORS_RATIO = 0.01
-CLIENT_SPOILS = frozenset({"client_behind", "client_busy"})
 
 Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
 
@@ -94,7 +93,7 @@ def unusable_for(observation: Observation) -> Unusable | None:
         return "errors"
     if any(noted.code == "growing_backlog" for noted in measured.caveats):
         return "overload"
-    if any(noted.code in CLIENT_SPOILS for noted in measured.caveats):
+    if any(noted.code in {"client_behind", "client_busy"} for noted in measured.caveats):
         return "client"
     if clients is None and measured.offered_rps is None:
         return "no load"

@@ -20,7 +20,6 @@ from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError
 from batchtune.twin.simulator.summary import Summary
 
-EVALUATIONS: Final = 9
 EVALUATIONS_AGAIN: Final = 3
 """Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution of all."""
 
@@ -74,7 +73,7 @@ def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
         slopes[:] = _slopes(law, theta, runs)
         return np.concatenate(slopes)
 
-    fitted = _least_squares(law, runs, law.start, slopes_at, evaluations=EVALUATIONS)
+    fitted = _least_squares(law, runs, law.start, slopes_at, evaluations=9)
     misfit = 2.0 * float(fitted.cost)
     targets = len(fitted.fun) - len(law.start)
     scale = max(1.0, misfit / max(targets - len(law.start), 0.5 * targets))

@@ -29,7 +29,6 @@ SCALARS: Final = 8
 
 _STARTS_S: Final = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
 _SPREAD: Final = 1.0
-JITTER_START: Final = 0.08
 
 CROWDING_START_S: Final = 3e-6
 _CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
@@ -50,7 +49,6 @@ TOLD_SD: Final = 0.04
 GUESSED_SD: Final = 0.4
 UNKNOWN_CONTENTION: Final = (0.7, 0.35)
 KNOWN_CONTENTION_SD: Final = 0.3
-CONTENTION_MOST: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class Law:
         host_s, row_host_s = np.exp(theta[[BATCH_HOST, ROW_HOST]])
         return Fitted(
             service_time=self.first.scaled(factors, fixed_s=float(host_s), per_row_s=float(row_host_s)),
-            contention=float(np.clip(theta[CONTENTION], 0.0, CONTENTION_MOST)),
+            contention=float(np.clip(theta[CONTENTION], 0.0, 2.0)),
             serial=self.serial,
             jitter_ratio=float(np.clip(np.exp(theta[JITTER]), 1e-4, 2.0)),
             delay_s=float(np.exp(theta[DELAY])),
@@ -132,7 +130,7 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     start = np.zeros(SCALARS + len(anchors))
     start[DELAY], start[JITTER], start[CONTENTION] = (
         math.log(max(delay_s, 2e-5)),
-        math.log(JITTER_START),
+        math.log(0.08),
         contention,
     )
     start[CROWDING] = math.log(crowding_s)

@@ -16,10 +16,6 @@ from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
 from batchtune.twin.simulator.state import BATCH, BATCHES, NONE, PART, QUEUE, REPLICA, REQUEST, RUNNING, World
 from batchtune.twin.simulator.summary import Outcome
 
-_NO_LIMIT = 2**31
-_NORMALS = 2**16
-_NO_ROUTE = np.zeros(0, dtype=np.int32)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTraffic:
@@ -306,7 +302,7 @@ def new_requests(count: int, rows: Rows) -> NDArray[np.void]:
 
 def _route(traffic: OpenTraffic | ClosedTraffic, requests: int) -> NDArray[np.int32]:
     if traffic.routing == "least_loaded" and traffic.replicas > 1:
-        return _NO_ROUTE
+        return np.zeros(0, dtype=np.int32)
     if traffic.replicas == 1:
         return np.zeros(requests, dtype=np.int32)
     if traffic.routing == "random":
@@ -315,7 +311,7 @@ def _route(traffic: OpenTraffic | ClosedTraffic, requests: int) -> NDArray[np.in
 
 
 def _batches_max(batcher: Batcher) -> int:
-    return _NO_LIMIT if batcher.max_enqueued_batches is None else max(batcher.max_enqueued_batches, 1)
+    return 2**31 if batcher.max_enqueued_batches is None else max(batcher.max_enqueued_batches, 1)
 
 
 def _sigma(device: Device) -> float:
@@ -325,4 +321,4 @@ def _sigma(device: Device) -> float:
 @lru_cache(maxsize=16)
 def normals_of(seed: int) -> NDArray[np.float64]:
     """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
-    return np.random.default_rng(seed).standard_normal(_NORMALS)
+    return np.random.default_rng(seed).standard_normal(2**16)

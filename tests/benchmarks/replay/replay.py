@@ -96,7 +96,7 @@ def read_table(name: str) -> Table:
     violation = {cell: _violation(scenario, runs) for cell, runs in by_cell.items()}
     return Table(
         scenario=scenario,
-        shape=tuple(space.shape.values()),
+        shape=tuple(len(knob.values) for knob in scenario.search.space.values()),
         trials=trials,
         by_cell=by_cell,
         value=value,

@@ -22,7 +22,6 @@ from batchtune.tune.compare.duet import DUET_S
 from batchtune.tune.compare.pace_probes import comparison_seconds
 from batchtune.tune.trials.pace import Pace
 
-_SCENARIO = "scenario.yaml"
 _SET_UP_MIN: Final = 10
 _LEAST_MIN: Final = 30
 _LAUNCHES_S: Final = 15.0
@@ -40,7 +39,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
             written.
         ScenarioError: a scenario that no check would take.
     """
-    path = Path(scenario or _SCENARIO)
+    path = Path(scenario or "scenario.yaml")
     if not path.is_file():
         raise UsageError(
             f"{path}: no such scenario to check by",

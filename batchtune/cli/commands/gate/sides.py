@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.cli.arguments.batching_file import file_knobs
@@ -23,8 +23,6 @@ from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_files import readable
 from batchtune.target.model_in_git import export_model, is_lfs_pointer
-
-_MODEL_SUFFIXES: Final = (".onnx", ".pt2", ".pt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +156,7 @@ def _section(scenario: Path, name: str, overrides: Sequence[str]) -> Mapping[str
 
 def _is_path(model: str) -> bool:
     """Whether it can only be meant as a path; else a sample model may have that name."""
-    return "/" in model or model.endswith(_MODEL_SUFFIXES) or model in (".", "..", "~")
+    return "/" in model or model.endswith((".onnx", ".pt2", ".pt")) or model in (".", "..", "~")
 
 
 def _absolute(path: str) -> str:

@@ -26,13 +26,10 @@ _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatch
 """The colour of each; what a later server says comes behind."""
 _TELLING_SHARE: Final = 15.0
 _SIZES_PX: Final = 190
-_BAR_PX: Final = 34
 _GAP_PX: Final = 96
 _UPRIGHT: Final = 6
 _SLANTED_PX: Final = 50
 """The names of more bars than that stand askew on a phone."""
-_MARGINS_PX: Final = 110
-_MOST_IN_WORDS: Final = 3
 _MOST_SIZES: Final = 20
 """Of bars side by side; more are summed up between powers of two."""
 
@@ -49,10 +46,10 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         names = {size: _range_of(size) for size in every_size}
     data = [_bars_of(curve, activity, names) for curve, activity in activities]
     closed = [(curve, activity) for curve, activity in activities if sum(activity.close_reasons.values())]
-    bars_px = _BAR_PX * len(closed)
+    bars_px = 34 * len(closed)
     gap_px = _GAP_PX if len(set(names.values())) <= _UPRIGHT else _GAP_PX + _SLANTED_PX
     area_px = _SIZES_PX + (gap_px + bars_px if closed else 0)
-    height_px = area_px + _MARGINS_PX
+    height_px = area_px + 110
     layout: dict[str, Any] = {
         "barmode": "group",
         "bargap": 0.2 if len(set(names.values())) > 4 else 0.6,
@@ -75,7 +72,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         data += _reason_bars(closed)
     return replace(
         section,
-        lead=_lead(activities) if len(activities) <= _MOST_IN_WORDS else "",
+        lead=_lead(activities) if len(activities) <= 3 else "",
         figure=Figure(data=data, layout=layout, height_px=height_px),
         how=f"By the server's counters, rows after padding. {which}, warm-up included.",
     )

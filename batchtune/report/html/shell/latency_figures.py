@@ -16,10 +16,8 @@ from batchtune.report.html.shell.drawing import Figure, Section, Trace, axis, fi
 from batchtune.report.html.shell.shown import Shown
 from batchtune.scenario.spec.slo import SloSpec
 
-QUANTILE_POINTS: Final = 160
 TIMELINE_BINS: Final = 60
 _TICKS: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
-_NO_SAMPLES: Final = "the requests of these runs were not kept (samples/ is missing in the run's folder)"
 _PARTS: Final = (
     ("in the batching queue", "@queue"),
     ("in the model", "@compute"),
@@ -102,7 +100,10 @@ def timeline(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
                 }
             )
     if not data:
-        return replace(section, missing=_NO_SAMPLES)
+        return replace(
+            section,
+            missing="the requests of these runs were not kept (samples/ is missing in the run's folder)",
+        )
     layout = {"xaxis": axis("seconds since the load began"), "yaxis": axis("latency, ms", rangemode="tozero")}
     return replace(
         section,
@@ -170,7 +171,7 @@ def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float],
     if not len(latency_ms):
         return [], []
     last = min(1.0 - 1.0 / len(latency_ms), 0.999)
-    shares = 1.0 - np.geomspace(1.0, max(1.0 - last, 1e-3), QUANTILE_POINTS)
+    shares = 1.0 - np.geomspace(1.0, max(1.0 - last, 1e-3), 160)
     places = np.minimum((shares * len(latency_ms)).astype(int), len(latency_ms) - 1)
     return shares.tolist(), numbers(latency_ms[places].tolist())
 

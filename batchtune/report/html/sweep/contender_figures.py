@@ -32,7 +32,6 @@ from batchtune.tune.evidence.bracket import Run
 from batchtune.tune.sweep.progress import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 
-_PX_A_BAR = 24
 _BARS_MOST = 40
 """The best of them; the table has all."""
 
@@ -98,7 +97,7 @@ def brackets(account: Account) -> Section:
                 "showlegend": False,
                 "hovermode": "closest",
             },
-            height_px=120 + _PX_A_BAR * len(names),
+            height_px=120 + 24 * len(names),
         ),
         how=(
             "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was missed. "

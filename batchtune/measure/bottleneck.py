@@ -7,7 +7,6 @@ from typing import Final
 
 from batchtune.measure.bottleneck_advice import Kind, advice_for
 from batchtune.measure.bottleneck_figures import BUSY_RATIO, MANY_RATIO, PAYS_PROBABLY_FROM, Facts
-from batchtune.measure.chain_steps import slowest_step_text
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.measure.validity.server_settings import ServerSettings
@@ -57,9 +56,6 @@ def find_bottleneck(
 
 
 def _bottleneck(kind: Kind, text: str, facts: Facts) -> Bottleneck:
-    step = "" if kind in ("host_noise", "client") else slowest_step_text(facts.run.server)
-    if step:
-        text = f"{text}; {step}"
     return Bottleneck(kind=kind, text=text, advice=advice_for(kind, facts.case), evidence=facts.figures())
 
 

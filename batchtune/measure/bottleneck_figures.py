@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from batchtune.measure.bottleneck_advice import Case
-from batchtune.measure.chain_steps import slowest_step
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.measure.validity.server_settings import ServerSettings
@@ -227,7 +226,7 @@ class Facts:
 
     def figures(self) -> dict[str, float]:
         """Everything known, for the report."""
-        server, slowest = self.run.server, slowest_step(self.run.server)
+        server = self.run.server
         known = {
             "client_cpu_ratio": self.run.client_cpu_ratio,
             "send_lag_p99_s": self.run.send_lag_p99_s,
@@ -245,7 +244,6 @@ class Facts:
             "fill_ratio": self.fill_ratio,
             "timeout_ratio": self.timeout_ratio,
             "fuller_gain": self.fuller_gain,
-            "slowest_step_ratio": None if slowest is None else slowest[1],
             "queue_full_ratio": self.error_ratio("queue_full"),
         }
         return {name: value for name, value in known.items() if value is not None}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.chain_steps import steps_text
 from batchtune.measure.length_padding import bucket_text
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import UNDEFINED
@@ -202,9 +201,9 @@ def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     for load, point in measured.items():
         server = _measurement(point).server
         where = f" ({named} {load})" if len(measured) > 1 else ""
-        for text in () if server is None else (steps_text(server), bucket_text(server)):
-            if text:
-                yield f"{capitalised(text)}{where}."
+        text = "" if server is None else bucket_text(server)
+        if text:
+            yield f"{capitalised(text)}{where}."
 
 
 def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

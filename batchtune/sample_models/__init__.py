@@ -22,12 +22,7 @@ MODELS: dict[str, tuple[Framework, ...]] = {
     "text_recognition": ("torch", "torchscript"),
     "resnet50": ("torch", "torchscript", "keras"),
     "word_relevance": ("torch", "torchscript"),
-    "trigger_and_select": ("torch", "torchscript"),
 }
-CHAINS: dict[str, dict[str, str]] = {
-    "trigger_and_select": {"trigger": "word_relevance", "selector": "imdb_transformer"},
-}
-"""Of a chain, the names by which its steps ask the sample models that lie beside it."""
 NAMES = tuple(MODELS)
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from batchtune.sample_models import CHAINS, FRAMEWORKS, MODELS, NAMES, Framework, cache_path, framework_for
+from batchtune.sample_models import FRAMEWORKS, MODELS, NAMES, Framework, cache_path, framework_for
 
 
 def main(arguments: list[str]) -> int:
@@ -41,9 +40,6 @@ def export(name: str, framework: Framework) -> Path:
     if (base_path / "1").is_dir():
         return base_path
     base_path.mkdir(parents=True, exist_ok=True)
-    for asked, model in CHAINS.get(name, {}).items():
-        with contextlib.suppress(FileExistsError):
-            (base_path.parent / asked).symlink_to(export(model, framework), target_is_directory=True)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=base_path.parent))
     try:
         _build(name, framework, scratch / "1")
@@ -58,11 +54,7 @@ def export(name: str, framework: Framework) -> Path:
 
 
 def _build(name: str, framework: Framework, version_path: Path) -> None:
-    if name in CHAINS:
-        from batchtune.sample_models.chains import write_chain
-
-        write_chain(name, version_path)
-    elif framework == "keras":
+    if framework == "keras":
         from batchtune.sample_models.keras_models import write_saved_model
 
         write_saved_model(name, version_path)

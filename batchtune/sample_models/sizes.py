@@ -11,9 +11,6 @@ EMBEDDING = 32
 HEADS = 2
 FEED_FORWARD = 32
 
-# word_relevance: above this are a quarter of reviews of random words (the logistic of a normal's upper quartile).
-RELEVANT_FROM = 0.66
-
 # sequence_transformer: the longest sequence, and blocks wide enough that its length, not the call, takes the time.
 SEQUENCE_MAX = 256
 SEQUENCE_EMBEDDING = 128

@@ -29,8 +29,6 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.metrics.loop_lag import LoopLagSampler
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.chains.chain import open_chain
-from batchtune.server.models.chains.pipeline import is_chain
 from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.repository import ModelRepository
@@ -139,20 +137,7 @@ class ModelServer:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:
             await asyncio.get_running_loop().run_in_executor(closer, self._close)
 
-    def _open_version(self, name: str, version: int, directory: Path) -> LoadedVersion:
-        if not is_chain(directory):
-            return self._open_servable(name, version, directory)
-        return open_chain(
-            name,
-            version,
-            directory,
-            find=self._repository.find,
-            configured=self._repository.names(),
-            use=self._metrics.chains,
-            deliver=self._port.deliver,
-        )
-
-    def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
+    def _open_version(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
         declared = startup.declared_stages(directory, self._flags)
         model = load_model(directory, self._backend_options)
@@ -200,7 +185,6 @@ class ModelServer:
         return servable
 
     def _close_version(self, version: LoadedVersion) -> None:
-        version.holds.wait_until_free()  # chains ask the versions that they began with
         if isinstance(version, Servable):
             version.drain()
             self._control.detach(version)

@@ -11,7 +11,6 @@ from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
-from batchtune.server.models.chains.beside import models_beside
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
@@ -100,7 +99,7 @@ def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStag
 
 
 def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
-    """The models of --model_config_file, else the one of --model_base_path; with a chain the models beside it.
+    """The models of --model_config_file, else the one of --model_base_path.
 
     Raises:
         UsageError: a configuration file that cannot be used.
@@ -111,8 +110,7 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
         base_path = Path(flags.model_base_path).expanduser().absolute()
     except RuntimeError as error:
         raise UsageError(f"--model_base_path={flags.model_base_path}: {error}") from error
-    model = ModelConfig(name=flags.model_name, base_path=base_path)
-    return (model, *models_beside(model))
+    return (ModelConfig(name=flags.model_name, base_path=base_path),)
 
 
 def backend_options(flags: ServerFlags) -> BackendOptions:

@@ -17,11 +17,10 @@ from batchtune.errors import UsageError
 from batchtune.target.process import run_to_end
 from batchtune.wire.tfserving.graph_batching import read_graph_batching
 
-CHAIN_FILE: Final = "pipeline.yaml"
-MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml", CHAIN_FILE)
-"""What a version directory holds, one of them; the last declares a chain of models that lie beside it."""
+MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
+"""What a version directory holds, one of them."""
 
-_ALONE: Final = ("saved_model.pb", "emulated.yaml", CHAIN_FILE)
+_ALONE: Final = ("saved_model.pb", "emulated.yaml")
 """These stand for their directory wherever it is."""
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
@@ -207,6 +206,8 @@ def _models_below(path: Path) -> list[Path]:
 
 def _where_else(path: Path) -> str:
     """What to give instead of a directory without a model."""
+    if any(path.glob("pipeline.yaml")) or any(path.glob("[0-9]*/pipeline.yaml")):
+        return "chains of models no longer exist: list the models in target.models, each with its own rate"
     below = _models_below(path)
     if below:
         return f"did you mean {' or '.join(map(str, below[:3]))}?"

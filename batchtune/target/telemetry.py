@@ -50,8 +50,6 @@ class ServerActivity:
     tell by length bucket ("" without buckets) of inputs that may differ in length: batches, rows, elements that the
     requests brought, elements that filled them up, and how long all of it took.
     `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
-    `chain_step_requests` and `chain_step_micros` tell by step of a chain, `chain.step`, how often it was asked, and how
-    long that took in all, queueing included; `chain_requests` how many requests the chain answered.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -84,9 +82,6 @@ class ServerActivity:
     model_batches: dict[str, int] = field(default_factory=dict)
     model_batch_rows: dict[str, int] = field(default_factory=dict)
     model_batch_micros: dict[str, int] = field(default_factory=dict)
-    chain_step_requests: dict[str, int] = field(default_factory=dict)
-    chain_step_micros: dict[str, int] = field(default_factory=dict)
-    chain_requests: dict[str, int] = field(default_factory=dict)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
@@ -162,8 +157,6 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         for labels, value in after.series.get(f"{_OURS}gpu_memory_used_bytes", {}).items()
     }
     parallel = after.series.get(f"{_OURS}emulated_device_parallel", {})
-    steps = change.by_label(f"{_OURS}chain_step_latency_count", "model_name", "step")
-    ended = change.by_label(":tensorflow:serving:request_count", "model_name", "status")
     return ServerActivity(
         duration_s=duration_s,
         batches=batches,
@@ -191,12 +184,6 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         model_batches=change.by_label(f"{_OURS}model_batches_total", "model_name"),
         model_batch_rows=change.by_label(f"{_OURS}model_batch_rows_total", "model_name"),
         model_batch_micros=change.by_label(f"{_OURS}model_batch_micros_total", "model_name"),
-        chain_step_requests=steps,
-        chain_step_micros=change.by_label(f"{_OURS}chain_step_latency_sum", "model_name", "step"),
-        chain_requests={
-            chain: ended.get(f"{chain}.OK", 0)
-            for chain in sorted({step.rpartition(".")[0] for step in steps})
-        },
         bucket_batches=change.by_label(f"{_OURS}length_bucket_batches_total", "bucket"),
         bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
         bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),

@@ -79,19 +79,6 @@ def test_a_client_throttled_to_half_is_named() -> None:
     assert named(measure(samples, warm_up_s=1.0, slo=None, activity=PLAIN, duration_s=5.0)) == "client"
 
 
-@pytest.mark.parametrize("busy", [0.4, 0.99])
-def test_the_slowest_step_of_a_chain_is_named_with_what_limits_it(busy: float) -> None:
-    steps = {
-        "chain_step_requests": {"select": 100, "trigger": 400},
-        "chain_step_micros": {"select": 1_500_000, "trigger": 500_000},
-    }
-    verdict = find_bottleneck(run(device_busy_ratio=busy, **steps), SETTINGS)
-    assert verdict.text.endswith("; step select takes 75 % of the time of all steps, 15 ms when it is asked")
-    assert verdict.evidence["slowest_step_ratio"] == 0.75
-    assert "step" not in find_bottleneck(run(device_busy_ratio=busy), SETTINGS).text
-    assert "step" not in find_bottleneck(run(client_cpu_ratio=0.95, **steps), SETTINGS).text
-
-
 def test_a_full_queue_before_free_threads_is_named() -> None:
     assert named(run(failed=Status.QUEUE_FULL)) == "queue_limit"
 

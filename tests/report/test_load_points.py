@@ -265,19 +265,6 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
     assert "adding" not in said([point(8, server=SERVER)])
 
 
-def test_the_steps_of_a_chain_are_told_with_how_often_they_are_asked():
-    server = replace(
-        SERVER,
-        chain_step_requests={"m.select": 100, "m.trigger": 400},
-        chain_step_micros={"m.select": 1_500_000, "m.trigger": 480_000},
-        chain_requests={"m": 800},
-    )
-    text = said([point(8, server=server)])
-    told = "Chain steps: select 15 ms (of 12 % of the requests), trigger 1.2 ms (of 50 % of the requests)."
-    assert told in text
-    assert "hain steps" not in said([point(8, server=SERVER)])
-
-
 def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_the_server():
     stream = io.StringIO()
     together = {"ranker": point(8), "reader": point(4, verdict="FAIL", rate=30.0)}

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.sample_models import CHAINS, MODELS, cache_path, framework_for, text_stages
+from batchtune.sample_models import MODELS, cache_path, framework_for, text_stages
 from batchtune.sample_models.__main__ import main
-from batchtune.sample_models.sizes import RELEVANT_FROM
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics.stage_use import StageUse
-from batchtune.server.models.chains.beside import models_beside
-from batchtune.server.models.model_config import ModelConfig
 from batchtune.server.stages.plan import plan_of
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.target.model_files import resolve_model
@@ -147,28 +144,6 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     assert answer["label"].tolist() == [[b"negative", b"positive"][int(b > a)] for a, b in answer["scores"]]
     assert text_stages.tables.cache_info().currsize == 0  # the copy beside the model has its own
     plan.close()
-
-
-def test_a_quarter_of_reviews_of_random_words_is_relevant() -> None:
-    """Of 4,000, so that a share outside of 0.22 to 0.28 has a chance below 1e-4; the seed is fixed."""
-    given = np.random.default_rng(3).integers(0, 20_000, (4000, 200)).astype(np.float32)
-    share = float((answers(torch_model("word_relevance"), given) > RELEVANT_FROM).mean())
-    assert 0.22 < share < 0.28
-
-
-def test_a_chain_is_exported_with_the_models_that_it_asks_beside_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("BATCHTUNE_CACHE_DIR", str(tmp_path))
-    for model in CHAINS["trigger_and_select"].values():  # what they are is another test's
-        (cache_path(model, "torch") / "1").mkdir(parents=True)
-    for _ in range(2):
-        assert main(["trigger_and_select", "--framework", "torch"]) == 0
-    base_path = Path(capsys.readouterr().out.splitlines()[-1])
-    beside = models_beside(ModelConfig(name=base_path.name, base_path=base_path))
-    assert {model.name: model.base_path.resolve() for model in beside} == {
-        name: cache_path(model, "torch") for name, model in CHAINS["trigger_and_select"].items()
-    }
 
 
 def test_text_is_read_at_26_places_into_37_classes() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.sample_models import CHAINS
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_arms, read_kept_scenario
-from batchtune.scenario.spec.served_models import SAMPLE_CHAINS, ServedModelSpec
 from batchtune.target.choice import target_of
 
 TWO = """\
@@ -224,42 +222,6 @@ def test_a_space_that_cannot_be_is_told_where_it_stands(own: str, words: str) ->
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(TWO.replace("model: sequence_transformer", f"model: sequence_transformer, {own}"))
     assert words in caught.value.message
-
-
-@pytest.mark.parametrize("key", ["batching: {max_batch_size: 4}", "space: {max_batch_size: [1, 2]}"])
-def test_a_chain_is_batched_as_the_models_that_it_asks(tmp_path: Path, key: str) -> None:
-    (tmp_path / "chain" / "1").mkdir(parents=True)
-    (tmp_path / "chain" / "1" / "pipeline.yaml").touch()
-    text = TWO.replace("model: sequence_transformer", f"model: ./chain, {key}")
-    with pytest.raises(ScenarioError) as caught:
-        parse_scenario(text, directory=tmp_path)
-    word = key.partition(":")[0]
-    assert caught.value.message == (
-        f"<string>:5: target.models.1.{word}: reader is a chain, which is batched as the models that it asks are"
-    )
-    (tmp_path / "kept.yaml").write_text(text)
-    assert read_kept_scenario(tmp_path / "kept.yaml").target.models[1].is_chain
-
-
-def test_a_chain_is_told_from_a_model_by_its_highest_version(tmp_path: Path) -> None:
-    for version, file in (("9", "saved_model.pb"), ("10", "pipeline.yaml")):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / file).touch()
-    chains = [tmp_path, tmp_path / "10", tmp_path / "10" / "pipeline.yaml", *SAMPLE_CHAINS]
-    assert all(ServedModelSpec(name="m", model=str(model)).is_chain for model in chains)
-    assert not any(
-        ServedModelSpec(name="m", model=str(model)).is_chain for model in (tmp_path / "9", "resnet50")
-    )
-    assert set(SAMPLE_CHAINS) == set(CHAINS)
-
-
-def test_chains_without_the_models_that_they_ask_are_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"target\.models: a chain is no model, and others are missing"):
-        parse_scenario(
-            TWO.replace("imdb_transformer", "trigger_and_select").replace(
-                "sequence_transformer", "trigger_and_select"
-            )
-        )
 
 
 def test_a_capacity_of_several_models_needs_a_limit_of_each() -> None:

@@ -65,16 +65,3 @@ def test_own_parameters_are_those_of_the_configuration_before_those_of_the_scena
         "b": {"max_batch_size": 16},
     }
     assert own_parameters(spec, Configuration(batching=None)) == {}
-
-
-def test_a_chain_has_no_parameters_which_no_server_would_take(tmp_path: Path) -> None:
-    (tmp_path / "chain" / "2").mkdir(parents=True)
-    (tmp_path / "chain" / "2" / "pipeline.yaml").touch()
-    models = [
-        {"name": "trigger", "model": "word_relevance", "batching": {"max_batch_size": 4}},
-        {"name": "pipeline", "model": str(tmp_path / "chain")},
-        {"name": "sample", "model": "trigger_and_select"},
-    ]
-    spec = TargetSpec.model_validate({"models": models})
-    batched = own_parameters(spec, Configuration(batching=BatchingParameters(max_batch_size=16)))
-    assert own_fields(batched) == {"trigger": {"max_batch_size": 4}}

@@ -192,10 +192,9 @@ def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
     assert said == ["preparing the sample model tiny (exported once, then cached)"]
 
 
-def test_a_chain_is_a_model_that_lies_in_its_versions(tmp_path: Path) -> None:
-    version = tmp_path / "chain" / "1"
-    version.mkdir(parents=True)
-    (version / "pipeline.yaml").touch()
-    for given in (version.parent, version, version / "pipeline.yaml"):
-        assert located_model(str(given)) == version.parent
-    assert served_name(str(version)) == "chain"
+def test_a_chain_of_before_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "pipeline.yaml").touch()
+    with pytest.raises(UsageError, match="no model in") as refused:
+        located_model(str(tmp_path))
+    assert refused.value.hint.startswith("chains of models no longer exist")

@@ -7,7 +7,6 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.measure.chain_steps import steps_text
 from batchtune.measure.length_padding import bucket_text, padding_per_element
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
@@ -186,29 +185,3 @@ def test_batches_are_told_by_model() -> None:
     )
     moved = activity(before, after)
     assert (moved.model_batches, moved.model_batch_micros) == ({"m": 4}, {"m": 100})
-
-
-def test_the_steps_of_a_chain_are_told_apart() -> None:
-    page = """# TYPE :batchtune:serving:chain_step_latency histogram
-:batchtune:serving:chain_step_latency_bucket{{model_name="c",step="select",le="+Inf"}} {count}
-:batchtune:serving:chain_step_latency_sum{{model_name="c",step="select"}} {micros}
-:batchtune:serving:chain_step_latency_count{{model_name="c",step="select"}} {count}
-:batchtune:serving:chain_step_latency_sum{{model_name="d",step="select"}} {micros}
-:batchtune:serving:chain_step_latency_count{{model_name="d",step="select"}} {count}
-:tensorflow:serving:request_count{{model_name="c",status="OK"}} {count}0
-:tensorflow:serving:request_count{{model_name="d",status="OK"}} {count}
-:tensorflow:serving:request_count{{model_name="d",status="INTERNAL"}} {count}
-"""
-    before, after = (
-        Counters(
-            monotonic_s=at_s,
-            server_cpu_s=None,
-            series=parse_prometheus(page.format(count=count, micros=micros)),
-        )
-        for at_s, count, micros in ((1.0, 10, 1000), (2.0, 30, 5000.4))
-    )
-    told = activity(before, after)
-    assert told.chain_step_requests == {"c.select": 20, "d.select": 20}
-    assert told.chain_step_micros == {"c.select": 4000, "d.select": 4000}
-    assert told.chain_requests == {"c": 200, "d": 20}
-    assert steps_text(told) == "chain steps: c.select 200 µs (of 10 % of the requests), d.select 200 µs"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field
 
 from batchtune.batching.parameters import (
     PARAMETER_NAMES,
@@ -36,10 +35,6 @@ _OWN: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a model may have of its own, and where the scenario has it for the others."""
 
-_CHAIN_FILE: Final = "pipeline.yaml"
-SAMPLE_CHAINS: Final = ("trigger_and_select",)
-"""The sample models that are chains."""
-
 
 class ServedModelSpec(Spec):
     """One of several models of a server; what is left out is taken from the scenario's own request, load and slo."""
@@ -65,32 +60,6 @@ class ServedModelSpec(Spec):
         "fixed and batching",
         examples=[{"max_batch_size": [1, 2, 4]}],
     )
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether its highest version asks other models of the server in turn, and is batched only as those are."""
-        path = Path(self.model)
-        if path.name == _CHAIN_FILE or self.model in SAMPLE_CHAINS:
-            return True
-        try:
-            versions = [below for below in path.glob("[0-9]*") if below.name.isdecimal()]
-            version = max(versions, key=lambda below: int(below.name), default=path)
-            return (version / _CHAIN_FILE).is_file()
-        except OSError:  # told where the server is launched
-            return False
-
-    @model_validator(mode="after")
-    def _batched_by_its_steps(self, info: ValidationInfo) -> Self:
-        """What a run kept is read in any case."""
-        kept = not info.context["files_exist"] if info.context else False
-        for key, given in (("batching", self.batching), ("space", self.space)):
-            if given and not kept and self.is_chain:
-                raise problem(
-                    f"{self.name} is a chain, which is batched as the models that it asks are",
-                    at=(key,),
-                    hint="write it at those models",
-                )
-        return self
 
     def configuration(self, shared: Configuration) -> Configuration:
         """What this model is batched with by a server with these parameters; without batching nothing of it counts.

@@ -196,9 +196,6 @@ class TargetSpec(Spec):
         twice = next((at for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
             raise problem("another model has this name", at=("models", twice, "name"))
-        if all(own.is_chain for own in self.models):
-            hint = "list the models that its steps ask, too"
-            raise problem("a chain is no model, and others are missing", at=("models",), hint=hint)
         if self.kind != "tfserving" or self.runs == "docker":
             raise problem(
                 "several models are served by a server that is launched here: kind tfserving, bundled or local",

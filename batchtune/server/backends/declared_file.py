@@ -13,10 +13,10 @@ from typing import Any, Final
 from batchtune.wire.status import StatusError
 
 _BYTES_MAX: Final = 262_144
-"""A chain of 64 steps, each with a screenful of its own, takes a third of it; so much is parsed in 0.2 s."""
+"""Many times what a stages.yaml takes; so much is parsed in 0.2 s."""
 _NODES_MAX: Final = 20_000
-"""Keys, values, lists and tables, each as often as it stands there or an alias stands for it: some times what those
-64 steps have. Ten aliases of ten aliases, nine deep, stand for 10⁹."""
+"""Keys, values, lists and tables, each as often as it stands there or an alias stands for it. Ten aliases of ten
+aliases, nine deep, stand for 10⁹."""
 _TEXT_MAX: Final = 1_000
 """Of a message, which may show a value."""
 _DEPTH_MAX: Final = 32
@@ -25,7 +25,7 @@ _DEPTH_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredFile:
-    """The document, and the line of each key by its dotted path, such as steps.select.when."""
+    """The document, and the line of each key by its dotted path, such as lookup.redis.url."""
 
     path: Path
     data: Any

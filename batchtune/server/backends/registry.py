@@ -37,6 +37,12 @@ def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
         from batchtune.server.backends.torch.loading import load_torch_model
 
         return load_torch_model(version_directory, options)
+    if (version_directory / "pipeline.yaml").is_file():
+        raise StatusError(
+            "UNIMPLEMENTED",
+            f"{version_directory}/pipeline.yaml: chains of models no longer exist: serve the models by "
+            "--model_config_file and ask them in turn",
+        )
     raise StatusError(
         "NOT_FOUND",
         "Could not find a model: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml is in "

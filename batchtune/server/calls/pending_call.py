@@ -266,11 +266,10 @@ class PendingCall(Generic[_Client]):
 
     def expire(self) -> None:
         """End for the deadline's sake: TensorFlow Serving tells a request that never left its queue from a run."""
-        step = "" if self.queued is None else self.queued.step
         if self.queued is not None and not self.queued.taken:
-            self.fail(StatusError("RESOURCE_EXHAUSTED", f"{step}{EXPIRED_IN_QUEUE}"))
+            self.fail(StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE))
         else:
-            self.fail(StatusError("DEADLINE_EXCEEDED", f"{step}{TIMED_OUT}"))
+            self.fail(StatusError("DEADLINE_EXCEEDED", TIMED_OUT))
 
     def _end(self) -> None:
         self.ended = True

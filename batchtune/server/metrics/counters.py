@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
-from batchtune.server.metrics.chain_use import ChainUse
 from batchtune.server.metrics.gpu import GpuReading
 from batchtune.server.metrics.length_use import LengthUse, boundary_lines
 from batchtune.server.metrics.model_use import ModelUse
@@ -101,7 +100,6 @@ class Metrics:
     def __init__(self) -> None:
         self.device = DeviceActivity()
         self.models = ModelUse()
-        self.chains = ChainUse(_LATENCY_BOUNDS)
         self.stages = StageUse()
         self.emulated = False
         self.emulated_parallel = False
@@ -270,7 +268,6 @@ class Metrics:
             *self._lengths.lines(_OURS),
             *boundary_lines(_OURS, {} if self.queues is None else self.queues.length_boundaries()),
             *self.models.lines(_OURS),
-            *self.chains.lines(_OURS),
             *self.stages.lines(_OURS),
             *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
             *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.server.log import say, warn
-from batchtune.server.models.chains.pipeline import is_chain
 from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
 from batchtune.server.models.version_table import VersionBook, VersionEntry, VersionStatus
@@ -229,10 +228,8 @@ class ModelRepository:
             if self._must_load(name, version)
         ]
         self._book.announce((name, version) for name, version, _ in to_load)
-        for chains in (False, True):  # a chain is checked against its models
-            loads = [load for load in to_load if is_chain(load[2]) == chains]
-            for _ in self._loaders.map(lambda load: self._load(*load), loads):
-                pass
+        for _ in self._loaders.map(lambda load: self._load(*load), to_load):
+            pass
         for name in list(self._book.entries):
             self._tidy(name, list(aspired.get(name, ())), removed=name not in wanted)
 

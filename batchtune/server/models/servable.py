@@ -14,11 +14,8 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
-from batchtune.server.models.loaded import Holds
 from batchtune.server.models.warmup import expected_sizes
-from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.input_shapes import listed
-from batchtune.server.sessions.length_buckets import LengthBuckets
 from batchtune.server.sessions.pool import Session, SessionPool, in_words
 from batchtune.server.sessions.request import Deliver, Done, Queued
 from batchtune.server.stages.stages import ModelStages
@@ -64,7 +61,6 @@ class Servable:
         own_metadata = model.metadata if stages is None else b""
         self.metadata = own_metadata or metadata_of(self.signatures)
         self.own_parameters = own_parameters
-        self.holds = Holds()
         self._metrics = metrics
         self._limit = limit
         self._inside = model.inside
@@ -175,11 +171,6 @@ class Servable:
         """Use what `open_sessions` opened; on the event loop."""
         self._pool, self._opened = pool, sessions
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
-
-    def pads_lengths(self, signature_name: str) -> bool:
-        """Whether the inputs of its batches are filled up to the longest request."""
-        session = self._opened.get(signature_name)
-        return isinstance(session, BatchingSession | LengthBuckets) and session.pads_lengths
 
     def drain(self) -> None:
         """Answer what is on its way to the device part, while that still takes; before the version is detached.

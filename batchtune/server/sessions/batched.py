@@ -173,11 +173,6 @@ class BatchingSession:
             queue.num_enqueued_rows for queue in queues
         )
 
-    @property
-    def pads_lengths(self) -> bool:
-        """Whether inputs are filled up to the longest request of their batch."""
-        return self._length_padding != "off" and (self._early is not None or bool(self._open_inputs))
-
     def _count_rows(self, inputs: Tensors) -> int:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")

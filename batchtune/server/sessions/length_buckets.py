@@ -80,11 +80,6 @@ class LengthBuckets:
         depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
-    @property
-    def pads_lengths(self) -> bool:
-        """Whether inputs are filled up to the longest request of their batch, as they are in each bucket."""
-        return self._sessions[0].pads_lengths
-
     def _opened(
         self, boundaries: tuple[int, ...], open_session: Callable[[BatchObserver], BatchingSession]
     ) -> list[BatchingSession]:

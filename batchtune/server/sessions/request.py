@@ -41,13 +41,10 @@ class EarlyRunner(Protocol):
 
 
 class Queued(Protocol):
-    """A request in a batching queue; `taken` once a batch thread has taken it out. `step`: `step NAME: ` of the step
-    that a chain's request is in, before what is said of it, else ""."""
+    """A request in a batching queue; `taken` once a batch thread has taken it out."""
 
     @property
     def taken(self) -> bool: ...
-    @property
-    def step(self) -> str: ...
 
 
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
@@ -85,7 +82,6 @@ class Request:
     """
 
     __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size", "taken")
-    step = ""
 
     def __init__(
         self, inputs: Tensors, size: int, output_names: tuple[str, ...], deadline_ns: int | None, done: Done

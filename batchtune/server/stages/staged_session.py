@@ -106,7 +106,6 @@ class _StagedRequest:
     """
 
     __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_rows", "_session", "_tensors")
-    step = ""
 
     def __init__(
         self,

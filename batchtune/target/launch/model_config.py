@@ -26,13 +26,10 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
 
 
 def own_parameters(spec: TargetSpec, configuration: Configuration) -> dict[str, BatchingParameters]:
-    """What each of several models is batched with, by name; empty where all are with the same, or none is.
-
-    A chain has no parameters: a server knows none by its name.
-    """
+    """What each of several models is batched with, by name; empty where all are with the same, or none is."""
     if not (configuration.models or any(own.batching for own in spec.models)):
         return {}
-    batched = {own.name: own.configuration(configuration).batching for own in spec.models if not own.is_chain}
+    batched = {own.name: own.configuration(configuration).batching for own in spec.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 

@@ -30,7 +30,7 @@ class Axis:
 
 
 class JointSpace:
-    """The product of each model's own axes and the shared ones; a chain has none of its own.
+    """The product of each model's own axes and the shared ones.
 
     Raises:
         ScenarioError: a combination of values that no server would accept.
@@ -41,8 +41,7 @@ class JointSpace:
         shared = {knob: values for knob, values in scenario.search.space.items() if not _is_own(knob)}
         own_space = {knob: values for knob, values in scenario.search.space.items() if _is_own(knob)}
         axes = [Axis(model="", knob=knob, values=tuple(listed.values)) for knob, listed in shared.items()]
-        self._batched = [own for own in scenario.target.models if not own.is_chain]
-        for own in self._batched:
+        for own in scenario.target.models:
             common = {knob: listed for knob, listed in own_space.items() if knob not in own.batching}
             space = {**common, **own.space}
             axes += [
@@ -84,7 +83,10 @@ class JointSpace:
         values: dict[str, dict[str, KnobValue]] = {"": {}}
         for axis, index in zip(self.axes, point, strict=True):
             values.setdefault(axis.model, {})[axis.knob] = axis.values[index]
-        models = {own.name: self._own(own, values[""], values.get(own.name, {})) for own in self._batched}
+        models = {
+            own.name: self._own(own, values[""], values.get(own.name, {}))
+            for own in self._scenario.target.models
+        }
         first = next(iter(models.values()))
         if first.batching is None:
             return first
@@ -113,7 +115,7 @@ class JointSpace:
             shared = [at for at, axis in enumerate(self.axes) if not axis.model]
             for indices in itertools.product(*(range(self.shape[at]) for at in shared)):
                 point = dict(zip(shared, indices, strict=True))
-                owned = [self._own_point(own, point, configuration) for own in self._batched]
+                owned = [self._own_point(own, point, configuration) for own in self._scenario.target.models]
                 for part in owned:
                     point |= part or {}
                 if None not in owned:

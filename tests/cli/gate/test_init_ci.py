@@ -104,7 +104,7 @@ def test_a_job_passes_what_is_inconclusive_and_the_change_that_adds_the_model_an
         (["m/1/model.onnx"], "model: ./m", "pip install 'batchtune[onnx]'"),
         (["m.onnx"], "model: ./m.onnx", "pip install 'batchtune[onnx]'"),
         (["m.onnx"], "model: ./m.onnx, docker: {image: i}", "pip install batchtune"),
-        (["m/1/pipeline.yaml", "n/1/model.pt2"], "model: ./m", "whl/cpu && pip install 'batchtune[torch]'"),
+        (["m/1/model.pt2"], "model: ./m", "whl/cpu && pip install 'batchtune[torch]'"),
         (["m/1/config.pbtxt", "m/1/model.onnx"], "kind: triton, model: ./m", "pip install batchtune"),
     ],
 )

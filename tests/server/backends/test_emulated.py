@@ -249,3 +249,10 @@ def test_the_file_in_the_directory_decides_the_backend(tmp_path: Path) -> None:
     with pytest.raises(StatusError, match="none of saved_model") as raised:
         load_model(tmp_path, BackendOptions())
     assert raised.value.code == "NOT_FOUND"
+
+
+def test_a_chain_of_before_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").touch()
+    with pytest.raises(StatusError, match="chains of models no longer exist") as raised:
+        load_model(tmp_path, BackendOptions(device="cpu"))
+    assert raised.value.code == "UNIMPLEMENTED"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.server.server_process import ServerProcess, run_to_end
 from tests.server.stages.stage_fakes import write_stages
 
@@ -40,47 +38,4 @@ def test_code_of_a_model_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
         assert list(inputs) == ["text"]
         page = server.rest.get("/monitoring/prometheus/metrics").text
         assert ':batchtune:serving:stage_calls_total{model_name="m",stage="post"} 1' in page
-        assert server.stop() == 0
-
-
-PIPELINE = """\
-inputs: {text: {dtype: string}}
-steps:
-  read: {model: reader, inputs: {text: request.text}}
-  weigh: {model: plain, inputs: {x: read.y}, when: read.y > 2, otherwise: {y: -1}}
-outputs:
-  label: {from: read.label, dtype: string}
-  weight: {from: weigh.y, dtype: float32, shape: [1]}
-"""
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        "device",
-        pytest.param("unit", marks=pytest.mark.slow),
-        pytest.param("early", marks=pytest.mark.slow),
-    ],
-)
-def test_a_step_of_a_chain_may_be_a_model_with_stages(tmp_path: Path, stage: str) -> None:
-    """Its signature is that of its stages, and what its code says is told with the step."""
-    base_path(tmp_path).rename(tmp_path / "reader")
-    plain, chain = tmp_path / "plain" / "1", tmp_path / "chain" / "1"
-    plain.mkdir(parents=True)
-    (plain / "emulated.yaml").write_text(EMULATED)
-    chain.mkdir(parents=True)
-    (chain / "pipeline.yaml").write_text(PIPELINE)
-    flags = ["--allow_model_code", "--enable_batching", f"--batching_stage={stage}"]
-    if stage == "early":
-        parameters = tmp_path / "batching.txt"
-        parameters.write_text("batch_timeout_micros { value: 1000 } max_batch_size { value: 8 }")
-        flags += ["--batch_scheduler=streaming", f"--batching_parameters_file={parameters}"]
-    with ServerProcess(chain.parent, *flags) as server:
-        answer = server.predict({"instances": ["abc", "de"]})
-        assert [row["label"] for row in answer["predictions"]] == ["1 letters"] * 2
-        assert [row["weight"] for row in answer["predictions"]] == [[3.0], [-1.0]]
-        error = server.predict({"instances": ["bug"]})["error"]
-        assert error.startswith("step read: ")
-        assert "stages.py, line 16, in preprocess: KeyError: 'missing'" in error
-        assert server.predict({"instances": ["abcd"]})["predictions"][0]["weight"] == [4.0]
         assert server.stop() == 0

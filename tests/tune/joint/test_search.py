@@ -85,13 +85,10 @@ def test_a_models_own_space_and_what_it_fixes_stand_before_those_of_all() -> Non
     assert ranker.max_batch_size == 8
 
 
-def test_a_chain_has_no_axes_and_no_parameters_of_its_own() -> None:
-    chain = "    - {name: both, model: trigger_and_select, rate: 10/s, slo: {p95: 1s}}\n"
-    space = JointSpace(parse_scenario(TEXT.replace("  models:\n", f"  models:\n{chain}")))
-    assert [axis.model for axis in space.axes] == ["", "ranker", "reader"]
-    best = {name: space.configuration((1, 2, 0)) for name in ("both", "ranker", "reader")}
-    assert [name for name, _ in best["both"].models] == ["ranker", "reader"]
-    assert side_by_side(best) == [best["both"]]
+def test_what_is_best_for_each_alone_is_put_together_only_where_all_batch() -> None:
+    space = JointSpace(parse_scenario(TEXT))
+    best = {name: space.configuration((1, 2, 0)) for name in ("ranker", "reader")}
+    assert side_by_side(best) == [best["ranker"]]
     assert side_by_side({**best, "reader": replace(best["reader"], batching=None, models=())}) == []
 
 

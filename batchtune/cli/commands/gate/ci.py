@@ -16,7 +16,6 @@ from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.model_files import CHAIN_FILE
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.duet import DUET_S
 from batchtune.tune.compare.pace_probes import comparison_seconds
@@ -154,11 +153,9 @@ def _minutes(scenario: Scenario) -> int:
 
 
 def _extras(scenario: Scenario, model: Path) -> list[str]:
-    """What the bundled server needs beside TensorFlow to run this model, or the models that lie beside a chain."""
+    """What the bundled server needs beside TensorFlow to run this model."""
     if scenario.target.kind != "tfserving" or scenario.target.runs != "bundled":
         return []
     files = list(model.rglob("*")) if model.is_dir() else [model]
-    if any(file.name == CHAIN_FILE for file in files):
-        files += model.parent.glob("*/[0-9]*/*")
     suffixes = {file.suffix for file in files}
     return [extra for extra, own in _EXTRAS.items() if suffixes.intersection(own)]

@@ -1,1 +1,0 @@
-"""How is a request answered by several models in turn, as a `pipeline.yaml` declares?"""

@@ -81,12 +81,6 @@ class Run:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
 
-    def release(self) -> None:
-        """Let another process measure for this run; more than once is fine."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
     def append(self, trial: Trial, samples: Samples | None) -> None:
         """Keep a finished trial; on disk when this returns.
 

@@ -329,8 +329,6 @@ def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
         other.kill()
     run.hold()
     run.hold()
-    run.release()
-    run.release()
 
 
 def test_a_folder_that_is_mounted_read_only_is_told_in_a_line(tmp_path, monkeypatch):

@@ -39,8 +39,7 @@ def require_ray(key: str) -> None:
 class RayActors:
     """A context manager: connects to a cluster, where actors are then started; all of it ends with it.
 
-    `key` is the scenario's that asks for it, as errors name it; `thing` is what each actor is to people. `remedy`: what
-    to do where there is no room; None: to ask for fewer by the key.
+    `key` is the scenario's that asks for it, as errors name it; `thing` is what each actor is to people.
     """
 
     def __init__(
@@ -49,11 +48,9 @@ class RayActors:
         *,
         key: str,
         thing: str,
-        remedy: str | None = None,
         on_event: Callable[[str], None] = lambda _text: None,
     ) -> None:
         require_ray(key)
-        self._remedy = remedy
         self._address = address
         self._key = key
         self._thing = thing
@@ -94,11 +91,6 @@ class RayActors:
         total: float = self._ray.cluster_resources().get(resource, 0.0)
         return total
 
-    def free(self, resource: str) -> float:
-        """How much of a resource others leave free now."""
-        free: float = self._ray.available_resources().get(resource, 0.0)
-        return free
-
     def start(
         self, make: Callable[[], Any], bundle: Mapping[str, float], count: int | None, *, placement: str
     ) -> Iterator[RayActor]:
@@ -117,17 +109,16 @@ class RayActors:
             raise UsageError(
                 f"{self._key}: the cluster's {counted(len(rooms), 'node')} can take "
                 f"{counted(sum(rooms), self._thing)} with {listed(needs)} each, not {count}",
-                hint=self._remedy or f"lower {self._key}.{self._thing}s, or what each of them needs",
+                hint=f"lower {self._key}.{self._thing}s, or what each of them needs",
             )
         self._group = placement_group([needs] * count, strategy=placement.upper())
         if not self._group.wait(SOON_S):
             self._on_event(f"waiting up to {PLACE_LIMIT_S:g} s until others leave room on the cluster")
             if not self._group.wait(PLACE_LIMIT_S):
-                remedy = self._remedy or f"lower {self._key}.{self._thing}s"
                 raise UsageError(
                     f"{self._key}: no room for {count} {self._thing}s with {listed(needs)} each; free are "
                     f"{listed(self._ray.available_resources())}",
-                    hint=f"wait until others are done, or {remedy}",
+                    hint=f"wait until others are done, or lower {self._key}.{self._thing}s",
                 )
         remote = self._ray.remote(_Actor)
         own = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")}

@@ -30,11 +30,6 @@ class ServiceTime:
     rows: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    @property
-    def rows_max(self) -> int:
-        """The largest size that was measured; beyond it τ is extrapolated."""
-        return math.floor(self.rows[-1] + 0.5)
-
     def tau_s(self, rows_max: int) -> NDArray[np.float64]:
         """τ for 0 to `rows_max` rows, shape (rows_max + 1,); the entry for 0 rows is unused.
 

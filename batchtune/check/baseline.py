@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.archive.whole_files import write_whole
-from batchtune.check.block_figures import run_figures
 from batchtune.check.finding import BlockFigures
-from batchtune.check.paired import Phase
+from batchtune.check.paired import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.plain_values import to_plain
 from batchtune.provenance import comparable

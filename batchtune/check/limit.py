@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from batchtune.check.block_figures import run_figures
 from batchtune.check.gate import listed
+from batchtune.check.paired import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import to_plain

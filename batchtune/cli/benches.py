@@ -12,7 +12,7 @@ from batchtune.archive.original import write_original
 from batchtune.archive.run import SERVER_LOG
 from batchtune.cli.attached import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
-from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard

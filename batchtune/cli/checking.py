@@ -151,6 +151,6 @@ def history(
 
     Changes are looked for in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """
-    from batchtune.cli.commands.gate.history import run_history
+    from batchtune.cli.commands.gate.stored import run_history
 
     raise typer.Exit(run_history(results, scenario=scenario, json=json))

@@ -17,13 +17,13 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.launch.demand import THREAD_LIMITS, demand_of, thread_limits
-from batchtune.target.launch.docker import (
+from batchtune.target.launch.container import (
     MODELS_INSIDE,
     SCRATCH_INSIDE,
     tfservings_container,
     tritons_container,
 )
+from batchtune.target.launch.demand import THREAD_LIMITS, demand_of, thread_limits
 from batchtune.target.launch.model_config import OWN_PARAMETERS
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.process import flag_text

@@ -2,15 +2,78 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from batchtune.cli.app import app
-from batchtune.cli.streams import ReaderGoneError, end_by_sigpipe, guard
-from batchtune.errors import BatchtuneError
+from batchtune.errors import BatchtuneError, UsageError
 from batchtune.interrupts import hear_interrupts
+
+
+class ReaderGoneError(Exception):
+    """Whoever read stdout or stderr has closed it."""
+
+
+class _Output(io.FileIO):
+    """A standard stream's file, whose failure is told from all others, and told once: what comes later is dropped.
+
+    Writing raises:
+        ReaderGoneError: nobody reads it.
+        UsageError: it cannot be written.
+    """
+
+    _failed = False
+
+    def write(self, data: Any, /) -> int:
+        if self._failed:
+            return len(data)
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._failed = True
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGoneError from error
+            raise UsageError(f"the output cannot be written: {error.strerror}") from error
+
+
+def guard() -> None:
+    """From now on what is printed may raise ReaderGoneError or UsageError.
+
+    A stream that was closed from the start is one that nobody wants; characters that its encoding lacks become `?`.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _guarded(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _guarded(2, sys.stderr)
+
+
+def end_by_sigpipe() -> NoReturn:
+    """End as a tool that leaves SIGPIPE alone: what is still buffered is dropped, a shell sees 141."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPIPE})
+    os.kill(os.getpid(), signal.SIGPIPE)
+    os._exit(128 + signal.SIGPIPE)
+
+
+def _guarded(descriptor: int, present: TextIO | None) -> TextIO:
+    file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(
+        file,
+        encoding="utf-8" if present is None else present.encoding,
+        errors="replace" if descriptor == 1 else "backslashreplace",
+        line_buffering=descriptor == 2 or os.isatty(descriptor),
+        write_through=isinstance(present, io.TextIOWrapper) and present.write_through,
+    )
 
 
 def main() -> NoReturn:

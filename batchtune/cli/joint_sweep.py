@@ -35,8 +35,8 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import JointBench
 from batchtune.tune.joint.load import loads_of, next_load
+from batchtune.tune.joint.search import joint_sweep
 from batchtune.tune.joint.space import JointSpace
-from batchtune.tune.joint.sweep import joint_sweep
 
 if TYPE_CHECKING:
     from batchtune.report.live import View

@@ -21,7 +21,7 @@ from batchtune.provenance import collect, comparable
 from batchtune.report.live import View
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.sweep.progress import Watcher
+from batchtune.tune.sweep.sweep import Watcher
 
 if TYPE_CHECKING:
     from batchtune.tune.trials.search_summary import SearchSummary

@@ -101,7 +101,7 @@ def init(
             "name a model: batchtune init ./my_model" if name is None else "write it into the example's file"
         )
         _refuse_idle(idle, "the list of examples" if name is None else "an example", hint=hint)
-        from batchtune.cli.commands.init import run_init
+        from batchtune.cli.commands.init_model import run_init
 
         raise typer.Exit(run_init(name, output=write))
     from batchtune.cli.arguments.slo import slo_overrides

@@ -151,7 +151,7 @@ def plan(
 @reading.command(epilog=examples("runs", "runs --results results/quickstart --json"))
 def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
     """List the runs that are kept, the newest first."""
-    from batchtune.cli.commands.listing import run_runs
+    from batchtune.cli.commands.report import run_runs
 
     raise typer.Exit(run_runs(results, json=json))
 
@@ -169,7 +169,7 @@ def trials(
     results: RootOption = Path("results"),
 ) -> None:
     """Show the trials of a run as a table."""
-    from batchtune.cli.commands.listing import run_trials
+    from batchtune.cli.commands.report import run_trials
 
     wanted = {"csv": csv, "markdown": markdown, "parquet": parquet, "json": json}
     asked: list[TableFormat] = [name for name in get_args(TableFormat) if wanted.get(name)]

@@ -28,9 +28,8 @@ from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.several_models import print_models
 from batchtune.scenario.reader import format_scenario, unchecked_scenario
 from batchtune.target.launch.demand import demand_of
-from batchtune.target.served_model import ServedModel
-from batchtune.target.tfserving import TfServingTarget
-from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.target.tfserving import ServedModel, TfServingTarget
+from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.together import LoadedTogether, ModelLoad, load_together
 

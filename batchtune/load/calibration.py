@@ -2,16 +2,215 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import os
+import signal
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from multiprocessing.connection import Connection
+from typing import Final, Self, cast
+
+import uvloop
 
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.null_server import GRPC_ANSWER, REST_ANSWER, NullServer
 from batchtune.load.worker.job import LoadJob
+from batchtune.load.worker.process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
+from batchtune.target.endpoint import Endpoint
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.header_blocks import encode_block
+
+REST_ANSWER: Final = b'{"predictions": [[0.0]]}'
+GRPC_ANSWER: Final = b""
+START_LIMIT_S: Final = 20.0
+
+_BLANK_LINE: Final = b"\r\n\r\n"
+_WINDOW_UPDATE_AT: Final = 2**29
+
+
+class NullServer:
+    """A context manager: the server runs within it, and `endpoint` says where.
+
+    `rest_answer` and `grpc_answer` are the bodies of all answers. `cpus`: where it may run; None: anywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str = "null",
+        rest_answer: bytes = REST_ANSWER,
+        grpc_answer: bytes = GRPC_ANSWER,
+        cpus: Sequence[int] | None = None,
+    ) -> None:
+        self._model_name = model_name
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, self._theirs = spawn.Pipe(duplex=True)
+        self._process = spawn.Process(
+            target=serve,
+            args=(self._theirs, rest_answer, grpc_answer, cpus),
+            name="batchtune-null-server",
+            daemon=True,
+        )
+        self.endpoint: Endpoint
+
+    def __enter__(self) -> Self:
+        """Raises MeasurementInvalidError when the server does not start."""
+        start_undisturbed(self._process)
+        self._theirs.close()
+        try:
+            if not self._pipe.poll(START_LIMIT_S):
+                raise MeasurementInvalidError(
+                    "the null server does not start", hint="is the machine overloaded?"
+                )
+            rest_port, grpc_port = self._pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise MeasurementInvalidError("the null server died at its start", hint="see stderr") from error
+        self.endpoint = Endpoint(model_name=self._model_name, rest_port=rest_port, grpc_port=grpc_port)
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        self._pipe.close()
+        self._process.join(1.0)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+def serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes, cpus: Sequence[int] | None) -> None:
+    """Listen on two free ports of 127.0.0.1, send them as `(rest, grpc)`, and serve until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if cpus is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(pipe, rest_answer, grpc_answer))
+
+
+async def _serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    rest = _http_answer(rest_answer)
+    grpc = _grpc_answer(grpc_answer)
+    servers = [
+        await loop.create_server(lambda: _NullHttp(rest), "127.0.0.1", 0, backlog=1024),
+        await loop.create_server(lambda: _NullGrpc(grpc), "127.0.0.1", 0, backlog=1024),
+    ]
+    pipe.send(tuple(server.sockets[0].getsockname()[1] for server in servers))
+    ended = asyncio.Event()
+    loop.add_reader(pipe.fileno(), ended.set)
+    await ended.wait()
+    loop.remove_reader(pipe.fileno())
+    for server in servers:
+        server.close()
+
+
+def _http_answer(body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _grpc_answer(message: bytes) -> tuple[bytes, ...]:
+    """HEADERS, DATA and trailers with a gap for the stream id in each."""
+    head = h2.header_frames(encode_block([(":status", "200"), ("content-type", "application/grpc")]), 0)
+    trailers = h2.header_frames(encode_block([("grpc-status", "0")]), h2.END_STREAM)
+    body = struct.pack(">BI", 0, len(message)) + message
+    pieces = list(head)
+    for start in range(0, len(body), h2.DEFAULT_FRAME_BYTES):
+        chunk = body[start : start + h2.DEFAULT_FRAME_BYTES]
+        pieces[-1] += struct.pack(">IB", len(chunk) << 8 | h2.DATA, 0)
+        pieces.append(chunk)
+    return (*pieces[:-1], pieces[-1] + trailers[0], *trailers[1:])
+
+
+class _NullHttp(asyncio.Protocol):
+    """Answers each request when its Content-Length is there; heads repeat, and are looked up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._whole_bytes: dict[bytes, int] = {}
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast("asyncio.Transport", transport).write
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        while data:
+            end_of_head = data.find(_BLANK_LINE) + 4
+            if end_of_head < 4:
+                break
+            head = data[:end_of_head]
+            whole_bytes = self._whole_bytes.get(head)
+            if whole_bytes is None:
+                whole_bytes = self._whole_bytes[head] = end_of_head + _content_length(head)
+            if len(data) < whole_bytes:
+                break
+            self._write(self._answer)
+            data = data[whole_bytes:]
+        self._rest = data
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+class _NullGrpc(asyncio.Protocol):
+    """Answers each stream when the client ends it; never reads a header block, so needs no HPACK."""
+
+    def __init__(self, answer: tuple[bytes, ...]) -> None:
+        self._answer = answer
+        self._rest = b""
+        self._received_bytes = 0
+        self._preface_left = len(h2.PREFACE)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast("asyncio.Transport", transport).write
+        settings = {
+            h2.Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
+            h2.Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
+        }
+        increment = h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW
+        self._write(h2.settings_frame(settings) + h2.window_update_frame(0, increment))
+
+    def data_received(self, data: bytes) -> None:
+        if self._preface_left:
+            cut = min(self._preface_left, len(data))
+            self._preface_left -= cut
+            data = data[cut:]
+        if self._rest:
+            data = self._rest + data
+        out: list[bytes] = []
+        position, end = 0, len(data)
+        while end - position >= h2.HEADER_BYTES:
+            word, flags, stream_id = h2.FRAME.unpack_from(data, position)
+            after = position + h2.HEADER_BYTES + (word >> 8)
+            if after > end:
+                break
+            kind = word & 0xFF
+            if kind == h2.DATA:
+                self._received_bytes += word >> 8
+                if flags & h2.END_STREAM:
+                    out.append(h2.STREAM_ID.pack(stream_id).join(self._answer))
+            elif kind == h2.SETTINGS and not flags & h2.ACK:
+                out.append(h2.SETTINGS_ACK)
+            elif kind == h2.PING and not flags & h2.ACK:
+                out.append(h2.frame(h2.PING, h2.ACK, 0, data[position + h2.HEADER_BYTES : after]))
+            position = after
+        self._rest = data[position:]
+        if self._received_bytes > _WINDOW_UPDATE_AT:
+            out.append(h2.window_update_frame(0, self._received_bytes))
+            self._received_bytes = 0
+        if out:
+            self._write(b"".join(out))
+
 
 DURATION_S: Final = 0.7
 WARM_UP_S: Final = 0.2

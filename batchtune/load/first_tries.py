@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.lone_answers import answers_alone
-from batchtune.load.worker.answers import decode_answer
+from batchtune.load.worker.job import decode_answer
 from batchtune.scenario.guesses import (
     Ranges,
     Shapes,

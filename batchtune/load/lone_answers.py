@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import TargetError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
-from batchtune.load.worker.answers import decode_answer
+from batchtune.load.worker.job import decode_answer
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.slo import ALPHA, Decision, Limit
-from batchtune.measure.statistics.distributions import Z_95, t_quantile
+from batchtune.measure.statistics.quantiles import Z_95, t_quantile
 from batchtune.scenario.units import rounded
 
 GOOD_SHARE: Final = 0.7

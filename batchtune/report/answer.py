@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
-from batchtune.report.bottleneck import limit_title
 from batchtune.report.contenders import compared_table
 from batchtune.report.tables import console_on, paragraph, text_width
 from batchtune.report.words import (
@@ -14,6 +13,7 @@ from batchtune.report.words import (
     capitalised,
     figures_sentence,
     gain_sentences,
+    limit_title,
     name_without_parameters,
     offer_sentences,
     parameters_of,

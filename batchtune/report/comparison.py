@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, TextIO
 from batchtune.measure.length_padding import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
-from batchtune.report.bottleneck import limit_title, limit_word
 from batchtune.report.live import measured_load
 from batchtune.report.marks import Marks
 from batchtune.report.stages import stage_lines
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
-from batchtune.report.words import PROTOCOLS, requests_text
+from batchtune.report.words import PROTOCOLS, limit_title, limit_word, requests_text
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.compare.variant import QUANTILES, VariantFigures

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report.bottleneck import limit_word
 from batchtune.report.panel import Kind, Point, panel, phases_text
 from batchtune.report.units import latency, number, percent
+from batchtune.report.words import limit_word
 from batchtune.scenario.units import counted, rounded, rounded_duration
-from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
-from batchtune.tune.sweep.progress import PHASES
+from batchtune.tune.evidence.best_point import usual_bottleneck
+from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from batchtune.measure.measurement import Measurement
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.bench import Plan
-    from batchtune.tune.sweep.progress import SweepProgress
+    from batchtune.tune.sweep.sweep import SweepProgress
     from batchtune.tune.trials.trial import Trial
 
 _REFRESH_S = 0.5

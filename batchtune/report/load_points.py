@@ -13,7 +13,6 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
-from batchtune.report.bottleneck import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import (
     console_on,
@@ -25,10 +24,9 @@ from batchtune.report.tables import (
     width_of,
 )
 from batchtune.report.units import interval, milliseconds, number, percent
-from batchtune.report.words import capitalised
+from batchtune.report.words import capitalised, limit_sentence, limit_word
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.best_point import best_point
-from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck
+from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES_OF_CSV: Final = ("p50", "p90", "p95", "p99", "p99.9")

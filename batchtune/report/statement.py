@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from batchtune.report.bottleneck import limit_sentence
 from batchtune.report.contenders import DISPENSABLE, RECOMMENDED, contenders_table
 from batchtune.report.marks import Marks
 from batchtune.report.tables import (
@@ -23,6 +22,7 @@ from batchtune.report.words import (
     capitalised,
     figures_sentence,
     gain_sentences,
+    limit_sentence,
     name_without_parameters,
     named_sentences,
     offer_sentences,

@@ -2,9 +2,135 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import nn
+
+from batchtune.sample_models.sizes import (
+    CLASSES,
+    EMBEDDING,
+    FEED_FORWARD,
+    HEADS,
+    LENGTH,
+    SEQUENCE_BLOCKS,
+    SEQUENCE_EMBEDDING,
+    SEQUENCE_FEED_FORWARD,
+    SEQUENCE_HEADS,
+    SEQUENCE_MAX,
+    TEXT_CHANNELS,
+    TEXT_CLASSES,
+    VOCABULARY,
+)
+
+_MASKED = -1e4
+"""Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score."""
+
+
+class SequenceTransformer(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, SEQUENCE_EMBEDDING)
+        self.positions = nn.Embedding(SEQUENCE_MAX, SEQUENCE_EMBEDDING)
+        self.blocks = nn.ModuleList(_Block() for _ in range(SEQUENCE_BLOCKS))
+        self.scores = nn.Sequential(nn.Linear(SEQUENCE_EMBEDDING, 2), nn.Softmax(dim=1))
+
+    def forward(self, tokens: Any) -> Any:
+        # A GPU that looks up a word it does not have is lost to its process, so strangers become the last word.
+        words = tokens.clamp(0, VOCABULARY - 1)
+        hidden = self.words(words) + self.positions.weight[: words.shape[1]]
+        kept = (words > 0).to(hidden.dtype)
+        mask = ((1.0 - kept) * _MASKED).unsqueeze(1).unsqueeze(2)
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        summed = (hidden * kept.unsqueeze(2)).sum(dim=1)
+        return self.scores(summed / kept.sum(dim=1, keepdim=True).clamp(min=1.0))
+
+
+class _Block(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.projected = nn.Linear(SEQUENCE_EMBEDDING, 3 * SEQUENCE_EMBEDDING)
+        self.joined = nn.Linear(SEQUENCE_EMBEDDING, SEQUENCE_EMBEDDING)
+        self.after_attention = nn.LayerNorm(SEQUENCE_EMBEDDING)
+        self.forwarded = nn.Sequential(
+            nn.Linear(SEQUENCE_EMBEDDING, SEQUENCE_FEED_FORWARD),
+            nn.ReLU(),
+            nn.Linear(SEQUENCE_FEED_FORWARD, SEQUENCE_EMBEDDING),
+        )
+        self.after_forward = nn.LayerNorm(SEQUENCE_EMBEDDING)
+
+    def forward(self, hidden: Any, mask: Any) -> Any:
+        heads = (
+            part.unflatten(2, (SEQUENCE_HEADS, SEQUENCE_EMBEDDING // SEQUENCE_HEADS)).transpose(1, 2)
+            for part in self.projected(hidden).chunk(3, dim=2)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+        hidden = self.after_attention(hidden + self.joined(mixed.transpose(1, 2).flatten(2)))
+        return self.after_forward(hidden + self.forwarded(hidden))
+
+
+class WordRelevance(nn.Module):  # type: ignore[misc]
+    """The sum of the words' weights, which of random words is normal with a variance of one, as a probability."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 1)
+        nn.init.normal_(self.words.weight, std=1.0 / math.sqrt(LENGTH))
+        with torch.no_grad():
+            self.words.weight -= self.words.weight.mean()
+
+    def forward(self, tokens: Any) -> Any:
+        words = tokens.long().clamp(0, VOCABULARY - 1)
+        return torch.sigmoid(self.words(words).sum(dim=1))
+
+
+class ImdbTransformer(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, EMBEDDING)
+        self.positions = nn.Embedding(LENGTH, EMBEDDING)
+        self.query = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
+        self.key = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
+        self.value = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
+        self.joined = nn.Linear(HEADS * EMBEDDING, EMBEDDING)
+        self.after_attention = nn.LayerNorm(EMBEDDING, eps=1e-6)
+        self.forwarded = nn.Sequential(
+            nn.Linear(EMBEDDING, FEED_FORWARD), nn.ReLU(), nn.Linear(FEED_FORWARD, EMBEDDING)
+        )
+        self.after_forward = nn.LayerNorm(EMBEDDING, eps=1e-6)
+        self.scores = nn.Sequential(nn.Linear(EMBEDDING, 20), nn.ReLU(), nn.Linear(20, 2), nn.Softmax(dim=1))
+
+    def forward(self, tokens: Any) -> Any:
+        # A GPU that looks up a word it does not have is lost to its process, so strangers become the last word.
+        words = tokens.long().clamp(0, VOCABULARY - 1)
+        return self.classified(self.words(words) + self.positions.weight)
+
+    def classified(self, hidden: Any) -> Any:
+        """The scores of embedded words."""
+        hidden = self.after_attention(hidden + self._attended(hidden))
+        hidden = self.after_forward(hidden + self.forwarded(hidden))
+        return self.scores(hidden.mean(dim=1))
+
+    def _attended(self, hidden: Any) -> Any:
+        query, key, value = (_by_head(layer(hidden)) for layer in (self.query, self.key, self.value))
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.joined(mixed.transpose(1, 2).flatten(2))
+
+
+def imdb_transformer() -> Any:
+    """With embeddings as small as Keras draws them: with torch's own unit variance, two classes saturate."""
+    model = ImdbTransformer()
+    nn.init.uniform_(model.words.weight, -0.05, 0.05)
+    nn.init.uniform_(model.positions.weight, -0.05, 0.05)
+    return model
+
+
+def _by_head(projected: Any) -> Any:
+    """[batch, places, heads × width] to [batch, heads, places, width]."""
+    return projected.unflatten(2, (HEADS, EMBEDDING)).transpose(1, 2)
+
 
 BRANCH_GAIN = 0.25
 """Weight of a residual branch at the start: small, so that an untrained network of many blocks stays in range."""
@@ -45,3 +171,78 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
     if given == gives and stride == 1:
         return nn.Identity()
     return nn.Sequential(*convolution(given, gives, 1, stride=stride, relu=False))
+
+
+class TextRecognition(nn.Module):  # type: ignore[misc]
+    """`image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
+
+    def __init__(self, channels: int = TEXT_CHANNELS, classes: int = TEXT_CLASSES) -> None:
+        super().__init__()
+        narrow, middle = channels // 4, channels // 2
+        start, stem = channels // 16, channels // 8
+        # Halves the height and keeps the width, but for the one column that the padding adds.
+        flat: dict[str, Any] = {"stride": (2, 1), "padding": (0, 1)}
+        self.features = nn.Sequential(
+            *convolution(1, start),
+            *convolution(start, stem),
+            nn.MaxPool2d(2),
+            *_blocks(stem, narrow, 1),
+            *convolution(narrow, narrow),
+            nn.MaxPool2d(2),
+            *_blocks(narrow, middle, 2),
+            *convolution(middle, middle),
+            nn.MaxPool2d(2, **flat),
+            *_blocks(middle, channels, 5),
+            *convolution(channels, channels),
+            *_blocks(channels, channels, 3),
+            *convolution(channels, channels, 2, **flat),
+            *convolution(channels, channels, 2, padding=0),
+        )
+        self.classes = nn.Linear(channels, classes)
+
+    def forward(self, image: Any) -> Any:
+        features = self.features(image)
+        return self.classes(features.mean(dim=2).transpose(1, 2))
+
+
+def text_recognition() -> Any:
+    return TextRecognition()
+
+
+def _blocks(given: int, gives: int, count: int) -> list[Any]:
+    """Residual blocks of two convolutions; the first of them changes the number of channels."""
+    blocks = []
+    for _ in range(count):
+        branch = nn.Sequential(*convolution(given, gives), *convolution(gives, gives, relu=False))
+        blocks.append(Residual(branch, shortcut(given, gives)))
+        given = gives
+    return blocks
+
+
+STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+"""Inner channels and blocks of each stage; each after the first halves the image."""
+
+WIDENING = 4
+"""A block gives four times its inner channels."""
+
+
+def resnet50(stages: tuple[tuple[int, int], ...] = STAGES) -> Any:
+    layers: list[Any] = [*convolution(3, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)]
+    given = 64
+    for stage, (inner, count) in enumerate(stages):
+        for number in range(count):
+            stride = 2 if stage > 0 and number == 0 else 1
+            layers.append(_bottleneck(given, inner, stride=stride))
+            given = WIDENING * inner
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(given, CLASSES), nn.Softmax(dim=1)]
+    return nn.Sequential(*layers, *head)
+
+
+def _bottleneck(given: int, inner: int, *, stride: int) -> Any:
+    gives = WIDENING * inner
+    branch = nn.Sequential(
+        *convolution(given, inner, 1),
+        *convolution(inner, inner, stride=stride),
+        *convolution(inner, gives, 1, relu=False),
+    )
+    return Residual(branch, shortcut(given, gives, stride=stride))

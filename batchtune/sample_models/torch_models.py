@@ -26,12 +26,14 @@ from batchtune.sample_models.sizes import (
     TEXT_HEIGHT,
     TEXT_WIDTH,
 )
-from batchtune.sample_models.torch_recognition import text_recognition
-from batchtune.sample_models.torch_relevance import WordRelevance
-from batchtune.sample_models.torch_resnet50 import resnet50
-from batchtune.sample_models.torch_sequence import SequenceTransformer
+from batchtune.sample_models.torch_layers import (
+    SequenceTransformer,
+    WordRelevance,
+    imdb_transformer,
+    resnet50,
+    text_recognition,
+)
 from batchtune.sample_models.torch_staged import EmbeddedTransformer, write_stages
-from batchtune.sample_models.torch_transformer import imdb_transformer
 
 TEXT_PLACES = TEXT_WIDTH // 4 + 1
 """Where a character may be read: the features of text_recognition are so wide."""

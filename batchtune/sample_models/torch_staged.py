@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from batchtune.sample_models import text_stages
+from batchtune.sample_models import keras_models as text_stages
 from batchtune.sample_models.sizes import EMBEDDING, SEED
-from batchtune.sample_models.torch_transformer import ImdbTransformer
+from batchtune.sample_models.torch_layers import ImdbTransformer
 
 STAGES = """\
 pre: stages.py:preprocess     # cleaned, cut into pieces, looked up, embedded

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.spec.lengths import LengthsSpec
+from batchtune.scenario.spec.request import LengthsSpec
 from batchtune.wire.signature import Signature
 
 _LENGTH_MAX = 2**31 - 1

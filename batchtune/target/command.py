@@ -18,19 +18,16 @@ from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError
 from batchtune.interrupts import interrupts_noted
-from batchtune.scenario.spec.batching_off import require_sayable
 from batchtune.scenario.spec.server_words import DIGEST_PLACE, FILE_PLACE, JSON_PLACE, takes_file
-from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec, require_sayable
 from batchtune.scratch import ScratchFolder
-from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint, url_failure, wait_until_ready
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import container_of
-from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerProcess, launch_named
+from batchtune.target.process import ServerLog, ServerProcess, launch_named
 from batchtune.target.short_program import last_words, run_step, small_environment
-from batchtune.target.telemetry import Counters
+from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.tfserving import DYING_S
 from batchtune.target.urls import external_endpoint, tls_options
 from batchtune.wire.signature import Signature

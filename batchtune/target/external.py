@@ -6,7 +6,6 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS, format_length_buck
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.batching.triton_config import configuration_as_found, found_batching
 from batchtune.errors import BatchingParametersError, TargetError
-from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import (
     Endpoint,
     control_channel,
@@ -15,7 +14,7 @@ from batchtune.target.endpoint import (
     no_such_signature,
     read_signature,
 )
-from batchtune.target.telemetry import Counters, read_counters
+from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH
 from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.repository import ModelRepository

@@ -11,9 +11,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_client, in_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRecord:
+    """How a configuration came into force, and how many seconds that took; `startup_s` is the part from the launch of a
+    server until its model was AVAILABLE, None: none was launched."""
+
+    how: Literal["hot", "restart", "unchanged"]
+    seconds: float
+    startup_s: float | None = None
+
 
 _LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

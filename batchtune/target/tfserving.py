@@ -22,22 +22,24 @@ from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
-from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
-from batchtune.target.launch.container import container_of
+from batchtune.target.launch.container import (
+    MODELS_INSIDE,
+    SCRATCH_INSIDE,
+    container_of,
+    tfservings_container,
+)
 from batchtune.target.launch.demand import NO_DEMAND, Demand, thread_limits, thread_words
-from batchtune.target.launch.docker import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
 from batchtune.target.launch.model_config import (
     model_config_text,
     own_fields,
     own_parameters,
     with_own_parameters,
 )
-from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_errors import error_text, meaning_of
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
-from batchtune.target.process import ServerProcess, flag_text, free_ports
-from batchtune.target.telemetry import Counters, read_counters
+from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
+from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
@@ -321,3 +323,37 @@ class TfServingTarget:
         path = self._scratch.path / name
         path.write_text(text, encoding="utf-8")
         return f"{SCRATCH_INSIDE}/{name}" if self._spec.runs == "docker" else str(path)
+
+
+class ServedModel:
+    """A target, of one model by name; counters and process are the whole server's, which has been started."""
+
+    def __init__(self, server: TfServingTarget, name: str, configuration: Configuration) -> None:
+        self._server = server
+        self._name = name
+        self._configuration = configuration
+
+    @property
+    def endpoint(self) -> Endpoint:
+        inside = self._server.batches_inside.get(self._name, "")
+        return replace(self._server.endpoint, model_name=self._name, batches_inside=inside)
+
+    @property
+    def in_force(self) -> Configuration | None:
+        return self._configuration
+
+    def apply(self, configuration: Configuration) -> ApplyRecord:  # noqa: ARG002 a target's
+        """Nothing is changed: it was started with what each of its models has."""
+        return ApplyRecord(how="unchanged", seconds=0.0)
+
+    def counters(self) -> Counters:
+        return self._server.counters()
+
+    def signature(self, name: str) -> Signature:
+        return read_signature(self.endpoint, name)
+
+    def alive(self) -> bool:
+        return self._server.alive()
+
+    def log_tail(self) -> str:
+        return self._server.log_tail()

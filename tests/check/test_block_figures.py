@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from batchtune.check.block_figures import paired_figures, run_figures
 from batchtune.check.gate import Gate
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired import judge_fixed, paired_figures, run_figures
 from tests.check.check_fakes import exactly, measurement, moved, trial
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.check.account import Account, attributed, judged
-from batchtune.check.block_figures import variant_figures
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
 from batchtune.check.kept import account_from
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from batchtune.cli import main
 from batchtune.load.calibration import Calibration
-from batchtune.load.cluster import choice
+from batchtune.load.cluster import ray_hosts as choice
 from batchtune.measure.validity import host
 from batchtune.measure.validity.host import HostReading
 

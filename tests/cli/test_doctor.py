@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.checks import backends, machine, programs
+from batchtune.cli.checks import backends, machine
+from batchtune.cli.checks import backends as programs
 from batchtune.cli.checks.backends import Backend, backend, simulator
-from batchtune.cli.checks.check import Check, answers
+from batchtune.cli.checks.machine import Check, answers
 from batchtune.cli.commands import doctor
 from batchtune.measure.validity.host import HostNoise
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from batchtune.cli.app import app
-from batchtune.cli.checks.check import Check
+from batchtune.cli.checks.machine import Check
 from batchtune.cli.commands import init_model
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example

@@ -21,7 +21,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import sweep_view
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune

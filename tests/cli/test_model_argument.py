@@ -13,10 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.arguments.load_request import LoadRequest
-from batchtune.cli.arguments.loop import refuse_range
-from batchtune.cli.arguments.model_words import request_overrides
-from batchtune.cli.arguments.subject import kind_of, model_of
+from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
+from batchtune.cli.arguments.subject import kind_of, model_of, request_overrides
 from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,

@@ -23,7 +23,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.scenario.reader import format_scenario
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.search_summary import SearchSummary
 from tests.cli.in_process import answered

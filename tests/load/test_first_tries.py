@@ -14,8 +14,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries, first_tries
 from batchtune.scenario.guesses import BINARY, SMALL
-from batchtune.scenario.spec.lengths import LengthsSpec
-from batchtune.scenario.spec.request import FileInputs, RequestSpec
+from batchtune.scenario.spec.request import FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget
 from tests.load.tiny_onnx import lookup, product, write_graph

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from batchtune.errors import MeasurementInvalidError, TargetError
-from batchtune.load.calibration import calibrate
+from batchtune.load.calibration import NullServer, calibrate
 from batchtune.load.fleet import LoadFleet, LoadInterrupted
 from batchtune.load.live import LiveAggregate
-from batchtune.load.null_server import NullServer
 from batchtune.load.worker.job import LoadJob, split
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint
@@ -251,7 +250,7 @@ def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
 
 STARTED = """
 import multiprocessing, time
-from batchtune.load.worker.child import start_undisturbed
+from batchtune.load.worker.process import start_undisturbed
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,), daemon=True)

@@ -11,8 +11,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import http_posts
-from batchtune.load.record.failures import of_grpc, of_http
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Status, of_grpc, of_http
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec

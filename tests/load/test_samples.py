@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.load.live import LiveView
-from batchtune.load.record import failures
+from batchtune.load.record import samples as failures
 from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
 from batchtune.load.record.samples import NEVER_NS, Samples, Status, drawn_rows, kept_one_in, merge
 from batchtune.load.worker.job import LoadJob, WorkerReport, samples_of, split

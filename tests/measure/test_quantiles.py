@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.measure.statistics.distributions import binomial_cdf, binomial_quantile_ranks, t_quantile
 from batchtune.measure.statistics.quantiles import (
     Estimate,
+    binomial_cdf,
+    binomial_quantile_ranks,
     design_effect,
     latency_quantiles,
     quantile_estimate,
     rate_estimate,
+    t_quantile,
     time_slices,
 )
 from batchtune.plain_values import from_plain, to_plain

@@ -14,10 +14,9 @@ import numpy as np
 from batchtune.archive.run import CHECK, Run, create_run
 from batchtune.check.account import Account
 from batchtune.check.attribution import attribute
-from batchtune.check.block_figures import paired_figures
 from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired import judge_fixed, paired_figures
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
@@ -25,8 +24,8 @@ from batchtune.report.html.shell.document import render
 from batchtune.report.html.sweep.account import account_of
 from batchtune.report.html.sweep.page import sweep_document
 from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three

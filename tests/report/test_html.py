@@ -15,7 +15,7 @@ from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
 from batchtune.report.html.shell.document import PAGE_FILE
 from batchtune.report.html.sweep.account import account_of
-from batchtune.report.html.sweep.answers import answers_of
+from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommendation import OpenQuestion
 from tests.report.pages import document_of, evil_page, first_screen_of, kept_run, quickstart_run

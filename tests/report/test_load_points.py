@@ -19,7 +19,7 @@ from batchtune.report.marks import Marks
 from batchtune.report.several_models import print_models
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck, usual_bottleneck
+from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from tests.tune.tune_fakes import planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)

@@ -16,7 +16,7 @@ from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, split
 from batchtune.report.html.sweep.account import LATEST, Account, account_of
 from batchtune.report.html.sweep.contender_figures import brackets, history, pareto, rates
-from batchtune.report.html.sweep.service_time import service_time
+from batchtune.report.html.sweep.page import service_time
 from batchtune.report.html.sweep.space_figures import heat_map, slices
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario

@@ -18,8 +18,7 @@ from batchtune.report.panel import Point, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
 from batchtune.tune.bench import Plan
-from batchtune.tune.sweep.progress import SweepProgress, Watcher
-from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.sweep.sweep import SweepProgress, Watcher, sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, planted, scenario_of
 
 SCENARIO = scenario_of(

@@ -9,12 +9,10 @@ from pydantic import ValidationError
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchingParametersError
-from batchtune.scenario.spec.batching_off import can_be_off
-from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec, can_be_off
 from batchtune.target.command import CommandTarget
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.sweep.progress import Watcher
-from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.sweep.sweep import Watcher, sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 FILE_ONLY = {

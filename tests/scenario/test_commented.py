@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from batchtune.scenario.commented import commented
+from batchtune.scenario.yaml_document import commented
 
 DOCUMENT: dict[str, Any] = {
     "name": "m",

@@ -14,7 +14,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.external import read_parameters
-from batchtune.target.launch.server_log import HEAD_BYTES, TAIL_BYTES, WRITTEN_BYTES_MAX, ServerLog
+from batchtune.target.process import HEAD_BYTES, TAIL_BYTES, WRITTEN_BYTES_MAX, ServerLog
 from batchtune.target.tfserving import TfServingTarget
 from tests.server.server_process import write_emulated
 

@@ -24,9 +24,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import Counters, ServerActivity
+from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity
 from batchtune.tune.trials.trial import Trial
 from batchtune.wire.signature import Signature, TensorSpec
 

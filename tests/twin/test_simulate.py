@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.twin.simulator.early_work import run_early
 from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
-from batchtune.twin.simulator.run import OpenTraffic, run_open_by_events
+from batchtune.twin.simulator.run import OpenTraffic, run_early, run_open_by_events
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
 from tests.twin.batch_theory import BatchFormer, batch_chain
 from tests.twin.queueing_theory import (

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+
+from batchtune.errors import UsageError
+
+
+@contextmanager
+def of_option(name: str, *, hint: str | None = None) -> Iterator[None]:
+    """Put the option's name before the message of a UsageError; `hint` None: its own."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", hint=hint or error.hint) from error
+
 
 ScenarioArgument = Annotated[
     Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
@@ -195,7 +208,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_request(**given: Any) -> None:
-        from batchtune.cli.arguments.model_words import request_overrides
+        from batchtune.cli.arguments.subject import request_overrides
 
         words = {option: given.pop(option) for option in _REQUEST_OPTIONS}
         overrides = request_overrides(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from batchtune.cli.arguments.option import of_option
+from batchtune.cli.arguments.options import of_option
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import QUANTILES
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.units import parse_duration_s, parse_ratio
 
 ERRORS = "errors"

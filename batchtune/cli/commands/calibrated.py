@@ -22,15 +22,13 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.report.twin import note_when_slow
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.answer.stated_capacity import capacity_of
-from batchtune.tune.evidence.ledger import without_superseded
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.answer.recommendation import Recommendation, capacity_of
+from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.measured_rates import MeasuredRates
 from batchtune.twin.model.traffic import lengths_of, traffic_of

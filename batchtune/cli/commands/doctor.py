@@ -8,11 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.checks.backends import BACKENDS, IMPORT_LIMIT_S, backend, simulator
-from batchtune.cli.checks.check import Check, Question, answers
+from batchtune.cli.checks.backends import (
+    BACKENDS,
+    IMPORT_LIMIT_S,
+    backend,
+    container_engine,
+    gpu,
+    simulator,
+    tensorflow_model_server,
+    tritonserver,
+)
 from batchtune.cli.checks.machine import (
     WATCHED_WINDOWS,
     WINDOW_S,
+    Check,
+    Question,
+    answers,
     cpus,
     memory,
     open_files,
@@ -20,7 +31,6 @@ from batchtune.cli.checks.machine import (
     room_for_results,
     watch_host,
 )
-from batchtune.cli.checks.programs import container_engine, gpu, tensorflow_model_server, tritonserver
 from batchtune.errors import TargetError
 from batchtune.plain_values import to_plain
 from batchtune.report.live import sweep_view

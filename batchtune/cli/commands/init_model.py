@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.arguments.loop import refuse_range
+from batchtune.cli.arguments.load_request import refuse_range
 from batchtune.cli.arguments.points import refuse_both
 from batchtune.cli.arguments.subject import kind_of
 from batchtune.cli.checks.machine import watch_host
@@ -26,11 +26,52 @@ from batchtune.cli.commands.subject import looked_at
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.live import sweep_view
-from batchtune.scenario.commented import commented
+from batchtune.scenario.examples import Example, example_names, read_example
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
+from batchtune.scenario.yaml_document import commented
 from batchtune.target.address import Address, answering_at
+
+
+def run_init(name: str | None, *, output: Path | None) -> int:
+    """The exit code, 0.
+
+    Raises:
+        UsageError: no such example, or the file is there already or cannot be written.
+    """
+    if name is None:
+        return _list_examples()
+    _write_example(read_example(name), output)
+    return 0
+
+
+def _list_examples() -> int:
+    bundled = [read_example(name) for name in example_names()]
+    width = max((len(example.name) for example in bundled), default=0)
+    for example in bundled:
+        print(f"{example.name:<{width}}  {example.question}")
+    print("`batchtune init --example NAME` writes one here", file=sys.stderr)
+    return 0
+
+
+def _write_example(example: Example, output: Path | None) -> None:
+    if output == Path("-"):
+        print(example.text_for(f"{example.name}.yaml"), end="")
+        return
+    path = output or Path(f"{example.name}.yaml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(example.text_for(shlex.quote(str(path))))
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path}: is there already", hint="name another file with --output, or -: stdout"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"{path}: {example.question}")
+    print(f"next: batchtune {example.command} {shlex.quote(str(path))}", file=sys.stderr)
+
 
 LAUNCH_S: Final = 15.0
 """Of a sweep beside its budget: the launch, the first look, the report."""

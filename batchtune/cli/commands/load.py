@@ -30,7 +30,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
-from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
@@ -43,8 +43,7 @@ from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.blocks import REPEATS_SHARE
 from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
-from batchtune.tune.evidence.best_point import best_point
-from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
 from batchtune.tune.trials.trial import FinishedTrial

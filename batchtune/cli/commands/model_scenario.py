@@ -10,16 +10,16 @@ from typing import Any, Final, Literal
 import yaml
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cli.arguments.loop import loop_overrides
+from batchtune.cli.arguments.load_request import loop_overrides
 from batchtune.cli.arguments.subject import model_of
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
+from batchtune.scenario.payloads import check_names
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.scenario.tensor_shapes import check_names
 from batchtune.scenario.units import counted, format_duration, rounded_duration
 from batchtune.target.address import Address
 from batchtune.target.choice import target_of

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from batchtune.cli.arguments.failing import failing_of
-from batchtune.cli.arguments.option import of_option
+from batchtune.cli.arguments.options import of_option
 from batchtune.cli.arguments.slo import in_place_of, promised
 from batchtune.cli.commands.calibrated import (
     asked_configurations,
@@ -22,12 +22,44 @@ from batchtune.cli.commands.simulate import trusted, twin_document
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
-from batchtune.scenario.units import parse_rate_rps
+from batchtune.scenario.units import parse_rate_rps, parse_ratio
 from batchtune.twin.model.replicas import Fleet, ReplicaPlan
 from batchtune.twin.model.traffic import traffic_of
 from batchtune.twin.simulator.replica import Routing, batcher_of
+
+if TYPE_CHECKING:
+    from batchtune.twin.model.replicas import Failing
+
+
+_HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
+
+
+def failing_of(failing: str | None) -> Failing | None:
+    """What was asked for; None: nothing may fail.
+
+    Raises:
+        UsageError: no number of replicas and no share of them.
+    """
+    from batchtune.twin.model.replicas import Failing
+
+    if failing is None:
+        return None
+    count, share = _down(failing.strip())
+    return Failing(count=count, share=share)
+
+
+def _down(text: str) -> tuple[int, float]:
+    if text.endswith("%"):
+        with of_option("--failing", hint=_HINT):
+            share = parse_ratio(text)
+        if not 0.0 < share < 1.0:
+            raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
+        return 0, share
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
+    return int(text), 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

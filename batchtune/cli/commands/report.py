@@ -7,14 +7,39 @@ import sys
 from pathlib import Path
 
 from batchtune.archive.joint import deployable
+from batchtune.archive.listing import runs_under
 from batchtune.archive.run import Run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment, joint_deployment
-from batchtune.errors import BatchtuneError
+from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
+from batchtune.report.listing import TableFormat, print_runs, print_trials
 from batchtune.tune.joint.answer import JointRecommendation
+
+
+def run_runs(results: Path, *, json: bool) -> int:
+    """The exit code, 0; without any run an empty list in JSON, else an error.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    entries = runs_under(results)
+    if not entries and not json:
+        raise ArchiveError(f"no run under {results}", hint="`batchtune sweep MODEL --slo-p95 20ms` makes one")
+    print_runs(entries, json=json)
+    return 0
+
+
+def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, results: Path) -> int:
+    """The exit code, 0."""
+    run = asked_run(path, results=results)
+    frame = run.trials()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print_trials(frame, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
+    return 0
 
 
 def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:

@@ -25,13 +25,13 @@ from batchtune.cli.kept_sweep import (
 )
 from batchtune.cli.sweep_on_nodes import sweep_on_nodes
 from batchtune.errors import BatchtuneError, TargetError, UsageError
-from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
-from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import UNSAYABLE, can_be_off
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.repository import OriginalModel

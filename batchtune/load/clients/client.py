@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.source import Source
-from batchtune.load.record.recorder import Recorder
+from batchtune.load.record.columns import Recorder
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol as RequestProtocol
 from batchtune.target.endpoint import Endpoint

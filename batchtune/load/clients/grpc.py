@@ -11,9 +11,8 @@ from typing import Final
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.record import failures
-from batchtune.load.record.columns import ENDED, PENDING
-from batchtune.load.record.recorder import Recorder
+from batchtune.load.record import samples as failures
+from batchtune.load.record.columns import ENDED, PENDING, Recorder
 from batchtune.load.record.samples import Status
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection

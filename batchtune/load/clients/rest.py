@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.record import failures
-from batchtune.load.record.columns import ENDED
-from batchtune.load.record.recorder import Recorder
+from batchtune.load.record import samples as failures
+from batchtune.load.record.columns import ENDED, Recorder
 from batchtune.load.record.samples import Status
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http1_client import NO_TAG, Http1ClientConnection, KnownHeads

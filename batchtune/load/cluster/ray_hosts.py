@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
+from batchtune.load.calibration import calibrate
+from batchtune.load.cluster.fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, Place, Progress
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.cluster.station import Station
+from batchtune.load.fleet import LoadFleet
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import WorkerJob
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.load import FleetSpec
+from batchtune.scenario.spec.load import FleetSpec, LoadSpec
 
 LONG_CALL_LIMIT_S: Final = 60.0
 """Starting a worker, calibrating, and moving 25 MB."""
@@ -98,3 +101,27 @@ class RayHost:
 
     def close(self) -> None:
         self._actor.close()
+
+
+AnyFleet = LoadFleet | ClusterFleet
+
+
+def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
+    """The fleet, not started yet.
+
+    Raises:
+        UsageError: Ray is asked for and not installed.
+        ScenarioError: CPUs that this machine has not.
+    """
+    if load.fleet is None:
+        return LoadFleet(processes=load.processes, cpus=load.cpus)
+    return ClusterFleet(RayCluster(load.fleet, on_event=on_event), cpus=load.cpus, on_event=on_event)
+
+
+def client_max_rps(
+    fleet: AnyFleet, requests: RequestSet, *, server_cpus: Sequence[int] | None = None
+) -> float:
+    """What the fleet can send at most of these requests, to servers that do nothing."""
+    if isinstance(fleet, ClusterFleet):
+        return fleet.client_max_rps(requests)
+    return calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import Client, make_client
 from batchtune.load.clients.source import ClosedSource, OpenSource
-from batchtune.load.record.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns
-from batchtune.load.record.recorder import Recorder
+from batchtune.load.record.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder
 from batchtune.load.record.samples import Status
-from batchtune.load.worker.answers import check_answers
-from batchtune.load.worker.job import ROWS_MAX, WorkerJob, WorkerReport
+from batchtune.load.worker.job import ROWS_MAX, WorkerJob, WorkerReport, check_answers
 from batchtune.load.worker.pacing import Pacer
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 

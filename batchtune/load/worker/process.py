@@ -12,8 +12,11 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import recv_handle
+from typing import Final
 
 import uvloop
 
@@ -21,6 +24,20 @@ from batchtune.errors import BatchtuneError
 from batchtune.load.record.columns import Columns
 from batchtune.load.worker.driver import Driver
 from batchtune.load.worker.job import WorkerJob, WorkerReport
+
+OF_A_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Ctrl-C, a terminal that goes away, Ctrl-backslash: sent to all that it runs, and for the parent to answer."""
+
+
+def start_undisturbed(process: SpawnProcess) -> None:
+    """Start a child that inherits a mask without those signals; it ends when its parent does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+    try:
+        resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)

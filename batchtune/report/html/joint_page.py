@@ -27,10 +27,10 @@ from batchtune.report.html.shell.drawing import (
     Trace,
     axis,
     finite,
+    is_emulated,
     safe,
     with_limit,
 )
-from batchtune.report.html.shell.shown import is_emulated
 from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_rows
 from batchtune.report.several_models import (
     SHARE_HEADINGS,

@@ -16,11 +16,9 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
 from batchtune.target.endpoint import Endpoint, control_client, in_words
-from batchtune.target.launch.container import container_of
-from batchtune.target.launch.docker import MODELS_INSIDE, tritons_container
-from batchtune.target.launch.server_log import ServerLog
+from batchtune.target.launch.container import MODELS_INSIDE, container_of, tritons_container
 from batchtune.target.model_errors import meaning_of
-from batchtune.target.process import ServerProcess, flag_text, free_ports
+from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
 _LOOPBACK: Final = {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "metrics-address": "127.0.0.1"}

@@ -19,10 +19,9 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.model_files import served_name
-from batchtune.target.telemetry import Counters
+from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
 from batchtune.target.triton.repository import ADDED, EXPLICIT, ModelRepository, OriginalModel, put_back

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.tune.answer.recommendation import Capacity, OpenQuestion
-from batchtune.tune.answer.stated_capacity import stated_capacity
+from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
 from batchtune.tune.evidence.bracket import FRESH, Run
 from batchtune.tune.search.capacity import OPEN, WIDEST, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender

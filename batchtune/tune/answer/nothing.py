@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommendation import limit_text

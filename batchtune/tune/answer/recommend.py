@@ -4,37 +4,144 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.target import UNSAYABLE, can_be_off
+from batchtune.scenario.units import counted, rounded
 from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
-from batchtune.tune.answer.alternatives import trades
 from batchtune.tune.answer.nothing import nothing_to_recommend
 from batchtune.tune.answer.reason import absence_of_batching, explain_gain, padding_note
 from batchtune.tune.answer.recommendation import (
     PREDICTION_RUNS,
+    Alternative,
     Compared,
     Helps,
     Promise,
     Recommendation,
     range_of,
 )
-from batchtune.tune.answer.worth import cannot_pay
-from batchtune.tune.evidence.bottleneck_of import searched_bottleneck, usual_bottleneck
+from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
 from batchtune.tune.evidence.bracket import Run
-from batchtune.tune.evidence.ledger import measuring_s, without_superseded
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.choice import search_of
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.search import Search
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
+
+WIDE_SIZES = 4
+"""The largest size seen must be this many times the smallest."""
+
+PAYS_FROM = 1.1
+"""A row that gets cheaper by less than this factor pays for no batching."""
+
+SEEN_BATCHES_MIN = 5
+"""Batches of a size whose mean time counts."""
+
+
+def cannot_pay(trials: Sequence[Trial]) -> str | None:
+    """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
+
+    By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
+    when larger batches do more rows per second, or when too few sizes were seen.
+    """
+    times = _execution_times(trials)
+    if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
+        return None
+    least, most = min(times), max(times)
+    per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
+    if per_row_s[least] / min(per_row_s.values()) >= PAYS_FROM:
+        return None
+    longer = rounded(times[most] / times[least])
+    return (
+        f"batching cannot pay here: a batch of {counted(most, 'row')} takes {longer} times as long as one of "
+        f"{counted(least, 'row')}, so the device does no more rows in a second however they come"
+    )
+
+
+def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
+    """Mean seconds of a batch by its rows, over the trials with the fewest batch threads."""
+    accounts = [
+        (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
+        for trial in trials
+        if trial.configuration.batching is not None
+        and trial.measurement is not None
+        and trial.measurement.server is not None
+        and trial.measurement.server.execution_s_by_rows
+    ]
+    fewest = min((threads for threads, _ in accounts), default=0)
+    spent: dict[int, tuple[int, float]] = {}
+    for threads, server in accounts:
+        if threads == fewest:
+            for rows, mean_s in server.execution_s_by_rows.items():
+                batches, spent_s = spent.get(rows, (0, 0.0))
+                more = server.batches_by_rows.get(rows, 0)
+                spent[rows] = (batches + more, spent_s + more * mean_s)
+    return {
+        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= SEEN_BATCHES_MIN
+    }
+
+
+TRADE = 0.05
+"""An alternative has this much more throughput, or this much less p95."""
+
+
+def trades(
+    configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
+) -> tuple[Alternative, ...]:
+    """Those of `others` that trade throughput against p95 beyond the noise of both, smallest p95 first.
+
+    figures: `throughput_rps` and `p95_s` of the recommended configuration. spread: standard deviation between runs, in
+    logs.
+    """
+    trading = []
+    for other in others:
+        p95 = other.latency_s.get("p95")
+        if (
+            not other.keeps
+            or other.outside
+            or other.configuration == configuration
+            or p95 is None
+            or other.throughput_rps is None
+        ):
+            continue
+        alternative = Alternative(
+            configuration=other.configuration,
+            throughput_rps=other.throughput_rps.value,
+            p95_s=p95.value,
+            throughput_ratio=other.throughput_rps.value / figures["throughput_rps"],
+            p95_ratio=p95.value / figures["p95_s"],
+            confirmations=other.fresh,
+        )
+        least = max(math.log1p(TRADE), 2.0 * spread)
+        if _signs(alternative, least) in ((1, -1), (-1, 1)):
+            trading.append(alternative)
+    front = [
+        candidate
+        for candidate in trading
+        if not any(
+            rival.throughput_ratio >= candidate.throughput_ratio and rival.p95_ratio <= candidate.p95_ratio
+            for rival in trading
+            if rival is not candidate
+        )
+    ]
+    return tuple(sorted(front, key=lambda alternative: alternative.p95_s))
+
+
+def _signs(other: Alternative, least: float) -> tuple[int, int]:
+    """Whether throughput and p95 are better (1), worse (-1), or not to be distinguished (0)."""
+    ratios = other.throughput_ratio, 1.0 / other.p95_ratio if other.p95_ratio > 0.0 else math.inf
+    logs = [math.log(ratio) if ratio > 0.0 else -math.inf for ratio in ratios]
+    signs = [0 if abs(log) < least else 1 if log > 0.0 else -1 for log in logs]
+    return signs[0], signs[1]
 
 
 def recommend(

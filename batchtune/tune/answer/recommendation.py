@@ -16,9 +16,14 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
+from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
-from batchtune.tune.evidence.bracket import FRESH
+from batchtune.tune.evidence.bracket import BACK, FRESH, UNCONFIRMED, Bracket, runs_of
+from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.space import Space
+from batchtune.tune.trials.trial import Trial, without_superseded
 
 SCHEMA_VERSION = 3
 """Of recommendation.json; an older one is made anew from the trials."""
@@ -301,3 +306,50 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
     """`p95 ≤ 20 ms, errors ≤ 0.01`."""
     wanted = [f"{name} ≤ {rounded_duration(limit)}" for name, limit in limits.items()]
     return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
+
+
+def capacity_of(
+    configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
+) -> Capacity | None:
+    """The capacity of a configuration by all of its trials, for the scenario's SLO or another one.
+
+    None: no run of it says anything.
+    """
+    space = Space(scenario)
+    asked = space.filled(configuration)
+    own = (
+        trial
+        for trial in without_superseded(trials)
+        if space.filled(trial.configuration) == asked and not _is_foreign(trial)
+    )
+    return stated_capacity(Bracket(tuple(runs_of(own, slo or scenario.slo, scenario))))
+
+
+def stated_capacity(bracket: Bracket) -> Capacity | None:
+    """The rate that is stated as held, and the lowest that was missed; held 0: only misses are known."""
+    held_rps, missed_rps = bracket.stated_rps, bracket.stated_missed_rps
+    by_loops = not held_rps and bracket.loop_rps > 0.0
+    if not held_rps:
+        # What closed loops kept is believed as far as no open loop missed: where one held instead, no less is stated.
+        missed = (run.rate_rps or 0.0 for run in bracket.open_runs)
+        held_rps = min(LOOP_SHARE * bracket.loop_rps, UNCONFIRMED * BACK * min(missed, default=math.inf))
+        missed_rps = max(bracket.missed_rps, held_rps)
+    if not held_rps and not math.isfinite(missed_rps):
+        return None
+    return Capacity(
+        held_rps=held_rps,
+        missed_rps=missed_rps if math.isfinite(missed_rps) else None,
+        held=bracket.held(held_rps, fresh=True),
+        missed=bracket.missed(held_rps, fresh=True) if held_rps else len(bracket.open_runs),
+        confirmed=0.0 < bracket.confirmed_rps == bracket.stated_rps,
+        by_loops=by_loops,
+        is_bound=not any(
+            not run.held and math.isclose(run.rate_rps or 0.0, missed_rps, rel_tol=1e-3)
+            for run in bracket.open_runs
+        ),
+    )
+
+
+def _is_foreign(trial: Trial) -> bool:
+    """Whether it says nothing of its configuration: a lone request, or a load that compares nodes."""
+    return trial.source == "node" or (trial.source == "probe" and trial.asked_concurrency == 1)

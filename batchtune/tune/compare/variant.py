@@ -18,7 +18,7 @@ from batchtune.measure.statistics.paired import typical
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat
 from batchtune.tune.compare.blocks import Variant, is_noisy
-from batchtune.tune.evidence.bottleneck_of import rows_per_request, usual_bottleneck
+from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import Trial
 

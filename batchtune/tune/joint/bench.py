@@ -10,8 +10,7 @@ from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.served_model import ServedModel
-from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.bench import SEED_STRIDE
 from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.loader import Fleet

@@ -21,13 +21,14 @@ from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
 from batchtune.tune.search.contenders import (
     Contender,
     Contenders,
+    RuleAnswer,
     guide_point,
     one_by_one,
     same_instances,
+    throughput_interval_rule,
 )
 from batchtune.tune.search.curve import Curve
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_rule
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill

@@ -6,7 +6,8 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
@@ -15,15 +16,61 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Plan
-from batchtune.tune.evidence.ledger import spent_s
 from batchtune.tune.loader import Fleet, Target
 from batchtune.tune.search.choice import search_of
 from batchtune.tune.sweep.nodes import Nodes, OneServer, TrialBench
-from batchtune.tune.sweep.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import NO_CANDIDATES, Ask, FinishedTrial, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, Ask, FinishedTrial, Source, Trial, spent_s
+
+_PHASES: dict[Source, str] = {
+    "probe": "scouting",
+    "node": "scouting",
+    "calibration": "scouting",
+    "confirm": "confirming",
+}
+
+PHASES: Final = ("scouting", "comparing", "confirming")
+"""In the order in which a sweep comes to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """Where a sweep stands. `plan` is that of the trial in flight, `best` leads so far.
+
+    `trials_max` is None when only time limits the sweep, `budget_s` when only trials do.
+    """
+
+    phase: str
+    plan: Plan
+    elapsed_s: float
+    budget_s: float | None
+    trials_done: int
+    trials_max: int | None
+    best: Trial | None
+    live: LiveAggregate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """Who is told: `on_progress` a few times a second during a trial, `on_thinking` what goes on between two trials,
+    `on_plan` once, what the budget can do, as soon as that is known, `on_summary` once, when the sweep ends, however it
+    ends."""
+
+    on_progress: Callable[[SweepProgress], None] = lambda _progress: None
+    on_thinking: Callable[[str], None] = lambda _text: None
+    on_plan: Callable[[str], None] = lambda _text: None
+    on_summary: Callable[[SearchSummary], None] = lambda _summary: None
+
+
+NOBODY = Watcher()
+
+
+def phase_of(source: Source) -> str:
+    """The phase of a sweep in which such trials are run."""
+    return _PHASES.get(source, "comparing")
+
 
 FAILURES_MAX = 3
 """So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""

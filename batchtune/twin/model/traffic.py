@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from batchtune.batching.length_buckets import AUTO_BUCKETS, Boundaries, boundaries_for, rounded_up
 from batchtune.errors import ScenarioError
-from batchtune.scenario.arrivals import draw
+from batchtune.scenario.arrivals import draw, read_trace
 from batchtune.scenario.lengths import draw_lengths
-from batchtune.scenario.spec.lengths import LengthsSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, RequestSpec
+from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.traces import read_trace
 from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
 
 LONGEST_REQUESTS = 400_000

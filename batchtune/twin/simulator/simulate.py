@@ -35,8 +35,7 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
     each device. Raises ValueError for due times out of order and for requests without rows.
     """
-    from batchtune.twin.simulator.early_work import run_early
-    from batchtune.twin.simulator.run import OpenTraffic, run_open
+    from batchtune.twin.simulator.run import OpenTraffic, run_early, run_open
 
     traffic = OpenTraffic(
         due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed

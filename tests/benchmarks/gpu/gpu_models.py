@@ -78,9 +78,8 @@ def _export(asked: Asked, name: str) -> list[str]:
 def write_tiny(name: str, path: Path) -> None:
     import torch
 
+    from batchtune.sample_models.torch_layers import TextRecognition, resnet50
     from batchtune.sample_models.torch_models import torch_model, write_program
-    from batchtune.sample_models.torch_recognition import TextRecognition
-    from batchtune.sample_models.torch_resnet50 import resnet50
 
     torch.manual_seed(1)
     small = {

@@ -21,7 +21,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.evidence.bottleneck_of import trial_bottleneck
+from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.gpu.gpu_models import ROOT, settings
 

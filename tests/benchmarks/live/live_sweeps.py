@@ -28,8 +28,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import reference_configurations
-from batchtune.tune.sweep.progress import Watcher
-from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.sweep.sweep import Watcher, sweep
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import Device

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from batchtune.load.calibration import NullServer
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.null_server import NullServer
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import Schedule

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.cpus import schedulable_cpus
-from batchtune.load.cluster.choice import AnyFleet, fleet_of
+from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.statistics.paired import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of

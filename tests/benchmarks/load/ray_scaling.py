@@ -22,8 +22,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.cpus import schedulable_cpus
-from batchtune.load.cluster.choice import AnyFleet, fleet_of
-from batchtune.load.null_server import NullServer
+from batchtune.load.calibration import NullServer
+from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.load import LoadSpec

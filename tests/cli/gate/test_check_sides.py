@@ -15,8 +15,8 @@ from batchtune.cli.commands.gate.sides import resolved_sides
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
-from batchtune.target.launch.docker import tfservings_container
-from batchtune.target.model_in_git import export_model
+from batchtune.target.launch.container import tfservings_container
+from batchtune.target.model_files import export_model
 from batchtune.target.tfserving import TfServingTarget
 from tests.cli.test_cli import EMULATED
 from tests.target.stand_in_docker import StandInDocker

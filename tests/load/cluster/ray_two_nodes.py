@@ -26,12 +26,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.errors import UsageError
+from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.choice import AnyFleet, fleet_of
 from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
+from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.live import LiveAggregate
-from batchtune.load.null_server import NullServer
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import draw

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from batchtune.archive.samples_file import read_parquet, to_parquet
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
+from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.choice import client_max_rps, fleet_of
-from batchtune.load.cluster.clocks import ClockAccount, ClockReading, read_clock
-from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
+from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError, placement
+from batchtune.load.cluster.host import ClockAccount, ClockReading, read_clock
+from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.cluster.station import Station
-from batchtune.load.cluster.workers import placement
 from batchtune.load.fleet import LoadFleet, LoadInterrupted
 from batchtune.load.live import LiveAggregate
-from batchtune.load.null_server import NullServer
 from batchtune.load.record.samples import Samples, merge
 from batchtune.load.worker.job import LoadJob, split
 from batchtune.scenario.arrivals import Schedule

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.errors import UsageError
-from batchtune.load.cluster import choice
+from batchtune.load.cluster import ray_hosts as choice
 from batchtune.target.process import ServerProcess
 from tests.cli.test_cli import EMULATED
 

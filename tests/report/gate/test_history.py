@@ -8,7 +8,7 @@ import json
 import pytest
 
 from batchtune.check.history import HISTORY, read_history, series_of
-from batchtune.cli.commands.gate.history import run_history
+from batchtune.cli.commands.gate.stored import run_history
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.report.gate.history import change_lines, print_history
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Capacity
-from batchtune.tune.answer.stated_capacity import capacity_of
+from batchtune.tune.answer.recommendation import Capacity, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
 from batchtune.tune.trials.trial import Probe, Trial
 from tests.tune.tune_fakes import planted, scenario_of

@@ -19,8 +19,8 @@ from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references
 from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.answer.accounts import LEVEL
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation

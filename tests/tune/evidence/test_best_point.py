@@ -8,8 +8,8 @@ import pytest
 
 from batchtune.cli.commands.load import _exit_code, without_empty_verdict
 from batchtune.report.load_points import points_dict
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.evidence.best_point import best_point
 from batchtune.tune.trials.trial import FinishedTrial
 from tests.report.test_load_points import BUSY, STEAL, point, said

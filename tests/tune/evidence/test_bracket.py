@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.evidence.bracket import (
     BACK,
     FRESH,

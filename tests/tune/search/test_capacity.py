@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench

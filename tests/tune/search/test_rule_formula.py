@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.tune.search.rule_formula import throughput_interval_rule
+from batchtune.tune.search.contenders import throughput_interval_rule
 
 
 def test_interval_is_half_of_what_the_slo_leaves_and_size_is_throughput_times_it():

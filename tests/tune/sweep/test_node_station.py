@@ -11,7 +11,7 @@ import pytest
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.sweep.node_station import NodeStation
+from batchtune.tune.sweep.ray_nodes import NodeStation
 from tests.tune.tune_fakes import scenario_of
 
 

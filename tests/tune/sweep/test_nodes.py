@@ -12,8 +12,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.nodes import NodeBenches
-from batchtune.tune.sweep.progress import Watcher
-from batchtune.tune.sweep.sweep import sweep_nodes
+from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.tune.node_fakes import FakeNodes
 from tests.tune.tune_fakes import Law, planted, scenario_of

@@ -8,8 +8,7 @@ import pytest
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.sweep.progress import Watcher
-from batchtune.tune.sweep.sweep import sweep, usual_budget_s
+from batchtune.tune.sweep.sweep import Watcher, sweep, usual_budget_s
 from batchtune.twin.simulator.replica import Device
 from tests.twin.simulated_fleet import simulated_server
 

@@ -9,8 +9,7 @@ import pytest
 from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
-from batchtune.tune.sweep.progress import PHASES, SweepProgress, Watcher
-from batchtune.tune.sweep.sweep import FAILURES_TO_END, sweep
+from batchtune.tune.sweep.sweep import FAILURES_TO_END, PHASES, SweepProgress, Watcher, sweep
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 

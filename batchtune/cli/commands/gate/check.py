@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from batchtune.archive.run import CHECK, create_run
 from batchtune.archive.whole_files import write_whole
 from batchtune.check.account import Account, attributed, judged
-from batchtune.check.block_figures import variant_figures
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, history_line
+from batchtune.check.paired import variant_figures
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks

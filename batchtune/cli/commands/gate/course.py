@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchtune.check.block_figures import UNTOLD
 from batchtune.check.gate import OF_A_LAUNCH
 from batchtune.check.looks import fewest_blocks, looks_up_to
-from batchtune.check.paired import Conclusion, Phase, run_check
+from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line

@@ -21,8 +21,7 @@ from batchtune.cli.arguments.sides import SideWords
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scratch import ScratchFolder
-from batchtune.target.model_files import readable
-from batchtune.target.model_in_git import export_model, is_lfs_pointer
+from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

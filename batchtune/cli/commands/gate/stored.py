@@ -26,6 +26,7 @@ from batchtune.check.baseline import (
     write_baseline,
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
+from batchtune.check.history import read_history, series_of
 from batchtune.check.paired import Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -33,12 +34,41 @@ from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_
 from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks
 from batchtune.cli.commands.gate.files import CheckFiles, require_writable
 from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import collect
+from batchtune.report.gate.history import print_history
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
 from batchtune.scenario.units import counted, percentage
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
+
+
+def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
+    """The exit code.
+
+    Raises:
+        ArchiveError: no check was kept there.
+        UsageError: none of this scenario.
+    """
+    every = read_history(results)
+    lines = [line for line in every if scenario in (None, line["scenario"])]
+    if scenario is not None and not lines:
+        names = ", ".join(sorted({line["scenario"] for line in every}))
+        raise UsageError(
+            f"--scenario: no check of {scenario!r} in {results}", hint=f"there are: {names or 'none'}"
+        )
+    series = series_of(lines)
+    if json:
+        print(
+            json_text.dumps(
+                {"checks": lines, "series": [fields_to_plain(figure) for figure in series]}, indent=2
+            )
+        )
+    else:
+        print_history(lines, series)
+    return 0
+
 
 SESSION_MARGIN: Final = 0.05
 """Least margin against another session on the same host."""

@@ -10,6 +10,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.report.html.shell.drawing import (
     Figure,
     Section,
+    Shown,
     Trace,
     axis,
     legend_above,
@@ -17,7 +18,6 @@ from batchtune.report.html.shell.drawing import (
     panel_title,
     safe,
 )
-from batchtune.report.html.shell.shown import Shown
 from batchtune.report.units import percent
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import closing

@@ -20,8 +20,7 @@ from batchtune.archive.run import Run
 from batchtune.archive.whole_files import write_whole
 from batchtune.errors import ArchiveError
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.report.html.shell.drawing import Section
-from batchtune.report.html.shell.shown import provenance_of
+from batchtune.report.html.shell.drawing import Section, provenance_of
 from batchtune.report.html.shell.trial_rows import COLUMNS, TrialTable
 from batchtune.report.words import capitalised
 from batchtune.scenario.spec.scenario import Scenario

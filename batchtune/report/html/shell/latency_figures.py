@@ -12,9 +12,18 @@ import numpy as np
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES
-from batchtune.report.html.shell.drawing import Figure, Section, Trace, axis, finite, limited, numbers, safe
-from batchtune.report.html.shell.shown import Shown
-from batchtune.scenario.spec.slo import SloSpec
+from batchtune.report.html.shell.drawing import (
+    Figure,
+    Section,
+    Shown,
+    Trace,
+    axis,
+    finite,
+    limited,
+    numbers,
+    safe,
+)
+from batchtune.scenario.spec.check import SloSpec
 
 TIMELINE_BINS: Final = 60
 _TICKS: Final = (0.5, 0.9, 0.95, 0.99, 0.999)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from batchtune.report.bottleneck import limit_word
 from batchtune.report.html.shell.drawing import label
 from batchtune.report.units import interval, milliseconds, number, percent
-from batchtune.report.words import parameters_of
+from batchtune.report.words import limit_word, parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded
-from batchtune.tune.evidence.bottleneck_of import trial_bottleneck
+from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 
 COLUMNS: Final = (

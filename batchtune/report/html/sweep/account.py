@@ -12,15 +12,14 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.contenders import RECOMMENDED
-from batchtune.report.html.shell.shown import Look, Shown
+from batchtune.report.html.shell.drawing import Look, Shown
 from batchtune.report.words import REFERENCES, other_references
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import Run as JudgedRun
 from batchtune.tune.evidence.bracket import runs_of
-from batchtune.tune.evidence.ledger import without_superseded
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, without_superseded
 
 ROLE_LOOKS: Final = {
     RECOMMENDED: Look(colour="@chosen", symbol="star", dash="solid"),

@@ -29,7 +29,7 @@ from batchtune.report.units import number, span
 from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import Run
-from batchtune.tune.sweep.progress import PHASES, phase_of
+from batchtune.tune.sweep.sweep import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 
 _BARS_MOST = 40

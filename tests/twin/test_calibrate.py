@@ -275,14 +275,14 @@ def test_think_time_slows_a_closed_loop_and_is_no_latency(serial_twin: Twin) -> 
 def test_service_time_never_falls_with_the_rows(timed: list[tuple[float, float, float]]) -> None:
     found = fit_service_time(timed)
     assert np.all(np.diff(found.seconds) >= 0.0)
-    tau = found.tau_s(2 * found.rows_max + 8)
+    tau = found.tau_s(2 * int(found.rows[-1]) + 8)
     assert np.all(tau[1:] > 0.0)
     assert np.all(np.diff(tau[1:]) >= -1e-12)
 
 
 def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
     found = fit_service_time([(rows, 0.002 + 0.0001 * rows, 100.0) for rows in (1.0, 4.0, 16.0, 64.0)])
-    assert found.rows_max == 64
+    assert found.rows[-1] == pytest.approx(64.0)
     assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)
 
 

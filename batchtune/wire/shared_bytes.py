@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from batchtune.wire.turns import Turns
+
 SWEEP_S = 5.0
 """Between two looks at who moves; a look takes about 1 µs for each connection."""
 BYTES_PER_S_MIN = 1_000
@@ -77,7 +79,10 @@ def bound_unsent(listener: asyncio.Server) -> None:
 
 
 class ClientBytes:
-    """What is held for the clients of a port: of requests that arrive, and of answers that they have not taken."""
+    """What is held for the clients of a port: of requests that arrive, and of answers that they have not taken.
+
+    `turns`: which of its connections go on, where some have more to do than fits into a moment.
+    """
 
     def __init__(self, limits: SharedLimits, now_s: Callable[[], float] = time.monotonic) -> None:
         sweeps = max(1, round(limits.patience_s / SWEEP_S))
@@ -99,6 +104,7 @@ class ClientBytes:
         )
         self.arriving = SharedBytes(arriving, _arriving_bytes, _refuse, _waits_for_us, now_s)
         self.unsent = SharedBytes(unsent, _unsent_bytes, _abort, _never, now_s, outgoing=True)
+        self.turns = Turns()
 
     def sweep(self, clients: Iterable[Client]) -> None:
         """Look at all clients, once in SWEEP_S; cut off those that are slow for too long, or hold too much."""

@@ -979,8 +979,9 @@ async def test_an_idle_connection_is_cheap() -> None:
 
     tracemalloc.start()
     kept = []
+    shared = ClientBytes(SharedLimits())
     for _ in range(200):
-        server = opened()
+        server = opened(client_bytes=shared)
         kept.append(server)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import h2.config
@@ -18,6 +18,9 @@ from batchtune.wire.grpc.client_connection import GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.shared_bytes import ClientBytes
+from batchtune.wire.turns import Turns
 
 
 def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
@@ -157,13 +160,22 @@ class H2Server:
 
 
 class ServerUnderTest:
-    """Our server connection in memory; needs a running event loop. Calls are kept until the test answers them."""
+    """Our server connection in memory; needs a running event loop. Calls are kept until the test answers them.
 
-    def __init__(self, *, echo: bool = False, **options: Any) -> None:
+    `now_s` is the clock of its turns; while that stands still, no slice is ever over.
+    """
+
+    def __init__(
+        self, *, echo: bool = False, now_s: Callable[[], float] = lambda: 0.0, **options: Any
+    ) -> None:
         self.calls: list[GrpcCall] = []
         self.connections: set[GrpcServerConnection] = set()
         self.transport = MemoryTransport()
         self._echo = echo
+        shared = options.setdefault(
+            "client_bytes", ClientBytes(options.get("limits", ServerLimits()).shared)
+        )
+        shared.turns = Turns(now_s)
         self.connection = GrpcServerConnection(self._dispatch, connections=self.connections, **options)
         self.connection.connection_made(self.transport)
 

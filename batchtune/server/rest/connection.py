@@ -2,7 +2,8 @@
 
 What makes it cheap: a request whose head is known byte for byte, and whose body came with it, is started without being
 parsed; an answer is one write; silent connections are found by one sweep over all of them instead of a timer each. One
-request at a time is answered; what a client sends meanwhile waits unparsed, and beyond `_AHEAD_BYTES` in its socket.
+request at a time is answered; what a client sends meanwhile waits unparsed, and beyond `_AHEAD_BYTES` in its socket. So
+does what takes longer than a slice, until it is this connection's turn again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from batchtune.server.rest.message import CONTINUE, STATUS_LINES, Head, KnownHea
 from batchtune.server.rest.parser import RequestParser, RestLimits
 from batchtune.server.rest.routes import Route
 from batchtune.wire.shared_bytes import ClientBytes, SharedBytes
+from batchtune.wire.turns import FULL_READ_BYTES, SLICE_S
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
-_ANSWERS_PER_TURN = 16  # of pipelined requests, before other connections have their turn
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 _LINGER_S = 2.0  # for a client that still sends to read why it was refused
 
@@ -77,6 +78,7 @@ class RestConnection(asyncio.Protocol):
         self._connections = connections
         self._on_closed = on_closed
         self._client_bytes = client_bytes
+        self._turns = client_bytes.turns
         self._noted_bytes = 0  # as arriving
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before the connection and after it
@@ -92,6 +94,7 @@ class RestConnection(asyncio.Protocol):
         self._answering: Head | None = None
         self._clogged = False  # the client does not take our answers
         self._paused = False  # we read no more
+        self._waits_turn = False  # with what has arrived, though it could go on
         self._advancing = False
         self._closing = False
         self._draining = False
@@ -121,8 +124,8 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether an answer is under way, or not taken: nothing else is read meanwhile."""
-        return self._answering is not None or self._clogged
+        """Whether an answer is under way, or not taken, or others have their turn: nothing else is read meanwhile."""
+        return self._answering is not None or self._clogged or self._waits_turn
 
     def refuse_arriving(self) -> None:
         """Refuse the request that is not whole, or close where it is not its turn."""
@@ -194,9 +197,11 @@ class RestConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
+        if len(data) >= FULL_READ_BYTES:
+            self._wait_turn()
         if self._closing:
             return
-        if self._is_busy():
+        if self._waits_turn or self._is_busy():
             self._unparsed += data
             if len(self._unparsed) > _AHEAD_BYTES:
                 self._pause_reading()
@@ -256,7 +261,7 @@ class RestConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Start what has arrived, parse what is not parsed, until one answer has to be waited for."""
-        if self._advancing:
+        if self._advancing or self._waits_turn:
             return
         self._advancing = True
         try:
@@ -270,18 +275,14 @@ class RestConnection(asyncio.Protocol):
         if parser.owes_continue and self._answering is None and not parser.ready:
             parser.owes_continue = False
             transport.write(CONTINUE)
-        if self._paused and not self._clogged and len(self._unparsed) <= _AHEAD_BYTES:
-            self._paused = False
-            transport.resume_reading()
+        if not self._clogged and not self._waits_turn and len(self._unparsed) <= _AHEAD_BYTES:
+            self._resume_reading()
 
     def _work_off(self) -> None:
-        ready, started = self._parser.ready, 0
-        while self._answering is None and not self._clogged and not self._closing:
+        ready, now_s = self._parser.ready, self._turns.now_s
+        end_s = now_s() + SLICE_S
+        while self._answering is None and not self._clogged and not self._closing and not self._waits_turn:
             if ready:
-                if started == _ANSWERS_PER_TURN:
-                    self._loop.call_soon(self._advance)
-                    return
-                started += 1
                 self._start(ready.popleft())
             elif self._unparsed:
                 piece_bytes = self._parser.piece_bytes
@@ -292,6 +293,22 @@ class RestConnection(asyncio.Protocol):
                     self._unparsed.clear()
             else:
                 return
+            if (ready or self._unparsed) and now_s() >= end_s:
+                self._wait_turn()
+
+    def _wait_turn(self) -> None:
+        """Read and do nothing until it is this connection's turn."""
+        if not self._waits_turn:
+            self._waits_turn = True
+            self._pause_reading()
+            self._turns.wait(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_turn = False
+        if self._closing:
+            self._resume_reading()
+        else:
+            self._advance()
 
     def _start(self, request: Request) -> None:
         self._answering = request.head
@@ -306,6 +323,11 @@ class RestConnection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
 
+    def _resume_reading(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
     def _close(self) -> None:
         """Close; a client that is refused while it sends may first read why."""
         self._closing = True
@@ -315,9 +337,8 @@ class RestConnection(asyncio.Protocol):
             return
         if self._parser.ended and transport.can_write_eof():
             transport.write_eof()
-            if self._paused:
-                self._paused = False
-                transport.resume_reading()
+            if not self._waits_turn:
+                self._resume_reading()
             self._loop.call_later(_LINGER_S, transport.abort)
         else:
             transport.close()

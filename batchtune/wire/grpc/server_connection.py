@@ -3,12 +3,13 @@
 What makes it cheap: header blocks are looked up, not decoded, once the client has taken note that we keep no
 dynamic table; headers and trailers of answers are constants; all answers of one loop turn leave in one write;
 our windows are so large that they hardly ever need an update. What is rare (padding, CONTINUATION, messages in
-pieces, streams) takes the slow path next to it.
+pieces, streams) takes the slow path next to it. Frames that take longer than a slice wait for the connection's turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -27,6 +28,7 @@ from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
+from batchtune.wire.turns import FULL_READ_BYTES, SLICE_S, SMALL_BYTES
 
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
@@ -68,6 +70,9 @@ class GrpcServerConnection(asyncio.Protocol):
         self._writer: AnswerWriter | None = None  # None before the connection and after it
         self._preface = h2.PREFACE  # what of it has not arrived
         self._partial = PartialFrame()
+        self._turns = self._client_bytes.turns
+        self._waits_turn = False  # and reads nothing meanwhile
+        self._unread, self._unread_from = b"", 0  # whole frames, and perhaps a part, that wait for it
         self._block = HeaderBlock(self._limits.max_header_list_bytes)
         self._head_reader = HeadReader(self._limits.max_header_list_bytes)
         self._last_id = 0
@@ -104,6 +109,7 @@ class GrpcServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         writer, self._writer = self._writer, None
+        self._unread = b""
         if self._connections is not None:
             self._connections.discard(self)
         if writer is not None:
@@ -122,6 +128,31 @@ class GrpcServerConnection(asyncio.Protocol):
             self._writer.resume()
 
     def data_received(self, data: bytes) -> None:
+        if self._waits_turn:
+            self._unread, self._unread_from = self._unread[self._unread_from :] + data, 0
+            self._note_arriving()
+            return
+        self._read(data, 0)
+        if len(data) >= FULL_READ_BYTES and not self._waits_turn:
+            self._wait_turn(b"", 0)
+
+    def _wait_turn(self, data: bytes, position: int) -> None:
+        """Read no more, and keep data[position:], until it is this connection's turn."""
+        self._unread, self._unread_from, self._waits_turn = data, position, True
+        if self._writer is not None:
+            self._writer.hold_reading(held=True)
+        self._turns.wait(self._take_turn)
+
+    def _take_turn(self) -> None:
+        data, position = self._unread, self._unread_from
+        self._unread, self._unread_from, self._waits_turn = b"", 0, False
+        if data:
+            self._read(data, position)
+        if self._writer is not None and not self._waits_turn:
+            self._writer.hold_reading(held=False)
+
+    def _read(self, data: bytes, position: int) -> None:
+        """Work off data[position:], for a slice at most."""
         writer = self._writer
         if writer is None:
             return
@@ -131,22 +162,24 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._preface, data = read_preface(writer, self._limits, self._preface, data)
             elif self._partial.held:
                 data = self._partial.join(data)
-            used = self._read_frames(writer, data)
-            if used < len(data):
+            used = self._read_frames(writer, data, position)
+            if used < len(data) and not self._waits_turn:
                 self._partial.keep(data, used)
             writer.tells_flushes |= self._held.held_bytes > 0
-            if self._partial.held or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
+            if self._partial.held or self._waits_turn or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
                 self._note_arriving()
         except PeerError as error:
             close_with_goaway(writer, self._last_id, error)
             self._writer = None
+            self._unread = b""
         finally:
             writer.flush()
 
     @property
     def arriving_bytes(self) -> int:
-        """Count what is held of requests that are not whole, and of those that wait for answers to be taken."""
+        """Count what is held of requests that are not whole, or wait for their turn or for answers to be taken."""
         cut_bytes = len(self._partial.held) + self._block.held_bytes + self._held.held_bytes
+        cut_bytes += len(self._unread) - self._unread_from
         return 0 if self._writer is None else cut_bytes + self._writer.held_bytes + self._writer.idle_bytes
 
     @property
@@ -156,8 +189,8 @@ class GrpcServerConnection(asyncio.Protocol):
 
     @property
     def waits_for_us(self) -> bool:
-        """Tell whether we read nothing, for the client takes none of our answers."""
-        return self._writer is not None and self._writer.is_paused
+        """Tell whether we read nothing: the client takes none of our answers, or others have their turn."""
+        return self._waits_turn or (self._writer is not None and self._writer.is_paused)
 
     def refuse_arriving(self) -> None:
         """End the requests that are not whole; the connection, where they are many, or a frame or headers are not."""
@@ -165,9 +198,10 @@ class GrpcServerConnection(asyncio.Protocol):
         if writer is None:
             return
         self._held.refuse(_TOO_MUCH)
-        if not fail_begun(writer, _TOO_MUCH) or self._partial.held or self._block.held_bytes:
+        if not fail_begun(writer, _TOO_MUCH) or self._unread or self._partial.held or self._block.held_bytes:
             close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
             self._writer = None
+            self._unread = b""
 
     def _note_unsent(self, unsent_bytes: int) -> bool:
         self._client_bytes.unsent.note(self, unsent_bytes)
@@ -178,9 +212,12 @@ class GrpcServerConnection(asyncio.Protocol):
         self._arriving_noted = arriving_bytes > 0
         self._client_bytes.arriving.note(self, arriving_bytes)
 
-    def _read_frames(self, writer: AnswerWriter, data: bytes) -> int:
-        """Read all whole frames; return the bytes used."""
-        position, end = 0, len(data)
+    def _read_frames(self, writer: AnswerWriter, data: bytes, position: int) -> int:
+        """Read whole frames until the slice is over, which takes a clock only where there are many; return where the
+        next begins."""
+        end = len(data)
+        now_s = self._turns.now_s
+        end_s = now_s() + SLICE_S if end - position > SMALL_BYTES else math.inf
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
         message_bytes_max = self._message_bytes_max
         unpack = FRAME.unpack_from
@@ -188,6 +225,9 @@ class GrpcServerConnection(asyncio.Protocol):
             word, flags, stream_id = unpack(data, position)
             after = position + 9 + (word >> 8)
             if after > end:
+                break
+            if end_s != math.inf and now_s() >= end_s:
+                self._wait_turn(data, position)
                 break
             kind = word & 0xFF
             if pending.stream_id and kind != h2.CONTINUATION:

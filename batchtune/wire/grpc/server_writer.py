@@ -40,6 +40,7 @@ class AnswerWriter:
         "_note_unsent",
         "_paused",
         "_progress",
+        "_reading_held",
         "_stall_timer",
         "begun_streams",
         "close_when_idle",
@@ -71,6 +72,7 @@ class AnswerWriter:
         self._flow = OutgoingFlow()
         self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
         self._paused = False
+        self._reading_held = False  # others have their turn
         self._progress = 0
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -227,8 +229,7 @@ class AnswerWriter:
     def pause(self) -> None:
         """The socket is clogged: read no more requests until it is not."""
         self._paused = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
+        self._set_reading()
         self._watch_stall()
         self._note()
 
@@ -236,9 +237,13 @@ class AnswerWriter:
         """The socket takes data again."""
         self._paused = False
         self._progress += 1
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._set_reading()
         self._note()
+
+    def hold_reading(self, *, held: bool) -> None:
+        """Read no more requests, or read on unless the socket is clogged."""
+        self._reading_held = held
+        self._set_reading()
 
     def abandon(self) -> None:
         """The connection is gone: cancel every call that was not answered."""
@@ -252,6 +257,14 @@ class AnswerWriter:
         for stream in streams:
             if not stream.answered:
                 stream.cancel()
+
+    def _set_reading(self) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._paused or self._reading_held:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
 
     def _note(self) -> None:
         unsent_bytes = self.unsent_bytes

@@ -1,0 +1,58 @@
+"""Whose turn is it, where connections have more to do than fits into a moment? Each works for a slice, then waits.
+
+uvloop hands a busy socket up to 32 reads of 256 KiB in one turn of the event loop, and a read of small frames takes some
+100 ms to work off. So a connection stops reading when its slice is over, and goes on with what it holds in a later turn
+of the loop, after whatever else was due. Connections that ask for little never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+SLICE_S = 0.0005
+"""What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py, front_ends.py)."""
+SMALL_BYTES = 1_024
+"""Of a read that is worked off whatever the time; 80 of the smallest frames (greedy_clients.py)."""
+FULL_READ_BYTES = 1 << 18
+"""Of a read by uvloop after which more may follow in the same turn of the loop (greedy_clients.py, uploads)."""
+_TURN_S = 0.001
+"""What the connections that wait do together in one turn of the loop; one more slice at most (greedy_clients.py)."""
+
+
+class Turns:
+    """Connections of one port that have more to do than a slice; for the thread of one event loop."""
+
+    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self.now_s = now_s
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_due = False
+
+    @property
+    def waiting(self) -> int:
+        """Count the connections that wait for their turn."""
+        return len(self._waiting)
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once, in a later turn of the event loop, after the connections that have waited for longer."""
+        self._waiting.append(go_on)
+        self._take_soon()
+
+    def _take_soon(self) -> None:
+        if self._waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        """Let each connection that waits go on, until the turn is over."""
+        end_s = self.now_s() + _TURN_S
+        try:
+            for _ in range(len(self._waiting)):
+                self._waiting.popleft()()
+                if self.now_s() >= end_s:
+                    break
+        finally:
+            self._is_due = False
+            self._take_soon()

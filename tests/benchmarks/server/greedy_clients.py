@@ -1,0 +1,334 @@
+"""What does a client that asks as fast as it can cost another?
+
+    python tests/benchmarks/server/greedy_clients.py [--only rest_] [--counts 1 64] [--seconds 3] [--beside OTHER_CHECKOUT]
+
+For each greedy client a server of its own (its real process, an emulated model of no device time, batches of 8 or what
+came within 2 ms, 2 batch threads) on core 0. Beside 1 and then 64 of the greedy client, each in a process of its own on
+core 1 at a lower priority, an innocent client asks for a Predict over gRPC, one over REST and the model's status, each
+every 20 ms on a connection of its own. An innocent request counts from the instant at which it was due, so one long wait
+counts for all that were due in it. Printed: p50, p99 and longest wait in ms, before the greedy clients and beside them,
+the innocent requests that were refused or never answered, and how many answers or bytes the greedy clients had. Bars:
+p99 at most 50 ms over REST and gRPC; the same p50 as before where nobody is greedy.
+With --beside the other checkout's server is measured first, in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path += [str(Path(__file__).parents[3])]
+
+from batchtune.wire.http2.frames import LARGEST_WINDOW, PREFACE
+from batchtune.wire.tfserving.tensors import encode_predict_request
+from tests.benchmarks.server.front_ends import CLIENT_CORE, SERVER_CORE, free_ports, wait_until_ready
+from tests.server.hostile_attacks import (
+    DATA,
+    PING,
+    ROW,
+    RST,
+    SETTINGS,
+    WINDOW,
+    Ports,
+    connect,
+    connect_grpc,
+    data,
+    head,
+    post,
+    write_models,
+)
+from tests.wire.wire_peers import raw_frame
+
+HERE = Path(__file__).parents[3]
+DUE_EVERY_S = 0.02
+QUIET_S = 2.0
+GIVEN_UP_S = 15.0
+"""After the greedy clients have ended, for the innocent's last answers."""
+BATCHING = (
+    "max_batch_size { value: 8 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 } "
+    "max_enqueued_batches { value: 1000000 }"
+)
+OPENING = (
+    PREFACE
+    + raw_frame(SETTINGS, 0, 0, b"\0\4" + LARGEST_WINDOW.to_bytes(4))
+    + raw_frame(SETTINGS, 1, 0)
+    + raw_frame(WINDOW, 0, 0, (LARGEST_WINDOW - 65_535).to_bytes(4))
+)
+PREDICT = encode_predict_request("m", "", ROW)
+REST_PREDICT = post("/v1/models/m:predict", b'{"instances": [[0.0, 0.0]]}')
+STATUS = b"GET /v1/models/m HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+FLOOD_BYTES = 16 << 20
+"""As much as 200,000 small Predicts; then the client comes again."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A client that writes `opening` and then `flood`, again and again on new connections."""
+
+    name: str
+    is_grpc: bool
+    opening: bytes
+    flood: bytes
+
+
+def greedy_clients() -> list[Greedy]:
+    def flood(piece: bytes) -> bytes:
+        return piece * (FLOOD_BYTES // len(piece))
+
+    predicts = b"".join(head(i) + data(i, PREDICT) for i in range(1, 240_001, 2))
+    resets = b"".join(head(i) + raw_frame(RST, 0, i, b"\0\0\0\x08") for i in range(1, 240_001, 2))
+    refused = b"".join(head(i) + data(i, b"\xff") for i in range(1, 240_001, 2))
+    large = head(1) + raw_frame(DATA, 0, 1, b"\0" + (1 << 30).to_bytes(4))
+    grant = raw_frame(WINDOW, 0, 1, b"\0\0\0\1")
+    upload = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
+    return [
+        Greedy("grpc_predicts", True, OPENING, predicts),
+        Greedy("grpc_malformed_predicts", True, OPENING, refused),
+        Greedy("grpc_window_updates", True, OPENING + head(1), flood(grant)),
+        Greedy("grpc_connection_window_updates", True, OPENING, flood(raw_frame(WINDOW, 0, 0, b"\0\0\0\1"))),
+        Greedy("grpc_one_byte_data", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x"))),
+        Greedy("grpc_100_byte_data", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x" * 100))),
+        Greedy("grpc_resets", True, OPENING, resets),
+        Greedy("grpc_pings", True, OPENING, flood(raw_frame(PING, 0, 0, b"12345678"))),
+        Greedy("grpc_upload", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x" * (1 << 20)))),
+        Greedy("rest_predicts", False, b"", flood(REST_PREDICT)),
+        Greedy("rest_statuses", False, b"", flood(STATUS)),
+        Greedy("rest_one_byte_chunks", False, CHUNKED, flood(b"1\r\nx\r\n")),
+        Greedy("rest_upload", False, upload, flood(b"x")),
+    ]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--only", default="")
+    arguments.add_argument("--counts", type=int, nargs="+", default=[1, 64])
+    arguments.add_argument("--seconds", type=float, default=3.0)
+    arguments.add_argument("--beside", type=Path)
+    arguments.add_argument("--innocent", nargs=2, type=int, metavar="PORT", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.innocent:
+        run_innocent(Ports(*options.innocent))
+        return
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    checkouts = [("", HERE)] if options.beside is None else [("old", options.beside.resolve()), ("new", HERE)]
+    print(f"{'greedy client':42}p50/p99/max ms, quiet -> beside them, refused: gRPC; REST; status")
+    for greedy in greedy_clients():
+        for count in options.counts:
+            for name, checkout in checkouts:
+                if options.only in greedy.name:
+                    print(f"{greedy.name:31}{count:4} {name:4}", end="  ", flush=True)
+                    print(measure(greedy, count, options.seconds, checkout), flush=True)
+
+
+def measure(greedy: Greedy, count: int, seconds: float, checkout: Path) -> str:
+    """Measure one kind of greedy client on a server of its own; the figures in a line."""
+    with served(checkout) as ports:
+        quiet = innocent_beside(ports, lambda: time.sleep(QUIET_S))
+        moved: list[int] = []
+        beside = innocent_beside(ports, lambda: moved.append(run_greedy(greedy, count, seconds, ports)))
+    waits = "; ".join(
+        f"{in_words(quiet[what])} -> {in_words(beside[what])}, {refused_in(beside[what])}" for what in quiet
+    )
+    return f"{waits}  {moved[0] / 1e6 / seconds:.1f} MB/s taken"
+
+
+@contextmanager
+def served(checkout: Path) -> Iterator[Ports]:
+    """The ports of a checkout's server."""
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory)
+        flags = write_models(base)
+        (base / "batching.txt").write_text(BATCHING)
+        ports = Ports(*free_ports(2))
+        command = ["taskset", "-c", str(SERVER_CORE), sys.executable, "-m", "batchtune.server", *flags]
+        command += ["--enable_batching", f"--batching_parameters_file={base / 'batching.txt'}"]
+        command += [f"--port={ports.grpc}", f"--rest_api_port={ports.rest}"]
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        server = subprocess.Popen(command, env=environment, cwd=directory, stderr=subprocess.DEVNULL)
+        try:
+            wait_until_ready(ports.rest)
+            yield ports
+        finally:
+            server.kill()
+            server.wait(20)
+
+
+# The greedy clients
+
+
+def run_greedy(greedy: Greedy, count: int, seconds: float, ports: Ports) -> int:
+    """Run so many in processes of their own; the bytes that the server took."""
+    end_s = time.monotonic() + seconds
+    reader, writer = os.pipe()
+    children = [fork(lambda: os.write(writer, ask_on(greedy, ports, end_s).to_bytes(8))) for _ in range(count)]
+    os.close(writer)
+    for child in children:
+        os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as sums:
+        said = sums.read()
+    return sum(int.from_bytes(said[at : at + 8]) for at in range(0, len(said), 8))
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Run `work` in a process that ends with it; its id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.nice(10)
+        signal.alarm(60)
+        work()
+    finally:
+        os._exit(0)
+
+
+def ask_on(greedy: Greedy, ports: Ports, end_s: float) -> int:
+    """Write as fast as the server takes it, and read what it answers; again on a new connection where it ends."""
+    taken_bytes = 0
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), connect(ports.grpc if greedy.is_grpc else ports.rest) as client:
+            client.sendall(greedy.opening)
+            client.setblocking(False)
+            left = memoryview(greedy.flood)
+            while time.monotonic() < end_s:
+                readable, writable, _ = select.select([client], [client] if left else [], [], 0.1)
+                if writable:
+                    sent_bytes = client.send(left[: 1 << 18])
+                    taken_bytes += sent_bytes
+                    left = left[sent_bytes:]
+                if readable and not client.recv(1 << 18):
+                    break
+                if not left and not readable:  # it has all answers
+                    break
+    return taken_bytes
+
+
+# The innocent client
+
+
+def innocent_beside(ports: Ports, work: Callable[[], object]) -> dict[str, list[float]]:
+    """Ask while `work` is done; the waits in ms by what was asked, NaN for those refused or never answered."""
+    command = [sys.executable, __file__, "--innocent", str(ports.grpc), str(ports.rest)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as innocent:
+        assert innocent.stdout is not None
+        innocent.stdout.readline()  # it has its first answers
+        work()
+        said, _ = innocent.communicate("", timeout=GIVEN_UP_S + 30)
+    waits: dict[str, list[float]] = json.loads(said)
+    return waits
+
+
+def run_innocent(ports: Ports) -> None:
+    """Ask until stdin ends, then print every wait."""
+    ended = threading.Event()
+    waits: dict[str, list[float]] = {"gRPC": [], "REST": [], "status": []}
+    asks = {"gRPC": ask_grpc(ports), "REST": ask_rest(ports, REST_PREDICT), "status": ask_rest(ports, STATUS)}
+    for ask in asks.values():
+        next(ask)
+    threads = [threading.Thread(target=ask_when_due, args=(asks[what], waits[what], ended)) for what in asks]
+    for thread in threads:
+        thread.start()
+    print(flush=True)
+    sys.stdin.read()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(waits))
+
+
+def ask_when_due(ask: Iterator[bool], waits: list[float], ended: threading.Event) -> None:
+    """Ask in a fixed rhythm until `ended`; who is late asks at once, and counts from when it was due."""
+    due_s = time.perf_counter()
+    answers = True
+    while not ended.is_set() and answers:
+        pause_s = due_s - time.perf_counter()
+        if pause_s > 0 and ended.wait(pause_s):
+            return
+        try:
+            answered_ok = next(ask)
+        except (OSError, StopIteration):
+            answers = answered_ok = False
+        waits.append(1000 * (time.perf_counter() - due_s) if answered_ok else float("nan"))
+        due_s += DUE_EVERY_S
+    while due_s < time.perf_counter():  # what was due while the last one waited
+        waits.append(1000 * (time.perf_counter() - due_s) if answers else float("nan"))
+        due_s += DUE_EVERY_S
+
+
+def ask_grpc(ports: Ports) -> Iterator[bool]:
+    """One Predict a step, after a first: whether it was answered."""
+    with connect_grpc(ports.grpc) as client:
+        client.settimeout(GIVEN_UP_S)
+        for stream_id in range(1, LARGEST_WINDOW, 2):
+            client.sendall(head(stream_id) + data(stream_id, PREDICT))
+            yield read_grpc(client)
+
+
+def read_grpc(client: socket.socket) -> bool:
+    """Read until a stream has ended; whether it had an answer."""
+    held, has_data = b"", False
+    while True:
+        chunk = client.recv(1 << 16)
+        if not chunk:
+            raise ConnectionError("the server has closed")
+        held += chunk
+        while len(held) >= 9 and len(held) >= 9 + int.from_bytes(held[:3]):
+            size, kind, flags = int.from_bytes(held[:3]), held[3], held[4]
+            held = held[9 + size :]
+            has_data |= kind == DATA
+            if kind == RST or (kind in {DATA, 1} and flags & 1):
+                return has_data
+
+
+def ask_rest(ports: Ports, request: bytes) -> Iterator[bool]:
+    """One request a step, after a first: whether it was answered."""
+    with connect(ports.rest) as client:
+        client.settimeout(GIVEN_UP_S)
+        while True:
+            client.sendall(request)
+            yield read_rest(client)
+
+
+def read_rest(client: socket.socket) -> bool:
+    """Read an answer; whether it is one."""
+    held = b""
+    while True:
+        chunk = client.recv(1 << 16)
+        if not chunk:
+            raise ConnectionError("the server has closed")
+        held += chunk
+        start, _, rest = held.partition(b"\r\n\r\n")
+        if len(rest) and len(rest) >= int(start.partition(b"content-length: ")[2].partition(b"\r\n")[0]):
+            return held.startswith(b"HTTP/1.1 200 ")
+
+
+def in_words(waits_ms: list[float]) -> str:
+    answered = [wait_ms for wait_ms in waits_ms if wait_ms == wait_ms]
+    if not answered:
+        return "no answer"
+    return f"{np.median(answered):.1f}/{np.percentile(answered, 99):.1f}/{max(answered):.0f}"
+
+
+def refused_in(waits_ms: list[float]) -> str:
+    return f"{sum(wait_ms != wait_ms for wait_ms in waits_ms)} of {len(waits_ms)}"
+
+
+if __name__ == "__main__":
+    main()

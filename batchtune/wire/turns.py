@@ -12,14 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-SLICE_S = 0.0005
+_SLICE_S = 0.0005
 """What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py, front_ends.py)."""
+_SHORT_SLICE_S = 0.0001
+"""What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64 clients)."""
 SMALL_BYTES = 1_024
 """Of a read that is worked off whatever the time; 80 of the smallest frames (greedy_clients.py)."""
-FULL_READ_BYTES = 1 << 18
-"""Of a read by uvloop after which more may follow in the same turn of the loop (greedy_clients.py, uploads)."""
+LARGE_READ_BYTES = 1 << 16
+"""Of a read after which the next one waits for a turn: to copy it takes 0.1 ms (greedy_clients.py, uploads)."""
 _TURN_S = 0.001
 """What the connections that wait do together in one turn of the loop; one more slice at most (greedy_clients.py)."""
+_CONNECTIONS_PER_TURN = 4
+"""Of those that wait; each may read 256 KiB afterwards, which takes 0.2 ms (greedy_clients.py, uploads)."""
 
 
 class Turns:
@@ -29,11 +33,12 @@ class Turns:
         self.now_s = now_s
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_due = False
+        self._is_taking = False
 
-    @property
-    def waiting(self) -> int:
-        """Count the connections that wait for their turn."""
-        return len(self._waiting)
+    def slice_end_s(self) -> float:
+        """Tell when a slice that begins now is over, on the clock `now_s`."""
+        has_turn = self._is_taking or not self._waiting
+        return self.now_s() + (_SLICE_S if has_turn else _SHORT_SLICE_S)
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` once, in a later turn of the event loop, after the connections that have waited for longer."""
@@ -48,11 +53,12 @@ class Turns:
     def _take(self) -> None:
         """Let each connection that waits go on, until the turn is over."""
         end_s = self.now_s() + _TURN_S
+        self._is_taking = True
         try:
-            for _ in range(len(self._waiting)):
+            for _ in range(min(len(self._waiting), _CONNECTIONS_PER_TURN)):
                 self._waiting.popleft()()
                 if self.now_s() >= end_s:
                     break
         finally:
-            self._is_due = False
+            self._is_due = self._is_taking = False
             self._take_soon()

@@ -17,7 +17,7 @@ from batchtune.server.rest.message import CONTINUE, STATUS_LINES, Head, KnownHea
 from batchtune.server.rest.parser import RequestParser, RestLimits
 from batchtune.server.rest.routes import Route
 from batchtune.wire.shared_bytes import ClientBytes, SharedBytes
-from batchtune.wire.turns import FULL_READ_BYTES, SLICE_S
+from batchtune.wire.turns import LARGE_READ_BYTES
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
@@ -197,7 +197,7 @@ class RestConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
-        if len(data) >= FULL_READ_BYTES:
+        if len(data) >= LARGE_READ_BYTES:
             self._wait_turn()
         if self._closing:
             return
@@ -280,7 +280,7 @@ class RestConnection(asyncio.Protocol):
 
     def _work_off(self) -> None:
         ready, now_s = self._parser.ready, self._turns.now_s
-        end_s = now_s() + SLICE_S
+        end_s = self._turns.slice_end_s()
         while self._answering is None and not self._clogged and not self._closing and not self._waits_turn:
             if ready:
                 self._start(ready.popleft())

@@ -28,7 +28,7 @@ from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import FULL_READ_BYTES, SLICE_S, SMALL_BYTES
+from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES
 
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
@@ -133,7 +133,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._note_arriving()
             return
         self._read(data, 0)
-        if len(data) >= FULL_READ_BYTES and not self._waits_turn:
+        if len(data) >= LARGE_READ_BYTES and not self._waits_turn:
             self._wait_turn(b"", 0)
 
     def _wait_turn(self, data: bytes, position: int) -> None:
@@ -217,7 +217,7 @@ class GrpcServerConnection(asyncio.Protocol):
         next begins."""
         end = len(data)
         now_s = self._turns.now_s
-        end_s = now_s() + SLICE_S if end - position > SMALL_BYTES else math.inf
+        end_s = self._turns.slice_end_s() if end - position > SMALL_BYTES else math.inf
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
         message_bytes_max = self._message_bytes_max
         unpack = FRAME.unpack_from

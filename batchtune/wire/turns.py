@@ -1,8 +1,8 @@
 """Whose turn is it, where connections have more to do than fits into a moment? Each works for a slice, then waits.
 
-uvloop hands a busy socket up to 32 reads of 256 KiB in one turn of the event loop, and a read of small frames takes some
-100 ms to work off. So a connection stops reading when its slice is over, and goes on with what it holds in a later turn
-of the loop, after whatever else was due. Connections that ask for little never wait.
+uvloop hands a busy socket up to 32 reads of 256 KiB in one turn of the event loop, and to work off one read of small
+frames takes some 100 ms. So a connection stops reading when its slice is over, and goes on with what it holds in a later
+turn of the loop, after whatever else was due. Connections that ask for little never wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 _SLICE_S = 0.0005
-"""What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py, front_ends.py)."""
+"""What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py)."""
 _SHORT_SLICE_S = 0.0001
 """What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64 clients)."""
 SMALL_BYTES = 1_024

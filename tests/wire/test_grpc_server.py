@@ -548,6 +548,9 @@ BROKEN = {
     "ping flood": (raw_frame(PING, 0, 0, b"12345678") * 20_001, 11),
     "priority flood": (raw_frame(PRIORITY, 0, 1, b"\0\0\0\0\0") * 20_001, 11),
     "empty data flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1) * 20_001, 11),
+    "one-byte data flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1, b"\0") * 20_020, 11),
+    "window flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(WINDOW, 0, 1, b"\0\0\0\1") * 20_020, 11),
+    "connection window flood": (raw_frame(WINDOW, 0, 0, b"\0\0\0\1") * 20_001, 11),
 }
 
 
@@ -562,6 +565,22 @@ async def test_a_malformed_or_flooding_client_gets_goaway_with_the_code(name: st
     server.connection.data_received(b"more")
     server.connection.connection_lost(None)
     assert not server.connections
+
+
+@in_loop
+async def test_windows_opened_and_prefixes_sent_for_each_request_are_no_flood() -> None:
+    server = opened(limits=ServerLimits(max_control_frames_per_s=10), echo=True)
+    whole = grpc_message(b"ping")
+    for stream_id in range(1, 401, 2):
+        server.connection.data_received(
+            raw_frame(HEADERS, 4, stream_id, BLOCK)
+            + raw_frame(DATA, 0, stream_id, whole[:5])
+            + raw_frame(WINDOW, 0, stream_id, b"\0\0\0\x09")
+            + raw_frame(DATA, 1, stream_id, whole[5:])
+            + raw_frame(WINDOW, 0, 0, b"\0\0\0\x09")
+        )
+    assert len(server.calls) == 200
+    assert not server.transport.closed
 
 
 @in_loop

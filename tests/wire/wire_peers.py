@@ -20,7 +20,6 @@ from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.shared_bytes import ClientBytes
-from batchtune.wire.turns import Turns
 
 
 def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
@@ -172,10 +171,8 @@ class ServerUnderTest:
         self.connections: set[GrpcServerConnection] = set()
         self.transport = MemoryTransport()
         self._echo = echo
-        shared = options.setdefault(
-            "client_bytes", ClientBytes(options.get("limits", ServerLimits()).shared)
-        )
-        shared.turns = Turns(now_s)
+        shared = options.setdefault("client_bytes", ClientBytes(options.get("limits", ServerLimits()).shared))
+        shared.turns.now_s = now_s
         self.connection = GrpcServerConnection(self._dispatch, connections=self.connections, **options)
         self.connection.connection_made(self.transport)
 

@@ -275,7 +275,7 @@ class RestConnection(asyncio.Protocol):
         if parser.owes_continue and self._answering is None and not parser.ready:
             parser.owes_continue = False
             transport.write(CONTINUE)
-        if not self._clogged and not self._waits_turn and len(self._unparsed) <= _AHEAD_BYTES:
+        if not self._clogged and len(self._unparsed) <= _AHEAD_BYTES:
             self._resume_reading()
 
     def _work_off(self) -> None:
@@ -324,9 +324,10 @@ class RestConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._paused and self._transport is not None and not self._transport.is_closing():
+        transport = self._transport
+        if self._paused and not self._waits_turn and transport is not None and not transport.is_closing():
             self._paused = False
-            self._transport.resume_reading()
+            transport.resume_reading()
 
     def _close(self) -> None:
         """Close; a client that is refused while it sends may first read why."""
@@ -337,8 +338,7 @@ class RestConnection(asyncio.Protocol):
             return
         if self._parser.ended and transport.can_write_eof():
             transport.write_eof()
-            if not self._waits_turn:
-                self._resume_reading()
+            self._resume_reading()
             self._loop.call_later(_LINGER_S, transport.abort)
         else:
             transport.close()

@@ -20,7 +20,7 @@ from batchtune.wire.grpc.request_data import fail_begun, take_data
 from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_edges import close_with_goaway, read_preface, refuse
-from batchtune.wire.grpc.server_limits import FrameRates, ServerLimits
+from batchtune.wire.grpc.server_limits import SMALL_DATA_BYTES, FrameRates, ServerLimits
 from batchtune.wire.grpc.server_writer import AnswerWriter
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
@@ -75,7 +75,7 @@ class GrpcServerConnection(asyncio.Protocol):
         self._unread, self._unread_from = b"", 0  # whole frames, and perhaps a part, that wait for it
         self._block = HeaderBlock(self._limits.max_header_list_bytes)
         self._head_reader = HeadReader(self._limits.max_header_list_bytes)
-        self._last_id = 0
+        self._last_id = self._opened = 0  # streams: the latest, and how many there were
         self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
         self._announced = False  # that we will close
         self._draining = False  # no new streams
@@ -166,7 +166,13 @@ class GrpcServerConnection(asyncio.Protocol):
             if used < len(data) and not self._waits_turn:
                 self._partial.keep(data, used)
             writer.tells_flushes |= self._held.held_bytes > 0
-            if self._partial.held or self._waits_turn or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
+            if (
+                self._partial.held
+                or self._waits_turn
+                or writer.held_bytes
+                or self._held.held_bytes
+                or self._arriving_noted
+            ):
                 self._note_arriving()
         except PeerError as error:
             close_with_goaway(writer, self._last_id, error)
@@ -273,6 +279,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._read_trailers(writer, flags, stream_id)
             return
         self._last_id = stream_id
+        self._opened += 1
         if head.malformed:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif self._draining or writer.is_full:
@@ -317,6 +324,8 @@ class GrpcServerConnection(asyncio.Protocol):
             writer.begun_streams -= 1
         elif not payload:
             self._rates.count_control()
+        elif len(payload) < SMALL_DATA_BYTES:
+            self._rates.count_small(self._opened + writer.progress)
         take_data(writer, stream, payload, self._limits, self._inflating, self._held)
 
     def _read_other(
@@ -332,6 +341,7 @@ class GrpcServerConnection(asyncio.Protocol):
             case h2.WINDOW_UPDATE:
                 if stream_id > self._last_id:
                     self._check_not_idle(stream_id, "WINDOW_UPDATE")
+                self._rates.count_small(self._opened + writer.progress)
                 writer.grow_window(stream_id, h2.read_increment(payload))
             case h2.RST_STREAM:
                 self._take_reset(writer, stream_id)

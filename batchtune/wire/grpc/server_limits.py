@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from batchtune.wire.http2.frames import ErrorCode, PeerError
 from batchtune.wire.shared_bytes import SharedLimits
 
+SMALL_DATA_BYTES = 64
+"""DATA of fewer that does not end a request is small: clients send a message's prefix so, or the end of a window."""
+_FREE_FRAMES = 8
+"""Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
+windows for each (tests/benchmarks/server/greedy_clients.py)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
@@ -45,10 +51,11 @@ class ServerLimits:
 class FrameRates:
     """How many frames that cost us work, and carry no request, a client may send; one too many is a PeerError."""
 
-    __slots__ = ("_control", "_resets", "_settings")
+    __slots__ = ("_control", "_free_spent", "_resets", "_settings")
 
     def __init__(self, limits: ServerLimits) -> None:
         self._control = RateLimit(limits.max_control_frames_per_s)
+        self._free_spent = 0
         self._resets = RateLimit(limits.max_resets_per_s)
         self._settings = RateLimit(limits.max_settings_per_s)
 
@@ -56,6 +63,13 @@ class FrameRates:
         """Count a frame that asks for nothing."""
         if self._control.exceeded():
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+
+    def count_small(self, earned: int) -> None:
+        """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each of the `earned` streams and frames."""
+        if self._free_spent < earned * _FREE_FRAMES:
+            self._free_spent += 1
+        else:
+            self.count_control()
 
     def count_reset(self) -> None:
         """Count a RST_STREAM."""

@@ -39,7 +39,6 @@ class AnswerWriter:
         "_loop",
         "_note_unsent",
         "_paused",
-        "_progress",
         "_reading_held",
         "_stall_timer",
         "begun_streams",
@@ -47,6 +46,7 @@ class AnswerWriter:
         "flush_due",
         "held_bytes",
         "out",
+        "progress",
         "streams",
         "tells_flushes",
         "transport",
@@ -73,7 +73,7 @@ class AnswerWriter:
         self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
         self._paused = False
         self._reading_held = False  # others have their turn
-        self._progress = 0
+        self.progress = 0  # frames of answers that had to wait, and times that the socket took data again
         self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -236,7 +236,7 @@ class AnswerWriter:
     def resume(self) -> None:
         """The socket takes data again."""
         self._paused = False
-        self._progress += 1
+        self.progress += 1
         self._set_reading()
         self._note()
 
@@ -324,18 +324,18 @@ class AnswerWriter:
         for stream_id in self._flow.pump(self.out):
             if self.streams[stream_id].answered:
                 self._finish(stream_id)
-        self._progress += len(self.out) > before
+        self.progress += len(self.out) - before
 
     def _watch_stall(self) -> None:
         if self._stall_timer is None and self.transport is not None:
-            state = (self._progress, self.transport.get_write_buffer_size())
+            state = (self.progress, self.transport.get_write_buffer_size())
             self._stall_timer = self._loop.call_later(self._limits.stall_s, self._check_stall, state)
 
     def _check_stall(self, state: tuple[int, int]) -> None:
         self._stall_timer = None
         if self.transport is None or not (self._paused or self._flow.waiting):
             return
-        if state == (self._progress, self.transport.get_write_buffer_size()):
+        if state == (self.progress, self.transport.get_write_buffer_size()):
             self.transport.abort()
         else:
             self._watch_stall()

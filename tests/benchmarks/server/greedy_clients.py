@@ -177,7 +177,9 @@ def run_greedy(greedy: Greedy, count: int, seconds: float, ports: Ports) -> int:
     """Run so many in processes of their own; the bytes that the server took."""
     end_s = time.monotonic() + seconds
     reader, writer = os.pipe()
-    children = [fork(lambda: os.write(writer, ask_on(greedy, ports, end_s).to_bytes(8))) for _ in range(count)]
+    children = [
+        fork(lambda: os.write(writer, ask_on(greedy, ports, end_s).to_bytes(8))) for _ in range(count)
+    ]
     os.close(writer)
     for child in children:
         os.waitpid(child, 0)

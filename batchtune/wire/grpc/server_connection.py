@@ -9,7 +9,6 @@ pieces, streams) takes the slow path next to it. Frames that take longer than a 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -28,7 +27,7 @@ from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES
+from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES, STRIDE_BYTES
 
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
@@ -222,8 +221,9 @@ class GrpcServerConnection(asyncio.Protocol):
         """Read whole frames until the slice is over, which takes a clock only where there are many; return where the
         next begins."""
         end = len(data)
-        now_s = self._turns.now_s
-        end_s = self._turns.slice_end_s() if end - position > SMALL_BYTES else math.inf
+        end_s, look_at = 0.0, end
+        if end - position > SMALL_BYTES:
+            end_s, look_at = self._turns.slice_end_s(), position + STRIDE_BYTES
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
         message_bytes_max = self._message_bytes_max
         unpack = FRAME.unpack_from
@@ -232,9 +232,11 @@ class GrpcServerConnection(asyncio.Protocol):
             after = position + 9 + (word >> 8)
             if after > end:
                 break
-            if end_s != math.inf and now_s() >= end_s:
-                self._wait_turn(data, position)
-                break
+            if position >= look_at:
+                if self._turns.now_s() >= end_s:
+                    self._wait_turn(data, position)
+                    break
+                look_at = position + STRIDE_BYTES
             kind = word & 0xFF
             if pending.stream_id and kind != h2.CONTINUATION:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")

@@ -26,7 +26,7 @@ OPENING = PREFACE + raw_frame(SETTINGS, 0, 0)
 BLOCK = encode_block(REQUEST_HEADERS)
 REQUESTS = 60
 A_SLICE = 6
-"""Looks at a clock that ticks 0.1 ms with each, at most; a gRPC request is two frames, each looked at."""
+"""Looks at a clock that ticks 0.1 ms with each, at most; so with each gRPC request of a kilobyte."""
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -55,9 +55,9 @@ def request_frames(stream_id: int, payload: bytes) -> bytes:
 
 
 def requests(first: int = 0) -> bytes:
-    """Frames of requests whose messages are their numbers, in 200 digits."""
+    """Frames of requests whose messages are their numbers, in 1,000 digits."""
     numbered = range(first, first + REQUESTS)
-    frames = b"".join(request_frames(2 * number + 1, b"%0200d" % number) for number in numbered)
+    frames = b"".join(request_frames(2 * number + 1, b"%01000d" % number) for number in numbered)
     assert len(frames) > SMALL_BYTES
     return frames
 
@@ -105,8 +105,8 @@ async def test_a_small_read_is_worked_off_at_once() -> None:
 async def test_what_arrives_meanwhile_comes_after_what_waits() -> None:
     server = opened()
     frames = requests()
-    server.connection.data_received(frames[:3_000])
-    for at in range(3_000, len(frames), 100):
+    server.connection.data_received(frames[:10_000])
+    for at in range(10_000, len(frames), 100):
         server.connection.data_received(frames[at : at + 100])
     assert len(server.calls) <= A_SLICE
     await turns_of_the_loop()

@@ -9,6 +9,7 @@ pieces, streams) takes the slow path next to it. Frames that take longer than a 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -27,7 +28,7 @@ from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES, STRIDE_BYTES
+from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
 
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
@@ -221,7 +222,7 @@ class GrpcServerConnection(asyncio.Protocol):
         """Read whole frames until the slice is over, which takes a clock only where there are many; return where the
         next begins."""
         end = len(data)
-        end_s, look_at = 0.0, end
+        end_s, look_at = math.inf, end
         if end - position > SMALL_BYTES:
             end_s, look_at = self._turns.slice_end_s(), position + STRIDE_BYTES
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
@@ -256,12 +257,14 @@ class GrpcServerConnection(asyncio.Protocol):
                         position = after
                         continue
                 self._read_data(writer, flags, stream_id, data[position + 9 : after])
+                look_at -= SMALL_FRAME_BYTES
             elif kind == h2.HEADERS and flags & _SHAPE == h2.END_HEADERS and word >= 0x500:
                 block = data[position + (14 if flags & h2.WITH_PRIORITY else 9) : after]
                 head = heads.get(block) if reader.is_pure else None
                 self._open(writer, flags, stream_id, head or reader.read(block))
             else:
                 self._read_other(writer, kind, flags, stream_id, data[position + 9 : after])
+                look_at -= SMALL_FRAME_BYTES
             position = after
         if self._received_bytes > h2.WINDOW_UPDATE_AT:
             writer.out.append(h2.window_update_frame(0, self._received_bytes))

@@ -37,23 +37,17 @@ class Turns:
     def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
         self.now_s = now_s
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_due = False
         self._is_taking = False
 
     def slice_end_s(self) -> float:
         """Tell when a slice that begins now is over, on the clock `now_s`."""
-        has_turn = self._is_taking or not self._waiting
-        return self.now_s() + (_SLICE_S if has_turn else _SHORT_SLICE_S)
+        return self.now_s() + (_SLICE_S if self._is_taking or not self._waiting else _SHORT_SLICE_S)
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` once, in a later turn of the event loop, after the connections that have waited for longer."""
-        self._waiting.append(go_on)
-        self._take_soon()
-
-    def _take_soon(self) -> None:
-        if self._waiting and not self._is_due:
-            self._is_due = True
+        if not self._waiting and not self._is_taking:
             asyncio.get_running_loop().call_soon(self._take)
+        self._waiting.append(go_on)
 
     def _take(self) -> None:
         """Let each connection that waits go on, until the turn is over."""
@@ -65,5 +59,6 @@ class Turns:
                 if self.now_s() >= end_s:
                     break
         finally:
-            self._is_due = self._is_taking = False
-            self._take_soon()
+            self._is_taking = False
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._take)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any
 
+from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
@@ -247,6 +248,25 @@ async def test_who_fails_in_its_turn_costs_nobody_else_theirs() -> None:
     await turns_of_the_loop(10)
     assert taken == [1, 2]
     assert len(failures) == 2
+
+
+@in_loop
+async def test_a_fault_of_the_service_in_a_later_turn_closes_the_connection() -> None:
+    class Failing(ServerUnderTest):
+        def _dispatch(self, call: GrpcCall) -> None:
+            super()._dispatch(call)
+            if len(self.calls) == REQUESTS // 2:
+                raise OSError("broken")
+
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: failures.append(said["exception"]))
+    server = Failing(now_s=ticking_clock())
+    server.connection.data_received(OPENING)
+    server.connection.data_received(requests())
+    await turns_of_the_loop()
+    assert len(server.calls) == REQUESTS // 2
+    assert server.transport.aborted
+    assert len(failures) == 1
 
 
 @in_loop

@@ -146,8 +146,11 @@ class GrpcServerConnection(asyncio.Protocol):
     def _take_turn(self) -> None:
         data, position = self._unread, self._unread_from
         self._unread, self._unread_from, self._waits_turn = b"", 0, False
-        if data:
+        try:
             self._read(data, position)
+        except Exception:
+            self.abort()  # as a transport does where `data_received` fails
+            raise
         if self._writer is not None and not self._waits_turn:
             self._writer.hold_reading(held=False)
 
@@ -166,18 +169,12 @@ class GrpcServerConnection(asyncio.Protocol):
             if used < len(data) and not self._waits_turn:
                 self._partial.keep(data, used)
             writer.tells_flushes |= self._held.held_bytes > 0
-            if (
-                self._partial.held
-                or self._waits_turn
-                or writer.held_bytes
-                or self._held.held_bytes
-                or self._arriving_noted
-            ):
+            is_held = self._partial.held or self._unread or writer.held_bytes or self._held.held_bytes
+            if is_held or self._arriving_noted:
                 self._note_arriving()
         except PeerError as error:
             close_with_goaway(writer, self._last_id, error)
             self._writer = None
-            self._unread = b""
         finally:
             writer.flush()
 
@@ -207,7 +204,6 @@ class GrpcServerConnection(asyncio.Protocol):
         if not fail_begun(writer, _TOO_MUCH) or self._unread or self._partial.held or self._block.held_bytes:
             close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
             self._writer = None
-            self._unread = b""
 
     def _note_unsent(self, unsent_bytes: int) -> bool:
         self._client_bytes.unsent.note(self, unsent_bytes)

@@ -16,19 +16,15 @@ _SLICE_S = 0.0005
 """What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py)."""
 _SHORT_SLICE_S = 0.0001
 """What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64 clients)."""
-SMALL_BYTES = 1_024
-"""Of a read that is worked off whatever the time; 80 of the smallest frames (greedy_clients.py)."""
 STRIDE_BYTES = 1_024
-"""Between two looks at the clock, each of which takes 0.1 µs (front_ends.py)."""
+"""Between two looks at the clock, which take 0.1 µs each; a smaller read is worked off without one (front_ends.py)."""
 SMALL_FRAME_BYTES = 64
-"""What a frame counts in a stride beside its own bytes, where it is no request in two frames: a look at the clock
-follows 14 of the smallest (greedy_clients.py)."""
+"""What a frame counts in a stride beside its own bytes, where it is no request in two frames, so that the clock is
+looked at after 14 of the smallest; DATA of fewer bytes is small (greedy_clients.py)."""
 LARGE_READ_BYTES = 1 << 16
 """Of a read after which the next one waits for a turn: to copy it takes 0.1 ms (greedy_clients.py, uploads)."""
-_TURN_S = 0.001
-"""What the connections that wait do together in one turn of the loop; one more slice at most (greedy_clients.py)."""
-_CONNECTIONS_PER_TURN = 4
-"""Of those that wait; each may read 256 KiB afterwards, which takes 0.2 ms (greedy_clients.py, uploads)."""
+_CONNECTIONS_PER_TURN = 2
+"""Of those that wait, in one turn of the loop; each may read 256 KiB afterwards, for 0.2 ms (greedy_clients.py)."""
 
 
 class Turns:
@@ -50,14 +46,11 @@ class Turns:
         self._waiting.append(go_on)
 
     def _take(self) -> None:
-        """Let each connection that waits go on, until the turn is over."""
-        end_s = self.now_s() + _TURN_S
+        """Let those go on that have waited for longest."""
         self._is_taking = True
         try:
             for _ in range(min(len(self._waiting), _CONNECTIONS_PER_TURN)):
                 self._waiting.popleft()()
-                if self.now_s() >= end_s:
-                    break
         finally:
             self._is_taking = False
             if self._waiting:

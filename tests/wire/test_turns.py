@@ -13,7 +13,7 @@ from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES, Turns
+from batchtune.wire.turns import LARGE_READ_BYTES, STRIDE_BYTES, Turns
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
     ServerUnderTest,
@@ -59,7 +59,7 @@ def requests(first: int = 0) -> bytes:
     """Frames of requests whose messages are their numbers, in 1,000 digits."""
     numbered = range(first, first + REQUESTS)
     frames = b"".join(request_frames(2 * number + 1, b"%01000d" % number) for number in numbered)
-    assert len(frames) > SMALL_BYTES
+    assert len(frames) > STRIDE_BYTES
     return frames
 
 
@@ -96,7 +96,7 @@ async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept()
 async def test_a_small_read_is_worked_off_at_once() -> None:
     server = opened()
     frames = request_frames(1, b"0") + raw_frame(PING, 0, 0, b"12345678") * 40
-    assert len(frames) <= SMALL_BYTES
+    assert len(frames) <= STRIDE_BYTES
     server.connection.data_received(frames)
     assert len(frames_of(server.transport.take())) == 40
     assert not server.transport.reads_paused

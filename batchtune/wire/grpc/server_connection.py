@@ -20,7 +20,7 @@ from batchtune.wire.grpc.request_data import fail_begun, take_data
 from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_edges import close_with_goaway, read_preface, refuse
-from batchtune.wire.grpc.server_limits import SMALL_DATA_BYTES, FrameRates, ServerLimits
+from batchtune.wire.grpc.server_limits import FrameRates, ServerLimits
 from batchtune.wire.grpc.server_writer import AnswerWriter
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
@@ -28,7 +28,7 @@ from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
+from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
 
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
@@ -219,7 +219,7 @@ class GrpcServerConnection(asyncio.Protocol):
         next begins."""
         end = len(data)
         end_s, look_at = math.inf, end
-        if end - position > SMALL_BYTES:
+        if end - position > STRIDE_BYTES:
             end_s, look_at = self._turns.slice_end_s(), position + STRIDE_BYTES
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
         message_bytes_max = self._message_bytes_max
@@ -325,7 +325,7 @@ class GrpcServerConnection(asyncio.Protocol):
             writer.begun_streams -= 1
         elif not payload:
             self._rates.count_control()
-        elif len(payload) < SMALL_DATA_BYTES:
+        elif len(payload) < SMALL_FRAME_BYTES:
             self._rates.count_small(self._opened + writer.progress)
         take_data(writer, stream, payload, self._limits, self._inflating, self._held)
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from batchtune.wire.http2.frames import ErrorCode, PeerError
 from batchtune.wire.shared_bytes import SharedLimits
 
-SMALL_DATA_BYTES = 64
-"""DATA of fewer that does not end a request is small: clients send a message's prefix so, or the end of a window."""
 _FREE_FRAMES = 8
 """Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
-windows for each (tests/benchmarks/server/greedy_clients.py)."""
+windows for each, and may send a message's prefix by itself (tests/benchmarks/server/greedy_clients.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

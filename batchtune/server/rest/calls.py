@@ -84,7 +84,7 @@ class RestCalls:
     ) -> None:
         self._models = models
         self._timeout_ns = round(timeout_s * 1e9)
-        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST")
+        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST", models)
         self._check_methods = check_methods
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()

@@ -152,7 +152,7 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
 
     async def scenario() -> None:
         front_end = SimpleNamespace(is_gone=lambda _: False, reply=lambda *_: None, refuse=lambda *_: None)
-        calls = PendingCalls(front_end, Metrics(), "REST")
+        calls = PendingCalls(front_end, Metrics(), "REST", FakeModels())
         times = calls.counts.times("m", CallKind(api="predict", runtime_api="Predict"))
         call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
@@ -422,7 +422,7 @@ def test_a_task_that_waits_dies_when_another_was_refused() -> None:
         models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
         ended: list[str] = []
         front_end = SimpleNamespace(refuse=lambda _, error: ended.append(error.code))
-        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC"))
+        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC", FakeModels()))
         calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert ended == ["UNAVAILABLE"]

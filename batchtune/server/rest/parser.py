@@ -100,8 +100,9 @@ class RequestParser:
         self._refuse(status, text)
 
     def close(self) -> None:
-        """Drop what has arrived; the parser refers back to us."""
+        """Drop what has arrived; the parser and whoever takes the heads refer back to us."""
         self._parser = self._request = None
+        self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()
         self.ended = True
 
@@ -212,6 +213,10 @@ class RequestParser:
             self._refuse(400, "Malformed request: CONNECT")
             return b""
         return head.without_upgrade()
+
+
+def _nobody(_head: Head) -> None:
+    """Takes the heads of a connection that is closed."""
 
 
 class _RefusedError(Exception):

@@ -338,6 +338,19 @@ def test_a_refusal_waits_for_the_answers_before_it(rest: RunningRest) -> None:
     assert received.index(b"2.5") < received.index(b"AVAILABLE") < received.index(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("sent", [REQUEST, STATUS, REQUEST * 2 + STATUS, CHUNKED], ids=range(4))
+def test_a_client_that_sends_no_more_is_answered(rest: RunningRest, sent: bytes) -> None:
+    """As `nc -N` and some clients of HTTP/1.0 do."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", rest.port), timeout=10) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        while chunk := client.recv(65536):
+            received += chunk
+    assert count_answers(received) == sent.count(b" HTTP/1.1")
+    wait_until(lambda: rest.server.connections == 0)
+
+
 @pytest.mark.parametrize(
     "cut",
     [

@@ -521,6 +521,15 @@ async def test_a_stream_that_is_reset_is_cancelled() -> None:
     assert not server.transport.take()
 
 
+@in_loop
+async def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
+    server = opened(echo=True)
+    server.connection.data_received(request_frames(1 | 1 << 31) + request_frames(3))
+    server.connection.data_received(raw_frame(PING, 0, 1 << 31, b"12345678"))
+    assert {stream_id for kind, _, stream_id, _ in frames_of(server.transport.take())} == {1, 3, 0}
+    assert [call.message for call in server.calls] == [b"ping"] * 2
+
+
 BROKEN = {
     "frame too large": (b"\xff\xff\xff\0\0\0\0\0\1", 6),
     "headers on an even stream": (raw_frame(HEADERS, 4, 2, BLOCK), 1),

@@ -186,6 +186,7 @@ class GrpcServerConnection(asyncio.Protocol):
         unpack = FRAME.unpack_from
         while end - position >= 9:
             word, flags, stream_id = unpack(data, position)
+            stream_id &= h2.LARGEST_STREAM_ID  # beside it a reserved bit, which receivers ignore (RFC 9113 4.1)
             after = position + 9 + (word >> 8)
             if after > end:
                 break

@@ -15,7 +15,7 @@ from typing import cast
 
 from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.held_calls import HeldCalls
-from batchtune.wire.grpc.request_data import fail_begun, take_data
+from batchtune.wire.grpc.request_data import fail_begun, request_buffer, take_data
 from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_edges import close_with_goaway, read_preface, refuse
@@ -186,7 +186,7 @@ class GrpcServerConnection(asyncio.Protocol):
         unpack = FRAME.unpack_from
         while end - position >= 9:
             word, flags, stream_id = unpack(data, position)
-            stream_id &= h2.LARGEST_STREAM_ID  # beside it a reserved bit, which receivers ignore (RFC 9113 4.1)
+            stream_id &= h2.LARGEST_STREAM_ID  # without the reserved bit
             after = position + 9 + (word >> 8)
             if after > end:
                 break
@@ -248,7 +248,9 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._streams[head.path](stream)
             else:
                 deadline_ns = None if head.timeout_ns is None else time.monotonic_ns() + head.timeout_ns
-                writer.streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
+                writer.streams[stream_id] = call = GrpcCall(writer, stream_id, head, deadline_ns)
+                if head.content_bytes >= 0:  # its DATA is counted
+                    call.buffer = request_buffer(head, self._limits)
             if flags & h2.END_STREAM:
                 self._read_data(writer, flags, stream_id, b"")
 
@@ -273,6 +275,12 @@ class GrpcServerConnection(asyncio.Protocol):
             if stream is not None:
                 writer.reset(stream_id, ErrorCode.STREAM_CLOSED)
             return
+        buffer, told_bytes = stream.buffer, stream.head.content_bytes
+        if told_bytes >= 0 and buffer is not None:  # malformed where DATA differs (RFC 9113 8.1.1)
+            left_bytes = told_bytes - buffer.fed_bytes - len(payload)
+            if left_bytes < 0 or (left_bytes and flags & h2.END_STREAM):
+                writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+                return
         if flags & h2.END_STREAM:
             stream.half_closed = True
             writer.begun_streams -= 1

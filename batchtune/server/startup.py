@@ -12,7 +12,7 @@ from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
-from batchtune.server.models.model_config import ModelConfig, read_model_config_file
+from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
@@ -107,8 +107,8 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
     if flags.model_config_file:
         return read_model_config_file(Path(flags.model_config_file), may_be_empty=True)
     try:
-        base_path = Path(flags.model_base_path).expanduser().absolute()
-    except RuntimeError as error:
+        base_path = local_path(flags.model_base_path).expanduser().absolute()
+    except (RuntimeError, StatusError) as error:
         raise UsageError(f"--model_base_path={flags.model_base_path}: {error}") from error
     return (ModelConfig(name=flags.model_name, base_path=base_path),)
 

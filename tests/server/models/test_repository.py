@@ -16,6 +16,7 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
+from batchtune.server.flags import ServerFlags
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
@@ -30,6 +31,7 @@ from batchtune.server.models.model_config import (
 from batchtune.server.models.repository import ModelRepository, RepositoryOptions
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.startup import configured_models
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import ModelServerConfig
 from tests.waiting import wait_until
@@ -475,6 +477,9 @@ def test_a_wrong_configuration_file_is_named(tmp_path: Path) -> None:
         ([("a", "/a"), ("a", "/b")], "Illegal to list model a multiple times in config list"),
         ([("", "/a")], "a model without a name"),
         ([("a", "")], "Expected model a to have a base_path"),
+        ([("a\nx", "/a")], r"model 'a\\nx': control characters"),
+        ([("a", "/a\x1b[31m")], "model 'a': control characters"),
+        ([("a", "gs://bucket/a")], "only local directories are served; mount or copy what gs:// holds"),
     ],
 )
 def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said: str) -> None:
@@ -483,6 +488,37 @@ def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said
         config.model_config_list.config.add(name=name, base_path=base_path)
     with pytest.raises(StatusError, match=said):
         models_of(config)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("file:///models/m", "/models/m"),
+        ("FILE://localhost/models/m", "/models/m"),
+        ("/models/a://b", "/models/a://b"),
+    ],
+)
+def test_a_base_path_may_be_a_file_url(written: str, read: str) -> None:
+    """tensorflow_model_server takes one, for TensorFlow's file systems do."""
+    config = ModelServerConfig()
+    config.model_config_list.config.add(name="m", base_path=written)
+    (model,) = models_of(config)
+    assert model.base_path == Path(read)
+    flags = ServerFlags(model_base_path=written)
+    assert configured_models(flags)[0].base_path == Path(read)
+    with pytest.raises(UsageError, match=r"--model_base_path=s3://b/m: .* only local directories"):
+        configured_models(ServerFlags(model_base_path="s3://b/m"))
+
+
+def test_a_model_whose_requests_shall_be_logged_is_told_once_that_they_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = ModelServerConfig()
+    model = config.model_config_list.config.add(name="unlogged", base_path="/m")
+    model.logging_config.SetInParent()
+    for _ in range(2):
+        models_of(config)
+    assert capsys.readouterr().err.count("model unlogged: logging_config has no effect") == 1
 
 
 def test_a_custom_configuration_is_refused_with_the_reference_s_text() -> None:

@@ -306,6 +306,83 @@ def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path
     assert repository.find("b").version == 1
 
 
+def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+    """Beside it other models' versions are loaded and unloaded, and other configurations come into force."""
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        if directory.parts[-2:] == ("a", "2"):
+            loading.set()
+            assert go_on.wait(30)
+        return load_model(directory, options)
+
+    for name in "abc":
+        add_version(tmp_path / name, 1)
+    a, b, c = (ModelConfig(name=name, base_path=tmp_path / name) for name in "abc")
+    repository = make(a, b, options=replace(OPTIONS, load_threads=2), load=load)
+    repository.wait_until_loaded()
+    add_version(tmp_path / "a", 2)
+    assert loading.wait(10)
+    add_version(tmp_path / "a", 3)
+    add_version(tmp_path / "b", 2)
+    wait_until(lambda: [one.state for one in repository.statuses("b")] == ["AVAILABLE", "END"])
+    repository.configure([a, c])
+    assert repository.find("c").version == 1
+    wait_until(lambda: repository.statuses("b")[0].state == "END")
+    assert [(one.version, one.state) for one in repository.statuses("a")] == [
+        (2, "LOADING"),
+        (1, "AVAILABLE"),
+    ]
+    go_on.set()
+    wait_until(lambda: repository.find("a").version == 3)
+
+
+def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+    """Its run hangs, say. No third version of the model is loaded beside it and its successor."""
+    go_on = threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        model = load_model(directory, options)
+        slow = directory.parts[-2:] == ("a", "1")
+        return replace(model, close=lambda: bool(go_on.wait(30))) if slow else model
+
+    for name in "ab":
+        add_version(tmp_path / name, 1)
+    repository = make(*(ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"), load=load)
+    repository.wait_until_loaded()
+    add_version(tmp_path / "a", 2)
+    wait_until(lambda: repository.statuses("a", version=1)[0].state == "UNLOADING")
+    add_version(tmp_path / "a", 3)
+    for version in (2, 3):
+        add_version(tmp_path / "b", version)
+        wait_until(lambda version=version: repository.find("b").version == version)  # type: ignore[misc]
+    assert repository.find("a").version == 2
+    assert repository.statuses("a", version=3)[0].state == "START"
+    go_on.set()
+    wait_until(lambda: repository.find("a").version == 3)
+
+
+def test_who_waits_for_a_load_is_told_when_the_server_stops(tmp_path: Path, make: Make) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        loading.set()
+        assert go_on.wait(30)
+        return load_model(directory, options)
+
+    add_version(tmp_path / "m", 1)
+    repository = make(load=load)
+    repository.wait_until_loaded()
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(repository.configure, [ModelConfig(name="m", base_path=tmp_path / "m")])
+        assert loading.wait(10)
+        repository.stop()
+        error = change.exception(timeout=10)
+    assert isinstance(error, StatusError)
+    assert error.code == "UNAVAILABLE"
+    go_on.set()
+
+
 def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make: Make) -> None:
     def close() -> None:
         raise OSError("in C++")

@@ -391,6 +391,28 @@ def test_a_second_signal_ends_a_drain_at_once(tmp_path: Path) -> None:
         assert server.stop() == 128 + signal.SIGTERM
 
 
+def test_a_signal_while_a_later_version_loads_ends_the_process(tmp_path: Path) -> None:
+    """Though a load cannot be interrupted; who waits for it over gRPC is told."""
+    write_emulated(tmp_path / "m")
+    with (
+        ServerProcess(tmp_path / "m") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        write_emulated(tmp_path / "new" / "m", version=2, base_ms=90_000)  # its warm-up run takes so long
+        reload = ReloadConfigRequest()
+        config = reload.config.model_config_list.config.add(name="m", base_path=str(tmp_path / "new" / "m"))
+        config.model_version_policy.specific.versions.append(2)
+        answer = channel.unary_unary("/tensorflow.serving.ModelService/HandleReloadConfigRequest").future(
+            reload.SerializeToString(), timeout=60
+        )
+        status = "/v1/models/m/versions/2"
+        wait_until(lambda: "LOADING" in server.rest.get(status).text)
+        assert server.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
+        assert server.stop() == 0
+        assert answer.code() == grpc.StatusCode.UNAVAILABLE
+        assert answer.details() == "The server is shutting down"
+
+
 def can_connect(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()

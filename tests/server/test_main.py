@@ -271,7 +271,8 @@ def test_reloads_that_cannot_be_carried_out_hold_up_neither_good_ones_nor_the_en
                 return str(error.code().name)
             return "OK"
 
-        assert [reload_from("a\0b", name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert [reload_from("a" * 5_000, name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert reload_from("a\0b", name="n") == "INVALID_ARGUMENT"
         assert reload_from(str(tmp_path / "m")) == "OK"
         assert server.stop() == 0
 

@@ -274,6 +274,17 @@ def test_a_large_body_is_answered_as_a_small_one(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("action", ["predict", "classify"])
+def test_a_large_body_that_is_not_read_in_time_is_refused_and_not_run(action: str) -> None:
+    """The process that reads it takes longer than this to start; later ones wait for those before them."""
+    body = {"predict": {"instances": [1.0] * LARGE}, "classify": {"examples": [{}] * LARGE}}[action]
+    with running_rest(timeout_ms=1) as rest:
+        answer = requests.post(f"{rest.url}/v1/models/m:{action}", json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]) == (504, "Timed out waiting for notification")
+        assert 'request_count{model_name="m",status="DEADLINE_EXCEEDED"} 1' in rest.metrics.render()
+        assert rest.models.servable.asked == []
+
+
 class SwappingModels(FakeModels):
     """Each look-up is the last that finds its version; the next finds the next."""
 

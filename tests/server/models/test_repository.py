@@ -306,6 +306,18 @@ def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path
     assert repository.find("b").version == 1
 
 
+def test_of_versions_that_have_ended_the_last_are_remembered(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository.wait_until_loaded()
+    for version in range(2, 25):
+        add_version(tmp_path / "m", version)
+        wait_until(lambda version=version: repository.find("m").version == version)  # type: ignore[misc]
+    wait_until(lambda: len(repository.statuses("m")) == 17)
+    wait_until(lambda: repository.statuses("m", version=23)[0].state == "END")
+    assert [one.version for one in repository.statuses("m")] == list(range(24, 7, -1))
+
+
 def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
     """Beside it other models' versions are loaded and unloaded, and other configurations come into force."""
     loading, go_on = threading.Event(), threading.Event()

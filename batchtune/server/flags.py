@@ -30,7 +30,10 @@ class ServerFlags:
     """Every flag that has an effect; field names are flag names."""
 
     port: int = _flag(8500, "gRPC port; 0: no gRPC")
-    grpc_channel_arguments: str = _flag("", "k=v,k=v; grpc.max_concurrent_streams has an effect")
+    grpc_channel_arguments: str = _flag(
+        "",
+        "k=v,k=v; grpc.max_ concurrent_streams, receive_message_length, connection_age_ms, connection_age_grace_ms",
+    )
     rest_api_port: int = _flag(0, "REST port, also of the metrics; 0: no REST; must differ from --port")
     rest_api_timeout_in_ms: int = _flag(30000, "limit of a REST request, in the queue and in the model")
     rest_api_enable_cors_support: bool = _flag(

@@ -46,7 +46,7 @@ async def listen(
     control: BatchingControl,
     *,
     monitoring_path: str | None,
-    max_concurrent_streams: int | None,
+    grpc_limits: ServerLimits,
 ) -> FrontEnds:
     """Bind the ports that the flags name.
 
@@ -69,15 +69,12 @@ async def listen(
         body_bytes_max=flags.rest_api_max_body_bytes,
     )
     grpc, rest, announce_stop = None, None, _nothing
-    limits = ServerLimits()
-    if max_concurrent_streams is not None:
-        limits = ServerLimits(max_concurrent_streams=max_concurrent_streams)
     port = flags.port
     try:
         if flags.port:
             api = make_grpc_api(repository, metrics, options=grpc_options)
             announce_stop = api.announce_stop
-            grpc = await serve(flags.host, flags.port, api.dispatch, streams=api.streams, limits=limits)
+            grpc = await serve(flags.host, flags.port, api.dispatch, streams=api.streams, limits=grpc_limits)
         if flags.rest_api_port:
             port = flags.rest_api_port
             app = make_app(repository, metrics, options=rest_options)

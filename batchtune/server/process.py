@@ -64,7 +64,7 @@ class ModelServer:
         self._models = startup.configured_models(flags)
         self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
-        self._max_concurrent_streams = startup.max_concurrent_streams(flags)
+        self._grpc_limits = startup.grpc_limits(flags)
         self._gpus = GpuSampler(flags.device)
         self._metrics = Metrics()
         self._metrics.gpus = self._gpus
@@ -96,7 +96,7 @@ class ModelServer:
                 self._metrics,
                 self._control,
                 monitoring_path=self._monitoring_path,
-                max_concurrent_streams=self._max_concurrent_streams,
+                grpc_limits=self._grpc_limits,
             )
         except OSError as error:
             say_error(str(error), hint="choose other ports with --port and --rest_api_port")

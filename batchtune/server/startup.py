@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from batchtune.batching import text_proto
 from batchtune.batching.length_buckets import parse_length_buckets
@@ -11,6 +12,7 @@ from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
+from batchtune.server.log import note
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
@@ -18,10 +20,17 @@ from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
+from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
 OWN_PARAMETERS_FILE = "batching_params.pbtxt"
+_CHANNEL_ARGUMENTS = {
+    "grpc.max_concurrent_streams": "max_concurrent_streams",
+    "grpc.max_receive_message_length": "max_message_bytes",
+    "grpc.max_connection_age_ms": "max_connection_age_ms",
+    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
+}
 
 
 def batching_settings(flags: ServerFlags) -> BatchingSettings:
@@ -187,21 +196,25 @@ def monitoring_path(flags: ServerFlags) -> str | None:
     return (where or DEFAULT_MONITORING_PATH) if enabled else None
 
 
-def max_concurrent_streams(flags: ServerFlags) -> int | None:
-    """grpc.max_concurrent_streams of --grpc_channel_arguments; None: not given. Other arguments have no meaning here.
+def grpc_limits(flags: ServerFlags) -> ServerLimits:
+    """What --grpc_channel_arguments asks; of arguments without effect a note is written.
 
     Raises:
         UsageError: not `key=value,key=value`, or a limit that is no positive number.
     """
+    limits: dict[str, Any] = {}
     for pair in filter(None, flags.grpc_channel_arguments.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--grpc_channel_arguments: {pair!r}; expected key=value,key=value")
-        if key == "grpc.max_concurrent_streams":
-            if not value.isdecimal() or not 0 < int(value) < 2**31:
-                raise UsageError(f"--grpc_channel_arguments: {pair}; expected a positive number")
-            return int(value)
-    return None
+        name = _CHANNEL_ARGUMENTS.get(key)
+        if name is None:
+            note(f"--grpc_channel_arguments: {key} has no effect")
+        elif not value.isdecimal() or not 0 < int(value) < 2**31:
+            raise UsageError(f"--grpc_channel_arguments: {pair}; expected a positive number")
+        else:
+            limits[name] = int(value)
+    return ServerLimits(**limits)
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

@@ -118,6 +118,22 @@ def test_a_wrong_command_line_is_refused_with_a_hint(arguments: list[str], messa
     assert hint in raised.value.hint
 
 
+def test_channel_arguments_are_limits_of_the_connections_or_told_to_have_no_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "grpc.max_concurrent_streams=7,grpc.max_connection_age_ms=60000,grpc.keepalive_time_ms=1"
+    limits = startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={given}"]).flags)
+    assert (limits.max_concurrent_streams, limits.max_connection_age_ms) == (7, 60_000)
+    assert "grpc.keepalive_time_ms has no effect" in capsys.readouterr().err
+    for wrong in (
+        "grpc.max_concurrent_streams",
+        "grpc.max_concurrent_streams=0",
+        "grpc.max_connection_age_ms=x",
+    ):
+        with pytest.raises(UsageError, match=r"--grpc_channel_arguments: .*expected"):
+            startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={wrong}"]).flags)
+
+
 def test_some_model_must_be_named() -> None:
     with pytest.raises(UsageError, match="are empty!"):
         parse_flags([])

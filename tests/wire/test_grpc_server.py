@@ -388,6 +388,22 @@ async def test_draining_finishes_what_was_sent_and_refuses_nothing_that_crossed_
     assert first < crossing
 
 
+@pytest.mark.parametrize(("age_ms", "grace_ms"), [(0, 1), (1, 0), (1, 1)])
+@in_loop
+async def test_a_connection_that_is_old_is_told_to_go_and_closed_after_the_grace(
+    age_ms: int, grace_ms: int
+) -> None:
+    """So that clients behind a balancer of connections spread over new replicas."""
+    limits = ServerLimits(max_connection_age_ms=age_ms, max_connection_age_grace_ms=grace_ms)
+    server = opened(limits=limits)
+    server.connection.data_received(request_frames(1))
+    for _ in range(3):
+        await asyncio.sleep(0.005)
+        server.connection.close_if_old()
+    assert [frame[0] for frame in frames_of(server.transport.take())] == ([GOAWAY, PING] if age_ms else [])
+    assert server.transport.closed == (age_ms > 0 and grace_ms > 0)
+
+
 @in_loop
 async def test_a_stream_exchanges_messages_both_ways() -> None:
     streams: list[GrpcStream] = []

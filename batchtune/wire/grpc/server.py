@@ -61,7 +61,9 @@ class GrpcServer:
             connection.abort()
 
     def sweep(self) -> None:
-        """Cut off clients that are slow for too long, or that make us keep too much."""
+        """Cut off clients that are slow for too long, or that make us keep too much; let go of old ones."""
+        for connection in list(self.connections):
+            connection.close_if_old()
         self._client_bytes.sweep(list(self.connections))
 
     def _connection(self) -> GrpcServerConnection:

@@ -9,6 +9,7 @@ pieces, streams) takes the slow path next to it.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -75,6 +76,9 @@ class GrpcServerConnection(asyncio.Protocol):
         self._announced = False  # that we will close
         self._draining = False  # no new streams
         self._rates = FrameRates(self._limits)
+        # Those that came at once shall not go at once.
+        age_ms = random.uniform(0.9, 1.1) * self._limits.max_connection_age_ms
+        self._old_at_s = time.monotonic() + age_ms / 1000
 
     def drain(self) -> None:
         """Finish what the client has sent, take no more, close.
@@ -91,6 +95,17 @@ class GrpcServerConnection(asyncio.Protocol):
             writer.out.append(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
             self._announced = True
         writer.flush()
+
+    def close_if_old(self) -> None:
+        """Drain a connection that is older than it may be, and close it after the grace."""
+        limits = self._limits
+        over_s = time.monotonic() - self._old_at_s
+        if not limits.max_connection_age_ms or over_s < 0:
+            return
+        if not self._announced:
+            self.drain()
+        elif limits.max_connection_age_grace_ms and over_s * 1000 > limits.max_connection_age_grace_ms:
+            self.abort()
 
     def abort(self) -> None:
         """Close now, whatever is in flight."""

@@ -65,6 +65,7 @@ class ModelServer:
         self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
         self._grpc_limits = startup.grpc_limits(flags)
+        self._tls = startup.tls_context(flags)
         self._gpus = GpuSampler(flags.device)
         self._metrics = Metrics()
         self._metrics.gpus = self._gpus
@@ -97,6 +98,7 @@ class ModelServer:
                 self._control,
                 monitoring_path=self._monitoring_path,
                 grpc_limits=self._grpc_limits,
+                tls=self._tls,
             )
         except OSError as error:
             say_error(str(error), hint="choose other ports with --port and --rest_api_port")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,44 @@ def monitoring_path(flags: ServerFlags) -> str | None:
                     str(path), entry.line, f"unknown field {entry.name!r} of PrometheusConfig"
                 )
     return (where or DEFAULT_MONITORING_PATH) if enabled else None
+
+
+def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
+    """The TLS of gRPC as --ssl_config_file has it (ssl_config.proto); None: not encrypted.
+
+    Raises:
+        UsageError: a file that is no text SSLConfig, or whose keys and certificates cannot be used.
+    """
+    if not flags.ssl_config_file:
+        return None
+    source = f"--ssl_config_file={flags.ssl_config_file}"
+    texts, verifies = {"server_key": "", "server_cert": "", "custom_ca": ""}, False
+    try:
+        text = Path(flags.ssl_config_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: {_reason(error)}") from error
+    for field in text_proto.parse_text_proto(text, source=source).fields:
+        if field.name == "client_verify":
+            verifies = text_proto.boolean(field, source=source)
+        elif field.name in texts:
+            texts[field.name] = text_proto.string(field, source=source)
+        else:
+            raise text_proto.failure(source, field.line, f"unknown field {field.name!r} of SSLConfig")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+    with os.fdopen(
+        os.memfd_create("tls"), "w"
+    ) as pair:  # OpenSSL reads a file, and no disk shall hold the key
+        pair.write(f"{texts['server_key']}\n{texts['server_cert']}\n")
+        pair.flush()
+        try:
+            context.load_cert_chain(f"/proc/self/fd/{pair.fileno()}", password="")
+            if texts["custom_ca"]:
+                context.load_verify_locations(cadata=texts["custom_ca"])
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{source}: server_key, server_cert or custom_ca: {error}") from error
+    context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+    return context
 
 
 def grpc_limits(flags: ServerFlags) -> ServerLimits:

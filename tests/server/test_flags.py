@@ -88,9 +88,9 @@ def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
         (["--rest_api_port=8500"], "--port and --rest_api_port must differ", "give each its own port"),
         (["--port=0"], "--port and --rest_api_port are both 0", "give each its own port"),
         (
-            ["--ssl_config_file=f"],
-            "--ssl_config_file: this server speaks neither TLS nor ALTS",
-            "put a proxy",
+            ["--use_alts_credentials"],
+            "--use_alts_credentials: this server does not speak ALTS",
+            "give --ssl_config_file",
         ),
         (["--threads_per_process=2"], "--processes_per_replica and --threads_per_process go together", ""),
         (

@@ -226,7 +226,11 @@ class ModelRepository:
 
     def _pause_s(self) -> float:
         due = [
-            entry.retry_at_s - time.monotonic() for entry in self._entries() if entry.retry_at_s is not None
+            entry.retry_at_s - time.monotonic()
+            for name, versions in self._book.entries.items()
+            if name not in self._busy
+            for entry in versions.values()
+            if entry.retry_at_s is not None
         ]
         return max(0.0, min([self._options.poll_wait_s or _LONGEST_WAIT_S, *due]))
 
@@ -245,9 +249,6 @@ class ModelRepository:
         if any(status.state in {"START", "LOADING"} for status in statuses):
             return True
         return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
-
-    def _entries(self) -> list[VersionEntry]:
-        return [entry for versions in self._book.entries.values() for entry in versions.values()]
 
     def _look(self, wanted: Mapping[str, ModelConfig]) -> set[str]:
         """Begin what is to be done; gives the models that have something to load."""

@@ -349,6 +349,30 @@ def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> 
     wait_until(lambda: repository.find("a").version == 3)
 
 
+def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
+    tmp_path: Path, make: Make
+) -> None:
+    failed, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        if directory.name == "2":
+            failed.set()
+            raise StatusError("UNAVAILABLE", "the storage is late")
+        assert go_on.wait(30)
+        return load_model(directory, options)
+
+    for version in (1, 2):
+        add_version(tmp_path / "m", version)
+    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions())
+    options = replace(OPTIONS, poll_wait_s=0.02, load_threads=2, load_retry_interval_s=0.0)
+    repository = make(model, options=options, load=load)
+    assert failed.wait(10)
+    begun = repository._rounds_begun
+    threading.Event().wait(0.05)
+    assert repository._rounds_begun - begun < 50
+    go_on.set()
+
+
 def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
     """Its run hangs, say. No third version of the model is loaded beside it and its successor."""
     go_on = threading.Event()

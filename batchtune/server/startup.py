@@ -70,10 +70,7 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
     Raises:
         UsageError: with TF Serving's texts.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {_reason(error)}", hint="give a text BatchingParameters file") from error
+    text = _read_text(path, f"{path}", hint="give a text BatchingParameters file")
     parameters = parse_tfserving_text(text, source=str(path))
     try:
         validate(parameters)
@@ -176,10 +173,7 @@ def monitoring_path(flags: ServerFlags) -> str | None:
     if not flags.monitoring_config_file:
         return None
     path = Path(flags.monitoring_config_file)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--monitoring_config_file={path}: {_reason(error)}") from error
+    text = _read_text(path, f"--monitoring_config_file={path}")
     enabled, where = False, ""
     for field in text_proto.parse_text_proto(text, source=str(path)).fields:
         if field.name != "prometheus_config":
@@ -208,10 +202,7 @@ def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
         return None
     source = f"--ssl_config_file={flags.ssl_config_file}"
     texts, verifies = {"server_key": "", "server_cert": "", "custom_ca": ""}, False
-    try:
-        text = Path(flags.ssl_config_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source}: {_reason(error)}") from error
+    text = _read_text(Path(flags.ssl_config_file), source)
     for field in text_proto.parse_text_proto(text, source=source).fields:
         if field.name == "client_verify":
             verifies = text_proto.boolean(field, source=source)
@@ -257,5 +248,8 @@ def grpc_limits(flags: ServerFlags) -> ServerLimits:
     return ServerLimits(**limits)
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+def _read_text(path: Path, said: str, *, hint: str = "") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{said}: {getattr(error, 'strerror', '') or error}", hint=hint) from error

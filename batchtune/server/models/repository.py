@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,13 +133,8 @@ class ModelRepository:
         with self._reconfiguring:
             with self._book.changed:
                 before, self._wanted = self._wanted, {model.name: model for model in models}
-            self._look_now(
-                {
-                    model.name
-                    for model in models
-                    if before.get(model.name) != model or not self._book.available(model.name)
-                }
-            )
+            new = {m.name for m in models if before.get(m.name) != m or not self._book.available(m.name)}
+            self._look_now(new)
             if self._closing:
                 raise StatusError("UNAVAILABLE", "The server is shutting down")
             if self._fault:
@@ -165,20 +160,17 @@ class ModelRepository:
                 if entry.servable is not None:
                     self._end(name, entry, entry.servable)
 
-    def _look_now(self, names: Collection[str]) -> None:
+    def _look_now(self, names: set[str]) -> None:
         """Compare with the disk at once and wait for the loads of these models."""
         with self._book.changed:
             begun = self._rounds_begun
             self._look_again = True
             self._book.changed.notify_all()
             # A round that was under way may have begun before the change; the one after it did not.
-            self._book.changed.wait_for(
-                lambda: (
-                    self._closing
-                    or self._ended
-                    or (self._rounds_done > begun and self._busy.isdisjoint(names))
-                )
-            )
+            while not (
+                self._closing or self._ended or (self._rounds_done > begun and not self._busy & names)
+            ):
+                self._book.changed.wait()
 
     def _adopt_labels(self, models: Sequence[ModelConfig]) -> None:
         failures = self._book.failures([model.name for model in models], self._complaints)
@@ -235,11 +227,7 @@ class ModelRepository:
         return max(0.0, min([self._options.poll_wait_s or _LONGEST_WAIT_S, *due]))
 
     def _is_settled(self) -> bool:
-        return (
-            self._rounds_done > 0
-            and not self._busy
-            and not any(self._may_come(name) for name in self._wanted)
-        )
+        return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))
 
     def _may_come(self, name: str) -> bool:
         """Whether a model without a version that answers may still get one without anybody's doing."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 # At the start such a failure is final: the files are wrong, not late.
 _FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
 _LONGEST_WAIT_S = 3600.0
-_ENDED_MAX = 16
-"""Versions of a model that are shown after their end; a model that is published every minute has 1,440 a day."""
 
 _logger = logging.getLogger(__name__)
 
@@ -337,7 +335,7 @@ class ModelRepository:
         past = sorted(set(entries).difference(aspired))
         ended = [version for version in past if entries[version].status.state == "END"]
         with self._book.changed:
-            for version in ended[:-_ENDED_MAX]:
+            for version in ended[:-16]:  # a model may be published every minute
                 del entries[version]
         for version in [version for version in past if version in entries]:
             entry = entries[version]

@@ -20,7 +20,6 @@ _PIECE_BYTES = 1 << 14
 _CHUNKED_PIECE_BYTES = 1 << 12
 _AHEAD_BYTES = 1 << 9
 """Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is answered."""
-_NO_HOST = re.compile(rb"[\s,/@?#]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +174,7 @@ class RequestParser:
         """Refuse what RFC 9112 has refused: HTTP/1.1 without one Host (3.2), a coding that is not known here (6.1)."""
         host = self._fields.get(b"host")
         *codings, last = self._fields.get(b"transfer-encoding", b"").lower().split(b",")
-        if (host is None and not is_http_1_0) or (host and _NO_HOST.search(host)):
+        if (host is None and not is_http_1_0) or (host and re.search(rb"[\s,/@?#]", host)):
             self._refuse(400, "Malformed HTTP request: it needs one Host field")
         elif codings and last.strip() == b"chunked":
             self._refuse(501, "a transfer-encoding other than chunked is not understood")

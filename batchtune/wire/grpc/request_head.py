@@ -18,9 +18,6 @@ _PSEUDO = {":method", ":scheme", ":path", ":authority"}
 _OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
 
-_NO_VALUE = re.compile("[\0\r\n]")
-_LENGTH = re.compile("[0-9]{1,18}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
@@ -126,8 +123,8 @@ def _malformation(fields: Fields, values: dict[str, str]) -> str:
     for name, _ in fields:
         if not name or name != name.lower() or name in _OF_ONE_HOP:
             return f"header {name!r} is not allowed in HTTP/2"
-    if any(_NO_VALUE.search(value) for _, value in fields):
+    if any(re.search("[\0\r\n]", value) for _, value in fields):
         return "header value with a line break"
-    if not _LENGTH.fullmatch(values.get("content-length", "0")):
+    if not re.fullmatch("[0-9]{1,18}", values.get("content-length", "0")):
         return "content-length is no number"
     return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""

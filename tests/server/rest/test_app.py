@@ -535,8 +535,8 @@ def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> 
     with socket.create_connection(("127.0.0.1", rest.port)) as client:
         client.sendall(REQUEST)
         wait_until(lambda: rest.models.servable.held)
+    rest.thread.call(rest.models.servable.release)  # until then it may still read: it looks like `nc -N`
     wait_until(lambda: rest.server.connections == 0)
-    rest.thread.call(rest.models.servable.release)
     assert post(rest, "/v1/models/x:predict", b"{}").status_code == 404
 
 

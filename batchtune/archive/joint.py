@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batchtune.archive.deployable import BATCHING_PARAMETERS
-from batchtune.archive.run import JOINT_RECOMMENDATION, Run
+from batchtune.archive.run import BATCHING_PARAMETERS, JOINT_RECOMMENDATION, Run
 from batchtune.archive.whole_files import write_whole
-from batchtune.batching.dialects import parameters_file
 from batchtune.batching.parameters import Configuration
+from batchtune.batching.tfserving import parameters_file
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.launch.model_config import OWN_PARAMETERS, model_config_text, own_text
+from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare
 from batchtune.tune.joint.answer import JointRecommendation
 

@@ -10,18 +10,16 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from batchtune.archive.deployable import (
-    BATCHING_PARAMETERS,
-    CONFIG_PBTXT,
-    parameters_name,
-    parameters_text,
-)
-from batchtune.archive.ledger import append_duet, append_trial, read_trials
-from batchtune.archive.whole_files import json_object, write_whole
+from batchtune.archive.whole_files import json_object, read_bytes, write_whole
+from batchtune.batching.parameters import Configuration
+from batchtune.batching.text_proto import format_config_pbtxt, format_triton
+from batchtune.batching.tfserving import parameters_file
+from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.triton.repository import OriginalModel
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial
@@ -30,6 +28,97 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from batchtune.load.record.samples import Samples
+
+
+BATCHING_PARAMETERS: Final = "batching_parameters.txt"
+CONFIG_PBTXT: Final = "config.pbtxt"
+
+
+def parameters_name(configuration: Configuration) -> str:
+    """What the file is called in the run, and by the server."""
+    return CONFIG_PBTXT if configuration.dialect == "triton" else BATCHING_PARAMETERS
+
+
+def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
+    """The file for the server that was measured, with a comment that says what is in it."""
+    if recommendation.configuration.dialect == "triton":
+        return tritons_file(recommendation, model_config)
+    return parameters_file(recommendation.configuration).text
+
+
+def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
+    """The whole config.pbtxt where the run has what the model's configuration was, else only its batching part."""
+    configuration = recommendation.configuration
+    if model_config is None or configuration.dialect != "triton":
+        return format_triton(configuration.batching, rows_per_request=recommendation.rows_per_request)
+    config = with_batching(model_config, configuration)
+    return f"# batchtune: {configuration.label()}\n{format_config_pbtxt(config)}"
+
+
+def append_trial(path: Path, trial: Trial) -> None:
+    """Add a line to the ledger; on disk when this returns.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    line = json.dumps(trial.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    with path.open("ab") as ledger:
+        _cut_torn_line(ledger.fileno(), path)
+        ledger.write(line)
+        ledger.flush()
+        os.fsync(ledger.fileno())
+
+
+def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
+    """Add what a request cost both sides of a check in CPU time, in one of its blocks.
+
+    Raises:
+        ArchiveError: the file cannot be written.
+    """
+    line = json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n"
+    try:
+        with path.open("a", encoding="utf-8") as duets:
+            duets.write(line)
+    except OSError as error:
+        raise ArchiveError(f"block {block} cannot be kept: cannot write {path}: {error.strerror}") from error
+
+
+def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
+    """Every finished trial, in order, and notes of what was left out.
+
+    A last line without its newline is the trial that was being written when the run was killed: left out, and noted.
+
+    Raises:
+        ArchiveError: a line that is no trial, with `file:line`.
+    """
+    whole, newline, torn = read_bytes(path).rpartition(b"\n")
+    notes: tuple[str, ...] = ()
+    if torn:
+        number = whole.count(b"\n") + (2 if newline else 1)
+        notes = (f"{path}:{number}: the last line is incomplete and was left out",)
+    lines = whole.split(b"\n") if newline else []
+    return [_trial(line, path=path, number=number) for number, line in enumerate(lines, start=1)], notes
+
+
+def _trial(line: bytes, *, path: Path, number: int) -> Trial:
+    try:
+        return Trial.from_dict(json.loads(line))
+    except (ValueError, AttributeError, BatchtuneError) as error:
+        raise ArchiveError(
+            f"{path}:{number}: not a trial: {str(error).removeprefix('not a trial: ')}",
+            hint="restore the file, or remove this line to do without it",
+        ) from error
+
+
+def _cut_torn_line(descriptor: int, path: Path) -> None:
+    """Shorten the ledger to its last newline, so that the next line starts on one of its own."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.ftruncate(descriptor, data.rfind(b"\n") + 1)
+
 
 LEDGER = "trials.jsonl"
 SCENARIO = "scenario.yaml"
@@ -326,3 +415,28 @@ def _newest(runs: Sequence[Path]) -> Run:
 
 def _folder(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+
+
+def write_original(folder: Path, original: OriginalModel) -> None:
+    """Keep it in a run's folder; on disk when this returns.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
+    document = json.dumps(original.to_dict(), allow_nan=False, indent=2) + "\n"
+    write_whole(folder / MODEL_CONFIG, document.encode())
+
+
+def read_original(run: Run) -> OriginalModel | None:
+    """None: the run changed no model of a Triton.
+
+    Raises:
+        ArchiveError: corrupt.
+    """
+    path = run.path / MODEL_CONFIG
+    try:
+        return OriginalModel.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ArchiveError(f"{path}: not the configuration of a model: {error}") from error

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.original import read_original, write_original
-from batchtune.archive.run import Run, open_run
+from batchtune.archive.run import Run, open_run, read_original, write_original
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.scenario import Scenario

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.original import write_original
-from batchtune.archive.run import SERVER_LOG
+from batchtune.archive.run import SERVER_LOG, write_original
 from batchtune.cli.attached import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
@@ -25,9 +24,9 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import BlockBench, Turn, Variant, plan_of
-from batchtune.tune.compare.duet import duet_plan, request_cost
+from batchtune.tune.compare.pace_probes import duet_plan, request_cost
 from batchtune.tune.joint.bench import JointBench
-from batchtune.tune.joint.load import JointAsk
+from batchtune.tune.joint.space import JointAsk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,12 +19,14 @@ from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerS
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.launch.container import (
     MODELS_INSIDE,
+    OWN_PARAMETERS,
     SCRATCH_INSIDE,
+    THREAD_LIMITS,
+    demand_of,
     tfservings_container,
+    thread_limits,
     tritons_container,
 )
-from batchtune.target.launch.demand import THREAD_LIMITS, demand_of, thread_limits
-from batchtune.target.launch.model_config import OWN_PARAMETERS
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.process import flag_text
 from batchtune.target.triton.launched import flag_words

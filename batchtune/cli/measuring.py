@@ -292,7 +292,7 @@ def noise(
     The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
     stayed noisy in every run.
     """
-    from batchtune.cli.commands.noise import run_noise
+    from batchtune.cli.commands.compare import run_noise
 
     raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
 

@@ -27,7 +27,7 @@ from batchtune.plain_values import to_plain
 from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.several_models import print_models
 from batchtune.scenario.reader import format_scenario, unchecked_scenario
-from batchtune.target.launch.demand import demand_of
+from batchtune.target.launch.container import demand_of
 from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX

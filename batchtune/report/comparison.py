@@ -8,16 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchtune.measure.length_padding import padding_share, saved_text
+from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.live import measured_load
 from batchtune.report.marks import Marks
-from batchtune.report.stages import stage_lines
-from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.report.tables import (
+    console_on,
+    interval,
+    milliseconds,
+    number,
+    paragraph,
+    percent,
+    print_table,
+    ratio,
+    table_of,
+    text_width,
+)
 from batchtune.report.words import PROTOCOLS, limit_title, limit_word, requests_text
-from batchtune.scenario.units import counted, rounded_duration
+from batchtune.scenario.units import counted, percentage, rounded_duration
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.compare.variant import QUANTILES, VariantFigures
 from batchtune.tune.trials.trial import Trial
@@ -28,6 +37,19 @@ if TYPE_CHECKING:
 
     from batchtune.measure.statistics.quantiles import Estimate
     from batchtune.tune.compare.noise_floor import NoiseFloor
+
+
+def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
+    """A line where variants say what is batched (`--batching_stage`), else none."""
+    if not any("batching_stage" in dict(variant.configuration.flags) for variant in variants):
+        return []
+    shares = [
+        f"{variant.name} {percentage(min(variant.device_busy_ratio, 1.0))}"
+        for variant in variants
+        if variant.device_busy_ratio is not None
+    ]
+    return [f"The device part of the model runs, of the time: {', '.join(shares)}."] if shares else []
+
 
 METRICS = {
     "throughput": "throughput",

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.report.listing import short_label
-from batchtune.report.units import number, span
+from batchtune.report.tables import number, span
 from batchtune.report.words import REFERENCES, gain_cell, limit_word, names_text, other_references
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 

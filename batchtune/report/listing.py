@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from batchtune.archive.listing import RunEntry
 from batchtune.errors import UsageError
-from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
-from batchtune.report.units import number
+from batchtune.report.tables import console_on, number, print_table, rows_that_fit, table_of, width_of
 from batchtune.scenario.units import counted, rounded
 
 if TYPE_CHECKING:

@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.length_padding import bucket_text
-from batchtune.measure.measurement import Measurement
+from batchtune.measure.measurement import Measurement, bucket_text
 from batchtune.measure.statistics.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
 from batchtune.report.marks import Marks
 from batchtune.report.tables import (
     console_on,
+    interval,
+    milliseconds,
+    number,
     paragraph,
+    percent,
     print_table,
     rows_that_fit,
     table_of,
     text_width,
     width_of,
 )
-from batchtune.report.units import interval, milliseconds, number, percent
 from batchtune.report.words import capitalised, limit_sentence, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck

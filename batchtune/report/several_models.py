@@ -9,12 +9,20 @@ from typing import TextIO
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.report.marks import Marks
-from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import interval, milliseconds, percent
+from batchtune.report.tables import (
+    console_on,
+    interval,
+    milliseconds,
+    paragraph,
+    percent,
+    print_table,
+    table_of,
+    text_width,
+)
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
-from batchtune.tune.joint.load import JointLoad
+from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")

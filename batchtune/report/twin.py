@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching.parameters import Configuration
-from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import interval, latency, milliseconds, number, percent
+from batchtune.report.tables import (
+    console_on,
+    interval,
+    latency,
+    milliseconds,
+    number,
+    paragraph,
+    percent,
+    print_table,
+    table_of,
+    text_width,
+)
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.twin.model.traffic import Traffic
 

@@ -10,7 +10,7 @@ from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.bottleneck_advice import Kind
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.units import number, span
+from batchtune.report.tables import number, span
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration

@@ -30,7 +30,12 @@ class ServerFlags:
     """Every flag that has an effect; field names are flag names."""
 
     port: int = _flag(8500, "gRPC port; 0: no gRPC")
-    grpc_channel_arguments: str = _flag("", "k=v,k=v; grpc.max_concurrent_streams has an effect")
+    grpc_socket_path: str = _flag("", "Unix socket on which gRPC is served too")
+    ssl_config_file: str = _flag("", "text SSLConfig: gRPC by TLS; REST is not encrypted")
+    grpc_channel_arguments: str = _flag(
+        "",
+        "k=v,k=v; grpc.max_ concurrent_streams, receive_message_length, connection_age_ms, connection_age_grace_ms",
+    )
     rest_api_port: int = _flag(0, "REST port, also of the metrics; 0: no REST; must differ from --port")
     rest_api_timeout_in_ms: int = _flag(30000, "limit of a REST request, in the queue and in the model")
     rest_api_enable_cors_support: bool = _flag(
@@ -125,7 +130,6 @@ class ServerFlags:
 
 # Accepted with a note: (type, why it has no effect here).
 _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
-    "grpc_socket_path": (str, "only TCP ports are served"),
     "grpc_max_threads": (int, "no request occupies a thread here; see --threads_per_process for a limit"),
     "rest_api_num_threads": (int, "no request occupies a thread here; see --threads_per_process for a limit"),
     "num_unload_threads": (int, "versions are unloaded one at a time"),
@@ -146,7 +150,7 @@ _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
     "skip_initialize_tpu": (bool, "TPUs are not used"),
 }
 # Refused when switched on: ignoring them would leave traffic unprotected.
-_REFUSED: dict[str, type] = {"ssl_config_file": str, "use_alts_credentials": bool}
+_REFUSED: dict[str, type] = {"use_alts_credentials": bool}
 # Values that no longer exist, and what takes their place.
 _REMOVED = {
     "batch_scheduler=adaptive": "it no longer exists: take shared, and let a sweep choose num_batch_threads"
@@ -183,8 +187,8 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
             values[name] = value
         elif value:
             raise UsageError(
-                f"--{name}: this server speaks neither TLS nor ALTS",
-                hint="put a proxy that does in front of it",
+                f"--{name}: this server does not speak ALTS",
+                hint="give --ssl_config_file, or put a proxy that does in front of it",
             )
     flags = ServerFlags(**values)
     _check(flags)

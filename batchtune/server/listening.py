@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchtune.server.flags import ServerFlags
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
+from batchtune.server.log import say
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.repository import ModelRepository
@@ -46,9 +48,10 @@ async def listen(
     control: BatchingControl,
     *,
     monitoring_path: str | None,
-    max_concurrent_streams: int | None,
+    grpc_limits: ServerLimits,
+    tls: ssl.SSLContext | None,
 ) -> FrontEnds:
-    """Bind the ports that the flags name.
+    """Bind the ports and the socket that the flags name.
 
     Raises:
         OSError: one cannot be bound; the message says which.
@@ -69,22 +72,25 @@ async def listen(
         body_bytes_max=flags.rest_api_max_body_bytes,
     )
     grpc, rest, announce_stop = None, None, _nothing
-    limits = ServerLimits()
-    if max_concurrent_streams is not None:
-        limits = ServerLimits(max_concurrent_streams=max_concurrent_streams)
-    port = flags.port
+    where = f"{flags.host}:{flags.port}"
     try:
         if flags.port:
             api = make_grpc_api(repository, metrics, options=grpc_options)
             announce_stop = api.announce_stop
-            grpc = await serve(flags.host, flags.port, api.dispatch, streams=api.streams, limits=limits)
+            grpc = await serve(
+                flags.host, flags.port, api.dispatch, streams=api.streams, limits=grpc_limits, tls=tls
+            )
+            if flags.grpc_socket_path:
+                where = f"unix:{flags.grpc_socket_path}"
+                await grpc.listen_unix(flags.grpc_socket_path, tls)
+                say(f"gRPC on {where} too")
         if flags.rest_api_port:
-            port = flags.rest_api_port
+            where = f"{flags.host}:{flags.rest_api_port}"
             app = make_app(repository, metrics, options=rest_options)
-            rest = await serve_rest(app, flags.host, port)
+            rest = await serve_rest(app, flags.host, flags.rest_api_port)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        raise OSError(f"cannot listen on {flags.host}:{port}: {reason}") from error
+        raise OSError(f"cannot listen on {where}: {reason}") from error
     return FrontEnds(host=flags.host, grpc=grpc, rest=rest, announce_stop=announce_stop)
 
 

@@ -11,11 +11,13 @@ import sys
 from contextlib import suppress
 
 _NAME = "batchtune-model-server"
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n"}
+"""Control characters, with which a name or path that a client chose would write lines of its own or move the cursor."""
 
 
 def say(line: str) -> None:
     """One line about what the server does."""
-    _write(f"{_NAME}: {line}\n")
+    _write(f"{_NAME}: {line.translate(_ESCAPES)}\n")
 
 
 def note(line: str) -> None:

@@ -38,7 +38,10 @@ from batchtune.server.sessions.request import LoopPort
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.status import StatusError
 
-_DRAIN_LIMIT_S = 30.0
+_DRAIN_LIMIT_S = 25.0
+_CLOSE_LIMIT_S = 4.0
+"""For models to end: one that is being loaded, or whose run hangs, cannot be. Both together stay below the 30 s after
+which Kubernetes kills."""
 _STOPPING = (
     f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
 )
@@ -61,7 +64,8 @@ class ModelServer:
         self._models = startup.configured_models(flags)
         self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
-        self._max_concurrent_streams = startup.max_concurrent_streams(flags)
+        self._grpc_limits = startup.grpc_limits(flags)
+        self._tls = startup.tls_context(flags)
         self._gpus = GpuSampler(flags.device)
         self._metrics = Metrics()
         self._metrics.gpus = self._gpus
@@ -93,7 +97,8 @@ class ModelServer:
                 self._metrics,
                 self._control,
                 monitoring_path=self._monitoring_path,
-                max_concurrent_streams=self._max_concurrent_streams,
+                grpc_limits=self._grpc_limits,
+                tls=self._tls,
             )
         except OSError as error:
             say_error(str(error), hint="choose other ports with --port and --rest_api_port")
@@ -106,6 +111,7 @@ class ModelServer:
         await asyncio.wait([loaded, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not loaded.done():
             say(_STOPPING)
+            self._repository.stop()
             await front_ends.drain(_DRAIN_LIMIT_S)  # while one model is waited for, others answer
             _exit_now(0)  # a load cannot be interrupted
         try:
@@ -132,10 +138,16 @@ class ModelServer:
         watch.cancel()
         lag.close()
         trimming.close()
+        self._repository.stop()  # who waits for a load is told, and is drained
         await front_ends.drain(_DRAIN_LIMIT_S)
         # A thread of its own: whoever waits for models may hold all those of the loop.
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:
-            await asyncio.get_running_loop().run_in_executor(closer, self._close)
+        closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
+        closing = asyncio.get_running_loop().run_in_executor(closer, self._close)
+        await asyncio.wait([closing], timeout=_CLOSE_LIMIT_S)
+        if not closing.done():
+            _exit_now(0)
+        closer.shutdown()
+        closing.result()
 
     def _open_version(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None

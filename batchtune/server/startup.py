@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from pathlib import Path
+from typing import Any
 
 from batchtune.batching import text_proto
 from batchtune.batching.length_buckets import parse_length_buckets
@@ -11,17 +14,25 @@ from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
+from batchtune.server.log import note
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
-from batchtune.server.models.model_config import ModelConfig, read_model_config_file
+from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
+from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
 OWN_PARAMETERS_FILE = "batching_params.pbtxt"
+_CHANNEL_ARGUMENTS = {
+    "grpc.max_concurrent_streams": "max_concurrent_streams",
+    "grpc.max_receive_message_length": "max_message_bytes",
+    "grpc.max_connection_age_ms": "max_connection_age_ms",
+    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
+}
 
 
 def batching_settings(flags: ServerFlags) -> BatchingSettings:
@@ -59,10 +70,7 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
     Raises:
         UsageError: with TF Serving's texts.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {_reason(error)}", hint="give a text BatchingParameters file") from error
+    text = _read_text(path, f"{path}", hint="give a text BatchingParameters file")
     parameters = parse_tfserving_text(text, source=str(path))
     try:
         validate(parameters)
@@ -107,8 +115,8 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
     if flags.model_config_file:
         return read_model_config_file(Path(flags.model_config_file), may_be_empty=True)
     try:
-        base_path = Path(flags.model_base_path).expanduser().absolute()
-    except RuntimeError as error:
+        base_path = local_path(flags.model_base_path).expanduser().absolute()
+    except (RuntimeError, StatusError) as error:
         raise UsageError(f"--model_base_path={flags.model_base_path}: {error}") from error
     return (ModelConfig(name=flags.model_name, base_path=base_path),)
 
@@ -165,10 +173,7 @@ def monitoring_path(flags: ServerFlags) -> str | None:
     if not flags.monitoring_config_file:
         return None
     path = Path(flags.monitoring_config_file)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--monitoring_config_file={path}: {_reason(error)}") from error
+    text = _read_text(path, f"--monitoring_config_file={path}")
     enabled, where = False, ""
     for field in text_proto.parse_text_proto(text, source=str(path)).fields:
         if field.name != "prometheus_config":
@@ -187,22 +192,64 @@ def monitoring_path(flags: ServerFlags) -> str | None:
     return (where or DEFAULT_MONITORING_PATH) if enabled else None
 
 
-def max_concurrent_streams(flags: ServerFlags) -> int | None:
-    """grpc.max_concurrent_streams of --grpc_channel_arguments; None: not given. Other arguments have no meaning here.
+def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
+    """The TLS of gRPC as --ssl_config_file has it (ssl_config.proto); None: not encrypted.
+
+    Raises:
+        UsageError: a file that is no text SSLConfig, or whose keys and certificates cannot be used.
+    """
+    if not flags.ssl_config_file:
+        return None
+    source = f"--ssl_config_file={flags.ssl_config_file}"
+    texts, verifies = {"server_key": "", "server_cert": "", "custom_ca": ""}, False
+    text = _read_text(Path(flags.ssl_config_file), source)
+    for field in text_proto.parse_text_proto(text, source=source).fields:
+        if field.name == "client_verify":
+            verifies = text_proto.boolean(field, source=source)
+        elif field.name in texts:
+            texts[field.name] = text_proto.string(field, source=source)
+        else:
+            raise text_proto.failure(source, field.line, f"unknown field {field.name!r} of SSLConfig")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+    with os.fdopen(
+        os.memfd_create("tls"), "w"
+    ) as pair:  # OpenSSL reads a file, and no disk shall hold the key
+        pair.write(f"{texts['server_key']}\n{texts['server_cert']}\n")
+        pair.flush()
+        try:
+            context.load_cert_chain(f"/proc/self/fd/{pair.fileno()}", password="")
+            if texts["custom_ca"]:
+                context.load_verify_locations(cadata=texts["custom_ca"])
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{source}: server_key, server_cert or custom_ca: {error}") from error
+    context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+    return context
+
+
+def grpc_limits(flags: ServerFlags) -> ServerLimits:
+    """What --grpc_channel_arguments asks; of arguments without effect a note is written.
 
     Raises:
         UsageError: not `key=value,key=value`, or a limit that is no positive number.
     """
+    limits: dict[str, Any] = {}
     for pair in filter(None, flags.grpc_channel_arguments.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--grpc_channel_arguments: {pair!r}; expected key=value,key=value")
-        if key == "grpc.max_concurrent_streams":
-            if not value.isdecimal() or not 0 < int(value) < 2**31:
-                raise UsageError(f"--grpc_channel_arguments: {pair}; expected a positive number")
-            return int(value)
-    return None
+        name = _CHANNEL_ARGUMENTS.get(key)
+        if name is None:
+            note(f"--grpc_channel_arguments: {key} has no effect")
+        elif not value.isdecimal() or not 0 < int(value) < 2**31:
+            raise UsageError(f"--grpc_channel_arguments: {pair}; expected a positive number")
+        else:
+            limits[name] = int(value)
+    return ServerLimits(**limits)
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+def _read_text(path: Path, said: str, *, hint: str = "") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{said}: {getattr(error, 'strerror', '') or error}", hint=hint) from error

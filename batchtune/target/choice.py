@@ -9,7 +9,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
 from batchtune.target.external import ExternalTarget
-from batchtune.target.launch.demand import demand_of
+from batchtune.target.launch.container import demand_of
 from batchtune.target.model_files import served_name
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel

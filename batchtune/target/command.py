@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
-from batchtune.batching.dialects import parameters_file, rendered
 from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
+from batchtune.batching.tfserving import parameters_file, rendered
 from batchtune.errors import TargetError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.server_words import DIGEST_PLACE, FILE_PLACE, JSON_PLACE, takes_file

@@ -22,21 +22,29 @@ from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
-from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
+from batchtune.target.endpoint import (
+    Endpoint,
+    control_client,
+    error_text,
+    in_words,
+    meaning_of,
+    read_signature,
+    wait_until_ready,
+)
 from batchtune.target.launch.container import (
     MODELS_INSIDE,
+    NO_DEMAND,
     SCRATCH_INSIDE,
+    Demand,
     container_of,
-    tfservings_container,
-)
-from batchtune.target.launch.demand import NO_DEMAND, Demand, thread_limits, thread_words
-from batchtune.target.launch.model_config import (
     model_config_text,
     own_fields,
     own_parameters,
+    tfservings_container,
+    thread_limits,
+    thread_words,
     with_own_parameters,
 )
-from batchtune.target.model_errors import error_text, meaning_of
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
 from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters

@@ -12,10 +12,10 @@ from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Status
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario

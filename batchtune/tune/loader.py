@@ -13,8 +13,8 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.cpus import schedulable_cpus
 from batchtune.load.cluster.fleet import WorkerLostError
+from batchtune.load.first_tries import with_lone_answers
 from batchtune.load.live import LiveAggregate
-from batchtune.load.lone_answers import with_lone_answers
 from batchtune.load.record.samples import Samples, Status
 from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.batching.batching_file import BatchingFile
-from batchtune.batching.dialects import RenderedDialect, rendered
 from batchtune.batching.kubernetes import (
     ParametersFile,
     digest_of,
@@ -21,6 +20,7 @@ from batchtune.batching.kubernetes import (
 )
 from batchtune.batching.parameters import SENSIBLE_MOST, BatchingParameters, Configuration, to_dict
 from batchtune.batching.reading import parse_batching, read_batching_file
+from batchtune.batching.tfserving import RenderedDialect, rendered
 from batchtune.errors import BatchingParametersError
 
 SIZES = st.integers(2, 1024)

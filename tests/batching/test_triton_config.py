@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.batching.text_proto import Message, parse_text_proto
+from batchtune.batching.text_proto import Message, format_config_pbtxt, parse_text_proto
 from batchtune.batching.triton_config import (
     FoundBatching,
     configuration_as_found,
     found_batching,
     with_batching,
 )
-from batchtune.batching.triton_pbtxt import format_config_pbtxt
 from batchtune.errors import BatchingParametersError
 
 FOUND: dict[str, Any] = {

@@ -16,8 +16,7 @@ from batchtune.check.paired import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison
-from batchtune.report.gate.history import print_history
-from batchtune.report.gate.statement import print_check
+from batchtune.report.gate.statement import print_check, print_history
 from batchtune.scenario.reader import ScenarioText, read_variants
 from batchtune.tune.bench import Plan
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.cli.arguments.points import parse_range
+from batchtune.cli.arguments.load_request import parse_range
 from batchtune.errors import UsageError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError
-from batchtune.load.lone_answers import with_lone_answers
+from batchtune.load.first_tries import with_lone_answers
 from batchtune.load.worker.job import difference
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec

@@ -18,14 +18,12 @@ from tests.report.pages import (
     loaded_run,
     quickstart_run,
     rising_rates,
-    two_arms_run,
 )
 
 PLOTS = {
     "sweep": 9,
     "compare": 5,
     "load": 5,
-    "noise": 4,
     "check": 4,
 }
 """Drawn of each kind; the timeline of the sweep is left out, for its requests are not kept."""
@@ -33,7 +31,6 @@ RUNS: dict[str, Callable[[Path], Run]] = {
     "sweep": quickstart_run,
     "compare": compared_run,
     "load": lambda root: loaded_run(root, rising_rates()),
-    "noise": lambda root: two_arms_run(root, ("A", "A again"), blocks=6, gain=1.0, kind="noise"),
     "check": lambda root: checked_run(root, names=("baseline", EVIL)),
 }
 ROWS = "JSON.parse(document.getElementById('document').textContent).rows"
@@ -43,7 +40,6 @@ CLICKABLE = {
     "sweep": "pareto",
     "compare": "blocks",
     "load": "load",
-    "noise": "differences",
     "check": "blocks",
 }
 
@@ -60,7 +56,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     scope="module",
     params=[
         *("sweep", "compare"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("load", "noise", "check")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("load", "check")),
     ],
 )
 def kind(request: pytest.FixtureRequest) -> str:
@@ -138,7 +134,6 @@ def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
         "sweep": "confirm",
         "compare": "block 1",
         "load": "500 requests/s",
-        "noise": "block 1",
         "check": "block 1",
     }[kind] in detail
 

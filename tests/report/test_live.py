@@ -11,7 +11,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report import live
-from batchtune.report.units import span
+from batchtune.report.tables import span
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of

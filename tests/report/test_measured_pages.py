@@ -14,8 +14,7 @@ from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.report.html.comparison_page import _best, _variants, comparison_document, typical_run
-from batchtune.report.html.load_page import Point, against_load, few_of, load_document
-from batchtune.report.html.page import kind_of
+from batchtune.report.html.load_page import Point, against_load, few_of, kind_of, load_document
 from batchtune.report.html.shell.document import Document, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants

@@ -16,8 +16,7 @@ from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, split
 from batchtune.report.html.sweep.account import LATEST, Account, account_of
 from batchtune.report.html.sweep.contender_figures import brackets, history, pareto, rates
-from batchtune.report.html.sweep.page import service_time
-from batchtune.report.html.sweep.space_figures import heat_map, slices
+from batchtune.report.html.sweep.page import heat_map, service_time, slices
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity

@@ -13,8 +13,7 @@ from rich.console import Console
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.live import LiveAggregate
 from batchtune.report import live
-from batchtune.report.live import TerminalView
-from batchtune.report.panel import Point, phases_text, scatter
+from batchtune.report.live import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
 from batchtune.tune.bench import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.scenario.guesses import (
+from batchtune.scenario.examples import (
     BINARY,
     SMALL,
     guessed_request,

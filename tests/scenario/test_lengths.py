@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.lengths import draw_lengths
+from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.request import DISTINCT_LENGTHS, LengthsSpec
 from batchtune.tune.trials.space import Space, lies_inside

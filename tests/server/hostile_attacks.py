@@ -382,7 +382,8 @@ def expanding() -> list[tuple[str, bytes]]:
         (PREDICT, spec + many),
         (PREDICT, spec + _field(2, b"") * 500_000),
         (PREDICT, spec + _field(3, b"") * 500_000),
-        (PREDICT, _predict(_tensor(1, 2**28, _field(5, bytes(8))))),
+        (PREDICT, predict_of(1, 2**28, 1)),
+        (PREDICT, predict_of(1, 2**28, 2)),
         (PREDICT, _predict(_tensor(7, 2**27, _field(8, b"a") + _field(8, b"b")))),
         (PREDICT, _predict(_tensor(7, 490_000, _field(8, b"") * 490_000))),
         (PREDICT, _predict(_tensor(7, 1_000_000, _field(4, bytes(1_000_000))))),
@@ -395,6 +396,11 @@ def expanding() -> list[tuple[str, bytes]]:
             _field(1, _field(1, _field(1, b"m")) + _field(2, b"x")) * 90_000,
         ),
     ]
+
+
+def predict_of(dtype: int, size: int, float_values: int) -> bytes:
+    """A Predict of one tensor of `size` elements and as many values as are given."""
+    return _predict(_tensor(dtype, size, _field(5, bytes(4 * float_values)) if float_values else b""))
 
 
 def _predict(tensor: bytes) -> bytes:

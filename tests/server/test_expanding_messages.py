@@ -14,7 +14,7 @@ from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.tfserving.tensors import encode_predict_request
-from tests.server.hostile_attacks import PREDICT, expanding
+from tests.server.hostile_attacks import PREDICT, expanding, predict_of
 from tests.server.server_fakes import HALF_PLUS_TWO, FakeModels, FakeServable, signature, spec
 
 CALLS_MAX = 60_000
@@ -93,3 +93,29 @@ def test_what_fits_is_still_read() -> None:
 
     asyncio.run(scenario())
     assert call.answer == "OK"
+
+
+@pytest.mark.parametrize(
+    ("size", "float_values", "answer"),
+    [
+        (1 << 20, 1, "OK"),
+        ((1 << 20) + 1, 1, "INVALID_ARGUMENT"),
+        (1 << 28, 1, "INVALID_ARGUMENT"),
+        (1 << 28, 0, "INVALID_ARGUMENT"),
+        (1 << 16, 2, "OK"),
+        ((1 << 16) + 1, 2, "INVALID_ARGUMENT"),
+    ],
+)
+def test_few_values_stand_for_megabytes_at_most(size: int, float_values: int, answer: str) -> None:
+    """A model copies what it is given, and a request waits with what was made of it."""
+    call = Call(PREDICT, predict_of(1, size, float_values))
+    servable = FakeServable({"serving_default": (HALF_PLUS_TWO, nothing)})
+
+    async def scenario() -> None:
+        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert call.answer == answer
+    assert len(servable.asked) == (answer == "OK")

@@ -88,9 +88,9 @@ def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
         (["--rest_api_port=8500"], "--port and --rest_api_port must differ", "give each its own port"),
         (["--port=0"], "--port and --rest_api_port are both 0", "give each its own port"),
         (
-            ["--ssl_config_file=f"],
-            "--ssl_config_file: this server speaks neither TLS nor ALTS",
-            "put a proxy",
+            ["--use_alts_credentials"],
+            "--use_alts_credentials: this server does not speak ALTS",
+            "give --ssl_config_file",
         ),
         (["--threads_per_process=2"], "--processes_per_replica and --threads_per_process go together", ""),
         (
@@ -116,6 +116,22 @@ def test_a_wrong_command_line_is_refused_with_a_hint(arguments: list[str], messa
         parse_flags([BASE, *arguments])
     assert message in raised.value.message
     assert hint in raised.value.hint
+
+
+def test_channel_arguments_are_limits_of_the_connections_or_told_to_have_no_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "grpc.max_concurrent_streams=7,grpc.max_connection_age_ms=60000,grpc.keepalive_time_ms=1"
+    limits = startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={given}"]).flags)
+    assert (limits.max_concurrent_streams, limits.max_connection_age_ms) == (7, 60_000)
+    assert "grpc.keepalive_time_ms has no effect" in capsys.readouterr().err
+    for wrong in (
+        "grpc.max_concurrent_streams",
+        "grpc.max_concurrent_streams=0",
+        "grpc.max_connection_age_ms=x",
+    ):
+        with pytest.raises(UsageError, match=r"--grpc_channel_arguments: .*expected"):
+            startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={wrong}"]).flags)
 
 
 def test_some_model_must_be_named() -> None:

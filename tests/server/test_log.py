@@ -47,6 +47,14 @@ def test_lines_begin_with_who_says_them(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_what_a_client_chose_writes_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    log.warn("no model x\nbatchtune-model-server: warning: FORGED\r\x1b[31m\x7f\x9b, é\t.")
+    assert capsys.readouterr().err == (
+        "batchtune-model-server: warning: no model x\\nbatchtune-model-server: warning: FORGED"
+        "\\x0d\\x1b[31m\\x7f\\x9b, é\t.\n"
+    )
+
+
 @contextmanager
 def stderr_in(path: Path) -> Iterator[None]:
     """File descriptor 2 is this file."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +129,63 @@ def test_new_batching_parameters_come_into_force_hot(emulated: ServerProcess) ->
     assert emulated.rest.put(path, json={"enable_batching": False}).json() == {"enable_batching": False}
     assert emulated.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
     emulated.rest.put(path, json={"enable_batching": True})
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> dict[str, str]:
+    """A key, and a certificate that is its own authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = {"key": str(tmp_path / "key.pem"), "out": str(tmp_path / "cert.pem")}
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject]
+    subprocess.run([*command, "-keyout", files["key"], "-out", files["out"]], check=True, capture_output=True)
+    return {name: Path(path).read_text() for name, path in files.items()}
+
+
+def test_grpc_is_served_by_tls_to_clients_with_a_certificate_and_on_a_unix_socket(
+    tmp_path: Path, pem: dict[str, str]
+) -> None:
+    """As tensorflow_model_server does with ssl_config.proto and --grpc_socket_path."""
+    fields = {"server_key": pem["key"], "server_cert": pem["out"], "custom_ca": pem["out"]}
+    config = tmp_path / "ssl.txt"
+    config.write_text(
+        "".join(f"{name}: {json.dumps(text)}\n" for name, text in fields.items()) + "client_verify: true"
+    )
+    socket_path = tmp_path / "grpc.sock"
+    flags = [f"--ssl_config_file={config}", f"--grpc_socket_path={socket_path}"]
+    request = predict_request(x=np.ones((1, 2), np.float32)).SerializeToString()
+    named, stranger = (
+        grpc.ssl_channel_credentials(pem["out"].encode(), *pair)
+        for pair in ((pem["key"].encode(), pem["out"].encode()), (None, None))
+    )
+    with ServerProcess(write_emulated(tmp_path / "m"), *flags) as server:
+        for address in (f"localhost:{server.grpc_port}", f"unix:{socket_path}"):
+            for credentials, served in ((named, True), (stranger, False)):
+                options = [("grpc.ssl_target_name_override", "localhost")]
+                with grpc.secure_channel(address, credentials, options) as channel:
+                    ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+                    answer = ask.future(request, timeout=20)
+                    assert answer.code() == (grpc.StatusCode.OK if served else grpc.StatusCode.UNAVAILABLE)
+        assert server.predict({"instances": [[1, 2]]}) == {
+            "predictions": [[3.0, 4.0]]
+        }  # REST is not encrypted
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("server_key: 7", ":1: server_key must be a quoted string; was 7"),
+        ("key: ''", ":1: unknown field 'key' of SSLConfig"),
+        ("server_key: 'no key'", ": server_key, server_cert or custom_ca: "),
+    ],
+)
+def test_a_wrong_ssl_config_is_told_at_the_start(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "ssl.txt").write_text(text)
+    done = run_to_end("--model_base_path=/m", f"--ssl_config_file={tmp_path / 'ssl.txt'}")
+    assert done.returncode == 2
+    assert f"error: --ssl_config_file={tmp_path / 'ssl.txt'}{said}" in done.stderr
 
 
 def test_without_the_flag_there_is_no_tuning_api(tmp_path: Path) -> None:
@@ -271,7 +330,8 @@ def test_reloads_that_cannot_be_carried_out_hold_up_neither_good_ones_nor_the_en
                 return str(error.code().name)
             return "OK"
 
-        assert [reload_from("a\0b", name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert [reload_from("a" * 5_000, name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert reload_from("a\0b", name="n") == "INVALID_ARGUMENT"
         assert reload_from(str(tmp_path / "m")) == "OK"
         assert server.stop() == 0
 
@@ -389,6 +449,28 @@ def test_a_second_signal_ends_a_drain_at_once(tmp_path: Path) -> None:
         server._process.send_signal(signal.SIGTERM)
         wait_until(lambda: not can_connect(server.rest_port))
         assert server.stop() == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_a_later_version_loads_ends_the_process(tmp_path: Path) -> None:
+    """Though a load cannot be interrupted; who waits for it over gRPC is told."""
+    write_emulated(tmp_path / "m")
+    with (
+        ServerProcess(tmp_path / "m") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        write_emulated(tmp_path / "new" / "m", version=2, base_ms=90_000)  # its warm-up run takes so long
+        reload = ReloadConfigRequest()
+        config = reload.config.model_config_list.config.add(name="m", base_path=str(tmp_path / "new" / "m"))
+        config.model_version_policy.specific.versions.append(2)
+        answer = channel.unary_unary("/tensorflow.serving.ModelService/HandleReloadConfigRequest").future(
+            reload.SerializeToString(), timeout=60
+        )
+        status = "/v1/models/m/versions/2"
+        wait_until(lambda: "LOADING" in server.rest.get(status).text)
+        assert server.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
+        assert server.stop() == 0
+        assert answer.code() == grpc.StatusCode.UNAVAILABLE
+        assert answer.details() == "The server is shutting down"
 
 
 def can_connect(port: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.target.model_errors import meaning_of
+from batchtune.target.endpoint import meaning_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.measure.length_padding import bucket_text, padding_per_element
+from batchtune.measure.measurement import bucket_text, padding_per_element
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
 

@@ -271,6 +271,9 @@ async def test_what_is_no_grpc_call_gets_an_http_status(change: dict[str, str], 
         (*REQUEST_HEADERS, ("Upper", "x")),
         (*REQUEST_HEADERS, ("connection", "close")),
         (*REQUEST_HEADERS, ("grpc-timeout", "soon")),
+        (*REQUEST_HEADERS, ("key", "a\r\nb: c")),
+        (*REQUEST_HEADERS, ("content-length", "-1")),
+        (*REQUEST_HEADERS, ("content-length", "9" * 5_000)),
         (*REQUEST_HEADERS[:4], ("te", "gzip"), REQUEST_HEADERS[5]),
     ],
 )
@@ -383,6 +386,22 @@ async def test_draining_finishes_what_was_sent_and_refuses_nothing_that_crossed_
         await asyncio.sleep(0)
     assert server.transport.closed
     assert first < crossing
+
+
+@pytest.mark.parametrize(("age_ms", "grace_ms"), [(0, 1), (1, 0), (1, 1)])
+@in_loop
+async def test_a_connection_that_is_old_is_told_to_go_and_closed_after_the_grace(
+    age_ms: int, grace_ms: int
+) -> None:
+    """So that clients behind a balancer of connections spread over new replicas."""
+    limits = ServerLimits(max_connection_age_ms=age_ms, max_connection_age_grace_ms=grace_ms)
+    server = opened(limits=limits)
+    server.connection.data_received(request_frames(1))
+    for _ in range(3):
+        await asyncio.sleep(0.005)
+        server.connection.close_if_old()
+    assert [frame[0] for frame in frames_of(server.transport.take())] == ([GOAWAY, PING] if age_ms else [])
+    assert server.transport.closed == (age_ms > 0 and grace_ms > 0)
 
 
 @in_loop
@@ -519,6 +538,50 @@ async def test_a_stream_that_is_reset_is_cancelled() -> None:
     streams[0].finish()
     await asyncio.sleep(0)
     assert not server.transport.take()
+
+
+@pytest.mark.parametrize(
+    ("told", "sent", "dispatched"),
+    [
+        (9, [b"ping"], True),
+        (8, [b"ping"], False),
+        (10, [b"ping"], False),
+        (9, [b"pi", b"ng"], True),
+        (10, [b"pi", b"ng"], False),
+        (6, [b"pi", b"ng"], False),
+        (0, [], False),
+    ],
+)
+@in_loop
+async def test_data_of_another_length_than_was_told_resets_the_stream(
+    told: int, sent: list[bytes], dispatched: bool
+) -> None:
+    block = encode_block((*REQUEST_HEADERS, ("content-length", str(told))))
+    message = grpc_message(b"".join(sent))
+    cuts = [0, *itertools.accumulate(map(len, sent))]
+    server = opened(echo=True)
+    server.connection.data_received(raw_frame(HEADERS, 4, 1, block))
+    for at, end in itertools.pairwise(cuts):
+        piece = message[at + 5 * bool(at) : end + 5]
+        server.connection.data_received(raw_frame(DATA, end == cuts[-1], 1, piece))
+    if not sent:
+        server.connection.data_received(raw_frame(DATA, 1, 1, message))
+    frames = frames_of(server.transport.take())
+    assert [call.message for call in server.calls] == [b"ping"] * dispatched
+    assert ((RST, 0, 1, b"\0\0\0\1") in frames) != dispatched
+    server.connection.data_received(request_frames(3))
+    assert server.calls[-1].message == b"ping"
+    assert server.connection._writer is not None
+    assert (server.connection._writer.held_bytes, server.connection._writer.begun_streams) == (0, 0)
+
+
+@in_loop
+async def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
+    server = opened(echo=True)
+    server.connection.data_received(request_frames(1 | 1 << 31) + request_frames(3))
+    server.connection.data_received(raw_frame(PING, 0, 1 << 31, b"12345678"))
+    assert {stream_id for kind, _, stream_id, _ in frames_of(server.transport.take())} == {1, 3, 0}
+    assert [call.message for call in server.calls] == [b"ping"] * 2
 
 
 BROKEN = {

@@ -22,7 +22,7 @@ from batchtune.measure.validity.host import (
     HostNoise,
     read_host,
 )
-from batchtune.report.units import percent
+from batchtune.report.tables import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,13 +24,15 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.comparison import print_comparison, variant_line
+from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.gate.statement import print_check
 from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
 from batchtune.scenario.units import counted
+from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
+from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from batchtune.archive.run import Run
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.trial import Trial
+
 
 INTERRUPTED = 130
 
@@ -203,3 +206,32 @@ def void_by_host(whose: str) -> int:
     """Say why the figures do not count; the exit code."""
     print(f"invalid: the host disturbed every run of {whose}, also when it was repeated", file=sys.stderr)
     return MeasurementInvalidError.exit_code
+
+
+def run_noise(
+    path: Path, overrides: list[str], *, blocks: int, results: Path, json: bool, quiet: bool
+) -> int:
+    """The exit code: 0, 6 when the client was the limit or the host disturbed every run, 130 when interrupted.
+
+    Raises:
+        TargetError: the server failed, or no block came to its end.
+    """
+    scenario = read_scenario(path, overrides=overrides)
+    refuse_several_models(scenario)
+    arms = arms_of(scenario)
+    done = run_blocks(scenario, arms, kind="noise", blocks=blocks, results=results, quiet=quiet)
+    if done.run is None:
+        return INTERRUPTED
+    floor = noise_floor(done.trials, done.variants)
+    done.run.write_comparison(floor.to_dict())
+    if not done.interrupted and (floor.failure is not None or not floor.floors):
+        raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")
+    if json:
+        print(json_text.dumps({"run": str(done.run.path), **floor.to_dict()}, indent=2))
+    elif floor.floors:
+        print_noise(floor, path=done.run.path)
+    if done.interrupted:
+        return INTERRUPTED
+    if floor.client_limited:
+        return MeasurementInvalidError.exit_code
+    return void_by_host("both arms") if floor.noisy == floor.runs else 0

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.arguments.load_request import refuse_range
-from batchtune.cli.arguments.points import refuse_both
+from batchtune.cli.arguments.load_request import refuse_both, refuse_range
 from batchtune.cli.arguments.subject import kind_of
 from batchtune.cli.checks.machine import watch_host
 from batchtune.cli.commands.model_scenario import (

@@ -17,9 +17,9 @@ from batchtune.cli.arguments.load_request import (
     Question,
     asked_configuration,
     asked_plans,
+    client_counts,
     question_of,
 )
-from batchtune.cli.arguments.points import client_counts
 from batchtune.cli.attached import as_found, beginning
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import (

@@ -25,8 +25,7 @@ from batchtune.target.address import Address
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.tune.sweep.proposal import pace_of, proposed
-from batchtune.tune.sweep.sweep import usual_budget_s
+from batchtune.tune.sweep.sweep import pace_of, proposed, usual_budget_s
 from batchtune.tune.trials.pace import Pace
 from batchtune.wire.signature import Signature, TensorSpec
 

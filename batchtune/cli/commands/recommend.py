@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.deployable import parameters_name, parameters_text, tritons_file
 from batchtune.archive.run import (
     RECOMMENDATION,
     SCENARIO,
     Run,
+    parameters_name,
+    parameters_text,
+    tritons_file,
 )
 from batchtune.archive.whole_files import write_whole
-from batchtune.batching.dialects import RenderedDialect, rendered, without_counterpart
 from batchtune.batching.kubernetes import ParametersFile
+from batchtune.batching.tfserving import RenderedDialect, rendered, without_counterpart
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised

@@ -13,7 +13,7 @@ from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment, joint_deployment
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.report.html.page import kind_of, measured_document
+from batchtune.report.html.load_page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
 from batchtune.report.listing import TableFormat, print_runs, print_trials
 from batchtune.tune.joint.answer import JointRecommendation

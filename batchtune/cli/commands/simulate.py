@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
+from batchtune.cli.arguments.load_request import client_counts, rates_rps, refuse_both
 from batchtune.cli.commands.calibrated import (
     Calibrated,
     asked_configurations,

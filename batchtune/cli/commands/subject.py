@@ -10,8 +10,13 @@ from pathlib import Path
 from batchtune.archive.run import SCENARIO
 from batchtune.batching.reading import read_batching_file
 from batchtune.cli.arguments.batching_file import with_file
-from batchtune.cli.arguments.load_request import LoadRequest, loop_overrides, refuse_range, split_settings
-from batchtune.cli.arguments.points import refuse_both
+from batchtune.cli.arguments.load_request import (
+    LoadRequest,
+    loop_overrides,
+    refuse_both,
+    refuse_range,
+    split_settings,
+)
 from batchtune.cli.arguments.subject import kind_of, scenario_source
 from batchtune.cli.commands.model_scenario import (
     Command,

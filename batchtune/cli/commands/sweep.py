@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.original import write_original
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
+from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original
 from batchtune.archive.whole_files import write_whole
 from batchtune.cli.arguments.kept_run import kept_trials
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
@@ -21,9 +20,9 @@ from batchtune.cli.kept_sweep import (
     held,
     keep_trials,
     require_same,
+    sweep_on_nodes,
     watcher_of,
 )
-from batchtune.cli.sweep_on_nodes import sweep_on_nodes
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard

@@ -18,10 +18,10 @@ from batchtune.check.kept import read_account
 from batchtune.check.paired import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.gate.history import change_lines
 from batchtune.report.gate.statement import (
     HEADINGS,
     advice_text,
+    change_lines,
     change_text,
     closing_lines,
     finding_text,
@@ -66,7 +66,7 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, split
 from batchtune.report.html.shell.trial_rows import table_of_single_trials
-from batchtune.report.units import number
+from batchtune.report.tables import number
 from batchtune.report.words import capitalised
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario

@@ -55,7 +55,7 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, split
 from batchtune.report.html.shell.trial_rows import table_of_single_trials
 from batchtune.report.marks import Marks
-from batchtune.report.units import number, ratio
+from batchtune.report.tables import number, ratio
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec

@@ -45,7 +45,7 @@ from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
-from batchtune.tune.joint.load import JointLoad, loads_of
+from batchtune.tune.joint.space import JointLoad, loads_of
 from batchtune.tune.trials.trial import Trial
 
 _INTERVALS: Final = "Intervals in the table of trials are 95 % intervals of one run, from order statistics."

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from batchtune.archive.run import Run
+from batchtune.archive.listing import kind_by_name
+from batchtune.archive.run import CHECK, Run
+from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
+from batchtune.report.html.check_page import check_document
+from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
@@ -39,11 +43,12 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, split, timeline
 from batchtune.report.html.shell.trial_rows import table_of_single_trials
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
-from batchtune.report.units import interval, latency, milliseconds, number, percent
+from batchtune.report.tables import interval, latency, milliseconds, number, percent
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.model_files import served_name
+from batchtune.tune.compare.noise_floor import ARMS
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 
@@ -459,3 +464,49 @@ def _limits(point: Point, scenario: Scenario) -> Answer:
         headline=capitalised(limit_title(bottleneck)),
         lines=(sentence(bottleneck.text), sentence(bottleneck.advice)),
     )
+
+
+Kind = Literal["sweep", "compare", "check", "load", "noise"]
+
+
+def kind_of(run: Run) -> Kind:
+    """By what its trials are, whatever its folder is called; without any, by the end of that name. A check that was
+    interrupted is a comparison.
+
+    Raises:
+        ArchiveError: the ledger cannot be read.
+    """
+    trials = run.ledger()
+    if not trials:
+        named = kind_by_name(run)
+        return "sweep" if named == "check" else named
+    match trials[0].source:
+        case "load":
+            return "load"
+        case "variant":
+            if (run.path / CHECK).is_file():
+                return "check"
+            return "noise" if all(trial.reason in ARMS for trial in trials) else "compare"
+        case _:
+            return "sweep"
+
+
+def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Document:
+    """The page of a run that chooses nothing.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+        UsageError: a noise floor, or a load of several models, which have no page.
+    """
+    what = "a noise floor"
+    match kind:
+        case "compare":
+            return comparison_document(run)
+        case "check":
+            return check_document(run)
+        case "load":
+            if not run.scenario().target.models:
+                return load_document(run)
+            what = "a load of several models"
+    hint = f"`batchtune trials {run.path}` shows its figures; the command prints them, and has --json"
+    raise UsageError(f"{what} has no page", hint=hint)

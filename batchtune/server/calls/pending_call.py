@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.contract import Outputs
+from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
 from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued
 from batchtune.server.sessions.servable import Servable
@@ -170,9 +170,11 @@ class LoopTurn:
 class PendingCalls(Generic[_Client]):
     """What the calls of one front end share; only for the thread of one event loop."""
 
-    def __init__(self, front_end: FrontEnd[_Client], metrics: RequestMetrics, entrypoint: str) -> None:
+    def __init__(
+        self, front_end: FrontEnd[_Client], metrics: RequestMetrics, entrypoint: str, models: Models
+    ) -> None:
         self.front_end = front_end
-        self.counts = RequestCounts(metrics, entrypoint)
+        self.counts = RequestCounts(metrics, entrypoint, models.names)
         self.deadlines = Deadlines()
         self.turn = LoopTurn()
 

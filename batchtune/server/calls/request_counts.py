@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,12 +54,17 @@ class ModelTimes:
 
 
 class RequestCounts:
-    """Counts the requests of one front end; `entrypoint` is TF Serving's "REST" or "GRPC"."""
+    """Counts the requests of one front end; `entrypoint` is TF Serving's "REST" or "GRPC", `configured` gives the
+    names of the models."""
 
-    def __init__(self, metrics: RequestMetrics, entrypoint: str) -> None:
+    def __init__(
+        self, metrics: RequestMetrics, entrypoint: str, configured: Callable[[], Sequence[str]]
+    ) -> None:
         self._metrics = metrics
         self._entrypoint = entrypoint
+        self._configured = configured
         self._failed_names: set[str] = set()
+        self._unknown_names = 0  # of them, those that no model had
 
     def times(self, model_name: str, kind: CallKind) -> ModelTimes:
         """Where the calls of a kind on a model that is served leave their times."""
@@ -73,12 +79,12 @@ class RequestCounts:
         self._metrics.request_count(model_name, "OK")
 
     def failed(self, model_name: str, code: str) -> None:
-        """One request ended otherwise. Only the first 256 names, and of each 256 characters, are told apart: a client
-        may invent any number, of any length."""
-        model_name = model_name[:_NAME_CHARACTERS_MAX]
+        """One request ended otherwise. Of names that no model has, only the first 256, and of each 256 characters, are
+        told apart: a client may invent any number, of any length."""
         if model_name not in self._failed_names:
-            if len(self._failed_names) >= _NAMES_MAX:
-                model_name = ""
+            if model_name not in self._configured():
+                model_name = model_name[:_NAME_CHARACTERS_MAX] if self._unknown_names < _NAMES_MAX else ""
+                self._unknown_names += model_name not in self._failed_names
             self._failed_names.add(model_name)
         self._metrics.request_count(model_name, code)
 

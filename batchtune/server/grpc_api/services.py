@@ -52,7 +52,7 @@ class GrpcApi:
 def make_grpc_api(repository: Models, metrics: Metrics, *, options: GrpcOptions | None = None) -> GrpcApi:
     """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
-    pending: PendingCalls[GrpcCall] = PendingCalls(GrpcFrontEnd(), metrics, "GRPC")
+    pending: PendingCalls[GrpcCall] = PendingCalls(GrpcFrontEnd(), metrics, "GRPC", repository)
     check = options.check_methods
     predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
     inference = InferenceCalls(repository, pending, check_methods=check)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from batchtune.server.sessions.unbatched import WAITING_MAX
 from batchtune.wire.status import StatusError
 
 
@@ -51,8 +52,14 @@ class ConcurrencyLimit:
         return len(self._waiting)
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
-        """Enter and call `start` now, or as soon as those before it have left; in order of arrival."""
+        """Enter and call `start` now, or as soon as those before it have left; in order of arrival.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED while WAITING_MAX wait.
+        """
         if self._limit is not None and self._inside >= self._limit:
+            if len(self._waiting) >= WAITING_MAX:
+                raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
             self._waiting.append(start)
             return
         self._inside += 1

@@ -6,12 +6,15 @@ HandleReloadConfigRequest, or the one model of `--model_name` and `--model_base_
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from batchtune.errors import UsageError
+from batchtune.server.log import note
 from batchtune.wire.status import StatusError, invalid_argument
 
 if TYPE_CHECKING:
@@ -133,19 +136,44 @@ def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
             )
         if entry.name in models:
             raise invalid_argument(f"Illegal to list model {entry.name} multiple times in config list")
+        if any(unicodedata.category(letter) == "Cc" for letter in entry.name + entry.base_path):
+            raise invalid_argument(f"model {entry.name!r}: control characters in its name or base_path")
         if not entry.base_path:
             raise invalid_argument(f"Expected model {entry.name} to have a base_path; it is empty")
         if entry.model_platform not in {"", "tensorflow", "batchtune"}:
             raise invalid_argument(
                 f"model {entry.name}: unknown model_platform {entry.model_platform!r}; expected tensorflow"
             )
+        if entry.HasField("logging_config"):
+            _note_no_logging(entry.name)
         models[entry.name] = ModelConfig(
             name=entry.name,
-            base_path=Path(entry.base_path).absolute(),
+            base_path=local_path(entry.base_path).absolute(),
             policy=_policy(entry),
             labels=dict(entry.version_labels),
         )
     return tuple(models.values())
+
+
+@lru_cache(maxsize=256)  # the file is read again and again
+def _note_no_logging(name: str) -> None:
+    note(f"model {name}: logging_config has no effect: requests are not logged")
+
+
+def local_path(base_path: str) -> Path:
+    """The directory of a base path, which may be written as file:///models/m.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT for gs://, s3:// and others.
+    """
+    scheme, separator, rest = base_path.partition("://")
+    if not separator or "/" in scheme:
+        return Path(base_path)
+    if scheme.lower() != "file":
+        raise invalid_argument(
+            f"base_path {base_path!r}: only local directories are served; mount or copy what {scheme}:// holds"
+        )
+    return Path("/" + rest.partition("/")[2])  # between them stands a host, which TensorFlow ignores too
 
 
 def _policy(config: ModelServerConfig) -> VersionPolicy:

@@ -1,10 +1,11 @@
 """How do the versions on disk become versions that answer, and go away again?
 
-One keeper thread compares what is configured and present on disk with what is loaded, loads what is missing (in a
-pool of threads) and unloads what is no longer wanted, but keeps an old version until a wanted one is AVAILABLE, as
-TF Serving's availability-preserving policy does. Each version goes START (waits for a load thread), LOADING (also
-between two attempts), AVAILABLE, UNLOADING, END. No exception ends the thread; if something else does, `on_dead` is
-told, for the models would never change again.
+One keeper thread compares what is configured and present on disk with what is loaded, has what is missing loaded (by
+a pool of threads) and what is no longer wanted unloaded (by a thread each), but keeps an old version until a wanted
+one is AVAILABLE, as TF Serving's availability-preserving policy does. No model waits for another: each is looked at
+again once its loads have ended, and loads nothing while a version of it unloads. Each version goes START (waits for a
+load thread), LOADING (also between two attempts), AVAILABLE, UNLOADING, END. No exception ends the keeper; if
+something else does, `on_dead` is told, for the models would never change again.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +78,10 @@ class ModelRepository:
         self._rounds_begun = 0
         self._rounds_done = 0
         self._look_again = False
+        self._starting = True  # until no model is busy for the first time
+        self._loads: dict[str, int] = {}  # under way or waiting for a thread, by model
+        self._busy: set[str] = set()  # models that had something to load in the last round
+        self._unloads: list[threading.Thread] = []
         self._fault = ""
         self._closing = False
         self._ended = False
@@ -124,33 +130,45 @@ class ModelRepository:
         """`reload_config` with our own type; of several at once, one after the other."""
         with self._reconfiguring:
             with self._book.changed:
-                self._wanted = {model.name: model for model in models}
-            self.look_now()
+                before, self._wanted = self._wanted, {model.name: model for model in models}
+            new = {m.name for m in models if before.get(m.name) != m or not self._book.available(m.name)}
+            self._look_now(new)
+            if self._closing:
+                raise StatusError("UNAVAILABLE", "The server is shutting down")
             if self._fault:
                 raise StatusError("INTERNAL", f"The models could not be looked for: {self._fault}")
             self._adopt_labels(models)
 
-    def look_now(self) -> None:
-        """Compare with the disk at once and wait for the loads."""
+    def stop(self) -> None:
+        """Stop looking, begin no load, and let nobody wait any longer; what is loaded answers."""
+        with self._book.changed:
+            self._closing = True
+            self._book.changed.notify_all()
+
+    def close(self) -> None:
+        """Stop, answer what is queued, unload everything; returns when what is being loaded or unloaded is done."""
+        self.stop()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+        for thread in self._unloads:
+            thread.join()
+        for name, versions in self._book.entries.items():
+            for entry in versions.values():
+                if entry.servable is not None:
+                    self._end(name, entry, entry.servable)
+
+    def _look_now(self, names: set[str]) -> None:
+        """Compare with the disk at once and wait for the loads of these models."""
         with self._book.changed:
             begun = self._rounds_begun
             self._look_again = True
             self._book.changed.notify_all()
             # A round that was under way may have begun before the change; the one after it did not.
-            self._book.changed.wait_for(lambda: self._closing or self._ended or self._rounds_done > begun)
-
-    def close(self) -> None:
-        """Stop looking, answer what is queued, unload everything."""
-        with self._book.changed:
-            self._closing = True
-            self._book.changed.notify_all()
-        if self._keeper.is_alive():
-            self._keeper.join()
-        self._loaders.shutdown(wait=True, cancel_futures=True)
-        for name, versions in self._book.entries.items():
-            for entry in versions.values():
-                if entry.servable is not None:
-                    self._end(name, entry, entry.servable)
+            while not (
+                self._closing or self._ended or (self._rounds_done > begun and not self._busy & names)
+            ):
+                self._book.changed.wait()
 
     def _adopt_labels(self, models: Sequence[ModelConfig]) -> None:
         failures = self._book.failures([model.name for model in models], self._complaints)
@@ -182,27 +200,32 @@ class ModelRepository:
             self._look_again = False
             self._rounds_begun += 1
             wanted = dict(self._wanted)
-        fault = ""
+        fault, busy = "", set[str]()
         try:
-            self._look(wanted)
+            busy = self._look(wanted)
         except Exception as error:  # the next round may go well
             fault = f"{type(error).__name__}: {error}"
             if fault != self._fault:
                 _logger.exception("the models could not be compared with what is on disk")
         with self._book.changed:
-            self._fault = fault
+            self._fault, self._busy = fault, busy
+            self._starting = self._starting and bool(busy)
             self._rounds_done = self._rounds_begun
             self._book.changed.notify_all()
             self._book.changed.wait_for(lambda: self._look_again or self._closing, timeout=self._pause_s())
 
     def _pause_s(self) -> float:
         due = [
-            entry.retry_at_s - time.monotonic() for entry in self._entries() if entry.retry_at_s is not None
+            entry.retry_at_s - time.monotonic()
+            for name, versions in self._book.entries.items()
+            if name not in self._busy
+            for entry in versions.values()
+            if entry.retry_at_s is not None
         ]
         return max(0.0, min([self._options.poll_wait_s or _LONGEST_WAIT_S, *due]))
 
     def _is_settled(self) -> bool:
-        return self._rounds_done > 0 and not any(self._may_come(name) for name in self._wanted)
+        return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))
 
     def _may_come(self, name: str) -> bool:
         """Whether a model without a version that answers may still get one without anybody's doing."""
@@ -213,25 +236,46 @@ class ModelRepository:
             return True
         return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
 
-    def _entries(self) -> list[VersionEntry]:
-        return [entry for versions in self._book.entries.values() for entry in versions.values()]
-
-    def _look(self, wanted: Mapping[str, ModelConfig]) -> None:
-        aspired = {}
+    def _look(self, wanted: Mapping[str, ModelConfig]) -> set[str]:
+        """Begin what is to be done; gives the models that have something to load."""
+        with self._book.changed:
+            loading = set(self._loads)
+        due: dict[str, dict[int, Path]] = {}
+        aspired: dict[str, list[int]] = {}
         for name, model in wanted.items():
-            aspired[name], complaint = aspired_versions_on_disk(model)
+            directories, complaint = aspired_versions_on_disk(model)
             self._note_complaint(name, complaint)
-        to_load = [
-            (name, version, directory)
-            for name, directories in aspired.items()
-            for version, directory in directories.items()
-            if self._must_load(name, version)
-        ]
-        self._book.announce((name, version) for name, version, _ in to_load)
-        for _ in self._loaders.map(lambda load: self._load(*load), to_load):
-            pass
+            aspired[name] = list(directories)
+            must_load = {v: path for v, path in directories.items() if self._must_load(name, v)}
+            if must_load and name not in loading:
+                due[name] = must_load
+        self._book.announce((name, version) for name, versions in due.items() for version in versions)
+        busy = loading.union(due)
+        for name, versions in due.items():
+            states = [entry.status.state for entry in self._book.entries[name].values()]
+            if "UNLOADING" not in states:  # no third version shall be in memory
+                self._begin_loads(name, versions)
         for name in list(self._book.entries):
-            self._tidy(name, list(aspired.get(name, ())), removed=name not in wanted)
+            if name not in self._loads:
+                self._tidy(name, aspired.get(name, []), removed=name not in wanted)
+        return busy
+
+    def _begin_loads(self, name: str, versions: Mapping[int, Path]) -> None:
+        with self._book.changed:
+            self._loads[name] = len(versions)
+        for version, directory in versions.items():
+            load = self._loaders.submit(self._load, name, version, directory)
+            load.add_done_callback(partial(self._note_loaded, name))
+
+    def _note_loaded(self, name: str, load: Future[None]) -> None:
+        if not load.cancelled() and (error := load.exception()) is not None:
+            _logger.error("a load of model %s ended with a fault", name, exc_info=error)
+        with self._book.changed:
+            self._loads[name] -= 1
+            if not self._loads[name]:
+                del self._loads[name]
+                self._look_again = True
+                self._book.changed.notify_all()
 
     def _note_complaint(self, name: str, complaint: str) -> None:
         if complaint and complaint != self._complaints.get(name):
@@ -247,6 +291,8 @@ class ModelRepository:
         return entry.retry_at_s is not None and entry.retry_at_s <= time.monotonic()
 
     def _load(self, name: str, version: int, directory: Path) -> None:
+        if self._closing:
+            return
         entry = self._book.entries[name][version]
         with self._book.changed:
             entry.status = replace(entry.status, state="LOADING")
@@ -266,7 +312,7 @@ class ModelRepository:
         say(f"model {name} version {version} is available: {servable.summary()}")
 
     def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
-        hopeless = not self._rounds_done and code in _FILE_IS_WRONG
+        hopeless = self._starting and code in _FILE_IS_WRONG
         final = hopeless or entry.attempts > self._options.load_retries_max
         with self._book.changed:
             if not final:
@@ -286,23 +332,37 @@ class ModelRepository:
         entries = self._book.entries[name]
         loaded = {version for version, entry in entries.items() if entry.servable is not None}
         replaceable = removed or bool(loaded.intersection(aspired))
-        for version in sorted(set(entries).difference(aspired)):
+        past = sorted(set(entries).difference(aspired))
+        ended = [version for version in past if entries[version].status.state == "END"]
+        with self._book.changed:
+            for version in ended[:-16]:  # a model may be published every minute
+                del entries[version]
+        for version in [version for version in past if version in entries]:
             entry = entries[version]
             if entry.servable is not None and replaceable:
-                self._unload(name, entry, entry.servable)
-            elif entry.status.error_code != "OK":
+                status = VersionStatus(version=version, state="UNLOADING")
+                servable = entry.servable
+                self._book.publish(entry, servable=None, status=status)
+                self._unloads = [thread for thread in self._unloads if thread.is_alive()]
+                self._unloads.append(
+                    threading.Thread(target=self._unload, args=(name, entry, servable), daemon=True)
+                )
+                self._unloads[-1].start()
+            elif entry.status.error_code != "OK" or entry.status.state == "START":
                 with self._book.changed:
                     del entries[version]
 
     def _unload(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> None:
         version = entry.status.version
-        self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="UNLOADING"))
         submitted = threading.Event()
         # Front ends submit one loop turn after they found the version, so the barrier is two turns long.
         self._on_loop(lambda: self._on_loop(submitted.set))
         submitted.wait()
         if self._end(name, entry, servable):
             say(f"model {name} version {version} is unloaded")
+        with self._book.changed:
+            self._look_again = True
+            self._book.changed.notify_all()
 
     def _end(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> bool:
         """Close a version that no request finds any more; False where that fails."""

@@ -139,7 +139,7 @@ class RestApi:
         if head.route is not None:
             self.calls.start(head.route, body, respond)
         elif tuning is not None:
-            check_client(peer, head.fields.get(b"host"))
+            check_client(peer, head)
             self._spawn(self._tune(tuning, body, respond), respond)
 
     async def _tune(self, control: BatchingControl, body: bytes, respond: Respond) -> None:
@@ -159,7 +159,7 @@ class RestApi:
             return 200, b""
         tuning = self.options.tuning
         if tuning is not None and self._is_tuning(head, "GET"):
-            check_client(peer, head.fields.get(b"host"))
+            check_client(peer, head)
             return 200, in_force(tuning)
         route = find_route(head.method, head.target)
         return 200, self.calls.account(route)

@@ -25,6 +25,7 @@ from batchtune.server.calls.classification import (
 from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
+    TIMED_OUT,
     PendingCall,
     PendingCalls,
     check_predict_method,
@@ -84,7 +85,7 @@ class RestCalls:
     ) -> None:
         self._models = models
         self._timeout_ns = round(timeout_s * 1e9)
-        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST")
+        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST", models)
         self._check_methods = check_methods
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
@@ -119,11 +120,14 @@ class RestCalls:
 
     async def _start_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         try:
-            if route.action == "predict":
-                await self._predict_large(route, body, respond, started_ns)
-            else:
-                name, inputs = await self._large_bodies.examples(body)
-                self._run_examples(route, name, lambda: _unless_refused(inputs), respond, started_ns)
+            async with asyncio.timeout(self._timeout_ns / 1e9 or None):
+                if route.action == "predict":
+                    await self._predict_large(route, body, respond, started_ns)
+                else:
+                    name, inputs = await self._large_bodies.examples(body)
+                    self._run_examples(route, name, lambda: _unless_refused(inputs), respond, started_ns)
+        except TimeoutError:
+            self._pending.refuse(respond, route.model_name, StatusError("DEADLINE_EXCEEDED", TIMED_OUT))
         except StatusError as error:
             self._pending.refuse(respond, route.model_name, error)
         except Exception:

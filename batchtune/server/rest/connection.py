@@ -184,6 +184,11 @@ class RestConnection(asyncio.Protocol):
         self._client_bytes.forget(self)
         self._on_closed()
 
+    def eof_received(self) -> bool:
+        """Answer a client that sends no more (`nc -N`), then close; True: not yet."""
+        self._draining = True
+        return self._is_busy()
+
     def pause_writing(self) -> None:
         """Read and start no more requests of a client that does not read our answers."""
         self._clogged = True
@@ -275,7 +280,9 @@ class RestConnection(asyncio.Protocol):
         if parser.owes_continue and self._answering is None and not parser.ready:
             parser.owes_continue = False
             transport.write(CONTINUE)
-        if not self._clogged and len(self._unparsed) <= _AHEAD_BYTES:
+        if self._draining and not self._is_busy() and not parser.arriving:
+            self._close()
+        elif not self._clogged and len(self._unparsed) <= _AHEAD_BYTES:
             self._resume_reading()
 
     def _work_off(self) -> None:

@@ -14,7 +14,9 @@ import httptools
 
 from batchtune.server.rest.routes import Route
 
-NOTED_FIELDS = frozenset(
+PROXY_FIELDS = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+"""Header fields of a request that came by way of a proxy."""
+NOTED_FIELDS = PROXY_FIELDS.union(
     {
         b"accept-encoding",
         b"connection",

@@ -6,6 +6,7 @@ control characters. Sizes are bounded here, while they arrive.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -98,8 +99,9 @@ class RequestParser:
         self._refuse(status, text)
 
     def close(self) -> None:
-        """Drop what has arrived; the parser refers back to us."""
+        """Drop what has arrived; the parser and whoever takes the heads refer back to us."""
         self._parser = self._request = None
+        self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()
         self.ended = True
 
@@ -121,7 +123,8 @@ class RequestParser:
         self._count_head(len(name) + len(value) + 4)
         name = name.lower()
         if name in NOTED_FIELDS and self._request is None:
-            self._fields[name] = value
+            before = self._fields.get(name)
+            self._fields[name] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
         self._events += 1
@@ -132,6 +135,7 @@ class RequestParser:
         if version not in {"1.0", "1.1"}:
             self._refuse(505, f"HTTP/{version} is not spoken here; send HTTP/1.1")
             raise _RefusedError
+        self._check_fields(is_http_1_0=version == "1.0")
         head = Head(
             parser.get_method().decode(),
             origin_form(self._target),
@@ -166,6 +170,17 @@ class RequestParser:
             self.arriving = self.owes_continue = False
             self.ready.append(request)
 
+    def _check_fields(self, *, is_http_1_0: bool) -> None:
+        """Refuse what RFC 9112 has refused: HTTP/1.1 without one Host (3.2), a coding that is not known here (6.1)."""
+        host = self._fields.get(b"host")
+        *codings, last = self._fields.get(b"transfer-encoding", b"").lower().split(b",")
+        if (host is None and not is_http_1_0) or (host and re.search(rb"[\s,/@?#]", host)):
+            self._refuse(400, "Malformed HTTP request: it needs one Host field")
+        elif codings and last.strip() == b"chunked":
+            self._refuse(501, "a transfer-encoding other than chunked is not understood")
+        if self.ended:
+            raise _RefusedError
+
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
         self.arrived_bytes += size
@@ -197,6 +212,10 @@ class RequestParser:
             self._refuse(400, "Malformed request: CONNECT")
             return b""
         return head.without_upgrade()
+
+
+def _nobody(_head: Head) -> None:
+    """Takes the heads of a connection that is closed."""
 
 
 class _RefusedError(Exception):

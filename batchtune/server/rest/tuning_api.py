@@ -10,25 +10,32 @@ import orjson
 
 from batchtune.errors import BatchingParametersError
 from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.rest.message import PROXY_FIELDS, Head
 from batchtune.wire.status import StatusError
 
 _BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
 _HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?")
 
 
-def check_client(peer: str, host: bytes | None) -> None:
-    """Let only programs of this machine in, and no page whose own name was made to point here (DNS rebinding).
+def check_client(peer: str, head: Head) -> None:
+    """Let only programs of this machine in, no page, its own name made to point here (DNS rebinding) or not, and no
+    proxy, which lets others in: one that adds no field of its own is known by HTTP/1.0, as nginx speaks unless told.
 
-    `peer` is the client's address, "" for a Unix socket; `host` what it calls us. Raises StatusError
-    PERMISSION_DENIED.
+    `peer` is the client's address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
     """
-    if peer and not _is_loopback(peer):
-        raise StatusError("PERMISSION_DENIED", "the tuning API answers only clients on this machine")
-    if host is not None and not _names_this_machine(host):
+    if (peer and not _is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
         raise StatusError(
             "PERMISSION_DENIED",
-            f"the tuning API answers to localhost only, not to {host.decode('utf-8', 'replace')[:100]}",
+            "the tuning API answers only clients on this machine, by HTTP/1.1, without a proxy",
         )
+    host = head.fields.get(b"host", b"")
+    origin = head.fields.get(b"origin", b"http://" + host).partition(b"://")[2]
+    for name in (host, origin):
+        if not _names_this_machine(name):
+            raise StatusError(
+                "PERMISSION_DENIED",
+                f"the tuning API answers to localhost only, not to {name.decode('utf-8', 'replace')[:100]}",
+            )
 
 
 def in_force(control: BatchingControl) -> bytes:

@@ -7,20 +7,151 @@ tells its first process, and that process its control group, which counts the ti
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
+from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
+from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.cpus import text_of
 from batchtune.errors import TargetError
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.server_words import DockerSpec
 from batchtune.scenario.spec.target import TargetSpec
+
+OWN_PARAMETERS: Final = "batching_params.pbtxt"
+"""TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""
+
+
+def model_config_text(base_paths: Mapping[str, str]) -> str:
+    """A text ModelServerConfig, by the names that the models are served by; a JSON string is a text proto's too."""
+    entries = "".join(
+        f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
+        for name, path in base_paths.items()
+    )
+    return f"model_config_list {{\n{entries}}}\n"
+
+
+def own_parameters(spec: TargetSpec, configuration: Configuration) -> dict[str, BatchingParameters]:
+    """What each of several models is batched with, by name; empty where all are with the same, or none is."""
+    if not (configuration.models or any(own.batching for own in spec.models)):
+        return {}
+    batched = {own.name: own.configuration(configuration).batching for own in spec.models}
+    return {name: batching for name, batching in batched.items() if batching is not None}
+
+
+def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
+    """By name the fields that are a model's own."""
+    return {name: to_dict(_without_threads(own)) for name, own in models.items()}
+
+
+def own_text(parameters: BatchingParameters) -> str:
+    """A version's own file; the threads are left out: those of the server's own file count."""
+    return format_tfserving_text(_without_threads(parameters))
+
+
+def _without_threads(parameters: BatchingParameters) -> BatchingParameters:
+    return replace(parameters, num_batch_threads=None, thread_pool_name=None)
+
+
+def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters | None) -> Path:
+    """A base directory in `folder`: the versions of `base_path` by links, each beside batching parameters of its own.
+
+    Without parameters of its own the model stays where it is.
+    """
+    if parameters is None:
+        return base_path
+    text = own_text(parameters)
+    for version in base_path.iterdir():
+        if not (version.is_dir() and version.name.isdigit()):
+            continue
+        own = folder / version.name
+        own.mkdir(parents=True)
+        for file in version.iterdir():
+            if file.name != OWN_PARAMETERS:
+                (own / file.name).symlink_to(file.resolve())
+        (own / OWN_PARAMETERS).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _quoted(path: str) -> str:
+    """Bytes beyond ASCII as they are: text proto knows no surrogate pairs."""
+    return json.dumps(path, ensure_ascii=False)
+
+
+THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
+
+_OPEN_LOOP_REQUESTS: Final = 1024
+"""In an open loop as many wait as the server lets: beyond this much it is overloaded."""
+
+_SPARE_THREADS: Final = 16
+"""Threads that the server needs for itself: gRPC's own pollers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """`clients`: the most requests that are under way at once; `rows` of the largest; `protocol` as a scenario's."""
+
+    clients: int
+    rows: int
+    protocol: str
+
+    @property
+    def threads(self) -> int:
+        """A limit of threads that is none."""
+        return self.clients + _SPARE_THREADS
+
+
+NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
+
+
+def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
+    """What a search of the scenario may send: its load, and closed loops that keep the largest batches full."""
+    rows = scenario.request.rows_most
+    space = scenario.search.space
+
+    def most(name: str) -> int:
+        knob = space.get(name)
+        values = (scenario.fixed.get(name),) if knob is None else knob.values
+        return max((value for value in values if isinstance(value, int)), default=1)
+
+    full = most("max_batch_size") * (1 + most("num_batch_threads")) // rows
+    load = scenario.load
+    waiting = load.max_in_flight or _OPEN_LOOP_REQUESTS if load.open_loop else load.concurrency or 1
+    clients = max(waiting, full, clients_most, _OPEN_LOOP_REQUESTS)
+    return Demand(clients=clients, rows=rows, protocol=scenario.request.protocol)
+
+
+def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
+    """TensorFlow Serving's own limits, by flag, above what is asked at once; none for a server that may have others."""
+    if target.runs not in ("local", "docker"):
+        return {}
+    return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
+
+
+def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
+    """What is to be said of a limit of threads that was asked for."""
+    name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
+    text = flags.get(name, "")
+    batching = configuration.batching
+    if not text.isdigit() or batching is None or batching.max_batch_size is None:
+        return
+    threads = int(text)
+    if batching.max_batch_size > threads * demand.rows:
+        rows = f"{demand.rows} row{'' if demand.rows == 1 else 's'}"
+        yield (
+            f"max_batch_size {batching.max_batch_size} never fills: each request, of {rows}, holds one of "
+            f"{threads} threads ({name}) while it waits"
+        )
+
 
 MODELS_INSIDE: Final = "/models"
 SCRATCH_INSIDE: Final = "/batchtune"

@@ -15,8 +15,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import UNSAYABLE, can_be_off
 from batchtune.scenario.units import counted, rounded
 from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
-from batchtune.tune.answer.nothing import nothing_to_recommend
-from batchtune.tune.answer.reason import absence_of_batching, explain_gain, padding_note
+from batchtune.tune.answer.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
 from batchtune.tune.answer.recommendation import (
     PREDICTION_RUNS,
     Alternative,

@@ -12,8 +12,7 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.length_padding import padding_per_element
-from batchtune.measure.measurement import Measurement
+from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.statistics.paired import typical
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat

@@ -25,9 +25,8 @@ from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import OpenQuestion, range_of
-from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.joint.search import Contender, contenders, untried_beside
-from batchtune.tune.joint.space import JointSpace, side_by_side
+from batchtune.tune.joint.space import JointLoad, JointSpace, side_by_side
 from batchtune.tune.search.capacity import WIDEST
 
 

@@ -12,7 +12,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.bench import SEED_STRIDE
-from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.joint.space import JointAsk, JointLoad
 from batchtune.tune.loader import Fleet
 from batchtune.tune.together import ModelLoad, load_together
 from batchtune.tune.trials.trial import Company, FinishedTrial, Trial

@@ -32,8 +32,7 @@ from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.tune.evidence.bracket import FRESH, Bracket
 from batchtune.tune.joint.bench import Finished
-from batchtune.tune.joint.load import JointAsk, JointLoad, Kind
-from batchtune.tune.joint.space import Indices, JointSpace
+from batchtune.tune.joint.space import Indices, JointAsk, JointLoad, JointSpace, Kind
 from batchtune.tune.search.capacity import (
     BEAT,
     CLOSED,

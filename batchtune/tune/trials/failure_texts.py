@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from batchtune.load.record.samples import Samples, Status
-from batchtune.target.model_errors import OUT_OF_MEMORY, meaning_of
+from batchtune.target.endpoint import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.trial import Trial
 

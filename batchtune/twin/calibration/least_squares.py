@@ -13,8 +13,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.calibration.parameters import CONTENTION, SCALARS, WAKE, Law, laws
-from batchtune.twin.calibration.targets import THROUGHPUT_BETWEEN_SD, FitRun
+from batchtune.twin.calibration.parameters import (
+    CONTENTION,
+    SCALARS,
+    THROUGHPUT_BETWEEN_SD,
+    WAKE,
+    FitRun,
+    Law,
+    laws,
+)
 from batchtune.twin.model.play import enough_requests, play
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchtune.batching.length_buckets import AUTO_BUCKETS, Boundaries, boundaries_for, rounded_up
 from batchtune.errors import ScenarioError
 from batchtune.scenario.arrivals import draw, read_trace
-from batchtune.scenario.lengths import draw_lengths
+from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario

@@ -10,20 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.length_buckets import AUTO_BUCKETS
-from batchtune.twin.simulator.event_kernel import QUEUE_FULL, PlainPlan, PlainRun, simulate, simulate_plain
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.state import (
+from batchtune.twin.simulator.event_kernel import (
     BATCH,
     BATCHES,
     NONE,
     PART,
     QUEUE,
+    QUEUE_FULL,
     REPLICA,
     REQUEST,
     RUNNING,
+    PlainPlan,
+    PlainRun,
     World,
     compiled,
+    simulate,
+    simulate_plain,
 )
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
 from batchtune.twin.simulator.summary import Outcome
 
 

@@ -126,6 +126,7 @@ class MessageBuffer:
         "_message_bytes_max",
         "completed",
         "compressed",
+        "fed_bytes",
         "retained_bytes",
         "unacknowledged_bytes",
     )
@@ -137,6 +138,7 @@ class MessageBuffer:
         self.compressed = False  # a message was, and is given as it came
         self._message_bytes_max = message_bytes_max
         self.completed = 0  # messages so far
+        self.fed_bytes = 0
         self.retained_bytes = 0  # of messages that the receiver keeps until the stream ends
         self.unacknowledged_bytes = 0  # since the receiver's last WINDOW_UPDATE
 
@@ -154,6 +156,7 @@ class MessageBuffer:
         """Add DATA; list the messages that it completes, decompressed."""
         held = self._data
         held += data
+        self.fed_bytes += len(data)
         self.unacknowledged_bytes += len(data)
         messages: list[bytes] = []
         start = 0

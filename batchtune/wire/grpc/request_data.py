@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchtune.wire.grpc.framing import MessageBuffer
 from batchtune.wire.grpc.held_calls import HeldCalls
 from batchtune.wire.grpc.inflating import inflate_call
+from batchtune.wire.grpc.request_head import RequestHead
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter
@@ -40,12 +41,17 @@ def take_data(
             stream.fail(error.code, error.message)
 
 
+def request_buffer(head: RequestHead, limits: ServerLimits) -> MessageBuffer:
+    """Make what cuts the DATA of a unary call into its message."""
+    return MessageBuffer(head.encoding, limits.max_message_bytes, inflates=False)
+
+
 def _cut(
     writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
 ) -> tuple[list[bytes], MessageBuffer]:
     """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
     if stream.buffer is None:
-        stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes, inflates=False)
+        stream.buffer = request_buffer(stream.head, limits)
     buffer = stream.buffer
     held_bytes = buffer.held_bytes
     try:

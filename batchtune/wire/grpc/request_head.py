@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import hpack
@@ -21,7 +22,7 @@ _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
     """A request as its headers tell it; `malformed` (what rule of HTTP/2 it breaks) and `http_status` (it is no
-    gRPC call) are empty for a call."""
+    gRPC call) are empty for a call; `content_bytes` -1: it does not say its length."""
 
     path: str
     metadata: tuple[tuple[str, str], ...]
@@ -30,6 +31,7 @@ class RequestHead:
     malformed: str
     http_status: str
     method: str
+    content_bytes: int
 
 
 # Only blocks that need no dynamic table (see header_blocks) are kept here, so all connections share them.
@@ -85,6 +87,7 @@ def read_head(fields: Fields) -> RequestHead:
     timeout_ns = None if timeout is None else decode_timeout_ns(timeout)
     if timeout is not None and timeout_ns is None:
         malformed = malformed or f"grpc-timeout is {timeout!r}"
+    length = values.get("content-length", "-1")
     method = values.get(":method", "")
     http_status = ""
     if method != "POST":
@@ -99,6 +102,7 @@ def read_head(fields: Fields) -> RequestHead:
         malformed=malformed,
         http_status=http_status,
         method=method,
+        content_bytes=-1 if malformed else int(length),
     )
 
 
@@ -119,4 +123,8 @@ def _malformation(fields: Fields, values: dict[str, str]) -> str:
     for name, _ in fields:
         if not name or name != name.lower() or name in _OF_ONE_HOP:
             return f"header {name!r} is not allowed in HTTP/2"
+    if any(re.search("[\0\r\n]", value) for _, value in fields):
+        return "header value with a line break"
+    if not re.fullmatch("[0-9]{1,18}", values.get("content-length", "0")):
+        return "content-length is no number"
     return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""

@@ -21,7 +21,7 @@ class GrpcServer:
         self._dispatch = dispatch
         self._limits = limits
         self._streams = streams
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._port = 0
         self._all_closed = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -36,10 +36,16 @@ class GrpcServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None, backlog: int) -> None:
         """Begin to listen; raises OSError when the port is taken."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connection, host, port, ssl=tls, backlog=backlog)
-        bound_unsent(self._listener)
-        self._port = int(self._listener.sockets[0].getsockname()[1])
+        listener = await loop.create_server(self._connection, host, port, ssl=tls, backlog=backlog)
+        self._listeners.append(listener)
+        bound_unsent(listener)
+        self._port = int(listener.sockets[0].getsockname()[1])
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
+
+    async def listen_unix(self, path: str, tls: ssl.SSLContext | None) -> None:
+        """Listen on a Unix socket too; raises OSError where that cannot be."""
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_unix_server(self._connection, path, ssl=tls))
 
     async def drain(self, grace_s: float) -> bool:
         """Accept no one, let every client finish, close; after `grace_s` cut off who has not. True: none was."""
@@ -61,7 +67,9 @@ class GrpcServer:
             connection.abort()
 
     def sweep(self) -> None:
-        """Cut off clients that are slow for too long, or that make us keep too much."""
+        """Cut off clients that are slow for too long, or that make us keep too much; let go of old ones."""
+        for connection in list(self.connections):
+            connection.close_if_old()
         self._client_bytes.sweep(list(self.connections))
 
     def _connection(self) -> GrpcServerConnection:
@@ -82,8 +90,8 @@ class GrpcServer:
             self._all_closed.set()
 
     def _close_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
 
 from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.held_calls import HeldCalls
-from batchtune.wire.grpc.request_data import fail_begun, take_data
+from batchtune.wire.grpc.request_data import fail_begun, request_buffer, take_data
 from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_edges import close_with_goaway, read_preface, refuse
@@ -80,6 +81,9 @@ class GrpcServerConnection(asyncio.Protocol):
         self._announced = False  # that we will close
         self._draining = False  # no new streams
         self._rates = FrameRates(self._limits)
+        # Those that came at once shall not go at once.
+        age_ms = random.uniform(0.9, 1.1) * self._limits.max_connection_age_ms
+        self._old_at_s = time.monotonic() + age_ms / 1000
 
     def drain(self) -> None:
         """Finish what the client has sent, take no more, close.
@@ -96,6 +100,17 @@ class GrpcServerConnection(asyncio.Protocol):
             writer.out.append(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
             self._announced = True
         writer.flush()
+
+    def close_if_old(self) -> None:
+        """Drain a connection that is older than it may be, and close it after the grace."""
+        limits = self._limits
+        over_s = time.monotonic() - self._old_at_s
+        if not limits.max_connection_age_ms or over_s < 0:
+            return
+        if not self._announced:
+            self.drain()
+        elif limits.max_connection_age_grace_ms and over_s * 1000 > limits.max_connection_age_grace_ms:
+            self.abort()
 
     def abort(self) -> None:
         """Close now, whatever is in flight."""
@@ -226,6 +241,7 @@ class GrpcServerConnection(asyncio.Protocol):
         unpack = FRAME.unpack_from
         while end - position >= 9:
             word, flags, stream_id = unpack(data, position)
+            stream_id &= h2.LARGEST_STREAM_ID  # without the reserved bit
             after = position + 9 + (word >> 8)
             if after > end:
                 break
@@ -262,10 +278,14 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._read_other(writer, kind, flags, stream_id, data[position + 9 : after])
                 look_at -= SMALL_FRAME_BYTES
             position = after
+        self._widen_window(writer)
+        return position
+
+    def _widen_window(self, writer: AnswerWriter) -> None:
+        """Let the client send as much again as was read, once it is enough to be worth a frame."""
         if self._received_bytes > h2.WINDOW_UPDATE_AT:
             writer.out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
-        return position
 
     def _deliver(self, call: GrpcCall) -> None:
         call.half_closed = True
@@ -295,7 +315,9 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._streams[head.path](stream)
             else:
                 deadline_ns = None if head.timeout_ns is None else time.monotonic_ns() + head.timeout_ns
-                writer.streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
+                writer.streams[stream_id] = call = GrpcCall(writer, stream_id, head, deadline_ns)
+                if head.content_bytes >= 0:  # its DATA is counted
+                    call.buffer = request_buffer(head, self._limits)
             if flags & h2.END_STREAM:
                 self._read_data(writer, flags, stream_id, b"")
 
@@ -320,6 +342,12 @@ class GrpcServerConnection(asyncio.Protocol):
             if stream is not None:
                 writer.reset(stream_id, ErrorCode.STREAM_CLOSED)
             return
+        buffer, told_bytes = stream.buffer, stream.head.content_bytes
+        if told_bytes >= 0 and buffer is not None:  # malformed where DATA differs (RFC 9113 8.1.1)
+            left_bytes = told_bytes - buffer.fed_bytes - len(payload)
+            if left_bytes < 0 or (left_bytes and flags & h2.END_STREAM):
+                writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+                return
         if flags & h2.END_STREAM:
             stream.half_closed = True
             writer.begun_streams -= 1

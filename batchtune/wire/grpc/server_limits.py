@@ -27,6 +27,9 @@ class ServerLimits:
     `max_unsent_bytes` of them wait, no further call of the client is begun.
     `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
     SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
+    A connection older than `max_connection_age_ms` (0: none is), give or take a tenth, is told to go, so that clients
+    spread over new replicas, and closed `max_connection_age_grace_ms` later at the latest (0: once it is idle); both
+    are looked at every SWEEP_S.
     `shared` bounds what all connections hold together.
     """
 
@@ -43,6 +46,8 @@ class ServerLimits:
     max_settings_per_s: int = 100
     max_resets_per_s: int = 50_000
     stall_s: float = 60.0
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
     shared: SharedLimits = field(default_factory=SharedLimits)
 
 

@@ -21,9 +21,6 @@ from batchtune.wire.varint import read_varint, varint
 
 MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""
-_FILLED_BYTES_MAX = 2**24
-"""Of a tensor whose last value is repeated: filling so many takes 5 ms, and the message may have 30 bytes."""
-
 _SPLIT_STRINGS_MAX = 2**16  # they hold the event loop for 25 ms
 
 # name of the DataType, numpy's name, field of the typed values
@@ -82,8 +79,12 @@ def datatype_name(number: int) -> str:
     return str(DataType.Name(number)) if number in DataType.values() else str(number)
 
 
-def tensor_from_proto(proto: Any) -> NDArray[Any]:
-    """Decode a TensorProto; raises ValueError when type, shape and values do not agree."""
+def tensor_from_proto(proto: Any, *, filled_bytes_max: int = 2**24) -> NDArray[Any]:
+    """Decode a TensorProto; raises ValueError when type, shape and values do not agree.
+
+    A tensor whose last of several values is repeated, more than doubling it, may have `filled_bytes_max` bytes: 16 MiB
+    take 5 ms, and the message may have 30 bytes. A single value is repeated without memory, over MAX_TENSOR_BYTES.
+    """
     dtype = _dtype_by_number.get(proto.dtype)
     if dtype is None:
         dtype = _dtype_of(proto.dtype)
@@ -100,12 +101,12 @@ def tensor_from_proto(proto: Any) -> NDArray[Any]:
     content = proto.tensor_content
     if dtype.hasobject:
         values = _split_strings(content, count) if content else proto.string_val
-        return _repeat_last(object_array(values), count, b"").reshape(shape)
+        return _repeat_last(object_array(values), count, b"", filled_bytes_max).reshape(shape)
     if content:
         if len(content) != count * dtype.itemsize:
             raise ValueError(f"tensor_content has {len(content)} bytes, which is not {shape} of {dtype}")
         return np.frombuffer(content, dtype).reshape(shape)
-    return _repeat_last(_typed_values(proto, dtype), count, 0).reshape(shape)
+    return _repeat_last(_typed_values(proto, dtype), count, 0, filled_bytes_max).reshape(shape)
 
 
 def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
@@ -203,7 +204,7 @@ def _typed_values(proto: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.array(values, dtype=dtype)
 
 
-def _repeat_last(values: NDArray[Any], count: int, empty: Any) -> NDArray[Any]:
+def _repeat_last(values: NDArray[Any], count: int, empty: Any, filled_bytes_max: int) -> NDArray[Any]:
     """Bring values to `count`: cut the excess, repeat the last without allocating when there is only one."""
     given = len(values)
     if given >= count:
@@ -213,7 +214,7 @@ def _repeat_last(values: NDArray[Any], count: int, empty: Any) -> NDArray[Any]:
         single = np.empty(1, values.dtype)
         single[0] = last
         return np.broadcast_to(single, (count,))
-    if count * values.itemsize > max(_FILLED_BYTES_MAX, 2 * given * values.itemsize):
+    if count * values.itemsize > max(filled_bytes_max, 2 * given * values.itemsize):
         raise ValueError(f"{given} values are too few for {count}")
     full = np.empty(count, values.dtype)
     full[:given] = values

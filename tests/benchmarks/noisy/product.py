@@ -14,8 +14,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
-from batchtune.tune.sweep.proposal import pace_of, proposed
-from batchtune.tune.sweep.sweep import Watcher, run_sweep
+from batchtune.tune.sweep.sweep import Watcher, pace_of, proposed, run_sweep
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice

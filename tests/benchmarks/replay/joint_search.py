@@ -31,9 +31,8 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import Finished
-from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.joint.search import APPLY_S, joint_sweep
-from batchtune.tune.joint.space import Indices, JointSpace
+from batchtune.tune.joint.space import Indices, JointAsk, JointLoad, JointSpace
 from tests.tune.joint.pool_simulator import Device, simulated_load
 
 LOAD_S = 5.0

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import numpy as np
 
 from batchtune.measure.measurement import measure
-from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, latency_quantiles, rate_estimate
+from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from tests.measure.measure_streams import (
     Promise,
     batch_streams,

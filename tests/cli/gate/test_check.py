@@ -17,7 +17,7 @@ from batchtune.cli.commands.gate.check import (
     run_paired_check,
     with_sides,
 )
-from batchtune.cli.commands.gate.files import CheckFiles
+from batchtune.cli.commands.gate.course import CheckFiles
 from batchtune.errors import TargetError, UsageError
 from batchtune.provenance import collect
 from batchtune.scenario.placement import placed

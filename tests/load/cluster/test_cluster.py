@@ -22,8 +22,7 @@ from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError, placement
 from batchtune.load.cluster.host import ClockAccount, ClockReading, read_clock
-from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
-from batchtune.load.cluster.station import Station
+from batchtune.load.cluster.ray_hosts import Station, client_max_rps, fleet_of
 from batchtune.load.fleet import LoadFleet, LoadInterrupted
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, merge

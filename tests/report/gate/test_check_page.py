@@ -14,7 +14,7 @@ from batchtune.check.kept import read_account
 from batchtune.check.paired import judge_fixed
 from batchtune.report.gate.statement import gate_rows
 from batchtune.report.html.check_page import check_document, gate_changes
-from batchtune.report.html.page import kind_of
+from batchtune.report.html.load_page import kind_of
 from batchtune.report.html.shell.document import render
 from tests.check.check_fakes import account
 from tests.report.pages import EVIL, checked_run

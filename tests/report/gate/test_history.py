@@ -10,7 +10,7 @@ import pytest
 from batchtune.check.history import HISTORY, read_history, series_of
 from batchtune.cli.commands.gate.stored import run_history
 from batchtune.errors import ArchiveError, UsageError
-from batchtune.report.gate.history import change_lines, print_history
+from batchtune.report.gate.statement import change_lines, print_history
 
 
 def line(number: int, p95_s: float, **changes) -> dict:

@@ -152,7 +152,7 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
 
     async def scenario() -> None:
         front_end = SimpleNamespace(is_gone=lambda _: False, reply=lambda *_: None, refuse=lambda *_: None)
-        calls = PendingCalls(front_end, Metrics(), "REST")
+        calls = PendingCalls(front_end, Metrics(), "REST", FakeModels())
         times = calls.counts.times("m", CallKind(api="predict", runtime_api="Predict"))
         call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
@@ -272,6 +272,17 @@ def test_a_large_body_is_answered_as_a_small_one(
         monkeypatch.setattr("batchtune.server.rest.calls.PREDICT_ON_LOOP_BYTES_MAX", 1 << 30)
         monkeypatch.setattr("batchtune.server.rest.calls.EXAMPLES_ON_LOOP_BYTES_MAX", 1 << 30)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("action", ["predict", "classify"])
+def test_a_large_body_that_is_not_read_in_time_is_refused_and_not_run(action: str) -> None:
+    """The process that reads it takes longer than this to start; later ones wait for those before them."""
+    body = {"predict": {"instances": [1.0] * LARGE}, "classify": {"examples": [{}] * LARGE}}[action]
+    with running_rest(timeout_ms=1) as rest:
+        answer = requests.post(f"{rest.url}/v1/models/m:{action}", json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]) == (504, "Timed out waiting for notification")
+        assert 'request_count{model_name="m",status="DEADLINE_EXCEEDED"} 1' in rest.metrics.render()
+        assert rest.models.servable.asked == []
 
 
 class SwappingModels(FakeModels):
@@ -422,7 +433,7 @@ def test_a_task_that_waits_dies_when_another_was_refused() -> None:
         models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
         ended: list[str] = []
         front_end = SimpleNamespace(refuse=lambda _, error: ended.append(error.code))
-        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC"))
+        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC", FakeModels()))
         calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert ended == ["UNAVAILABLE"]

@@ -149,12 +149,14 @@ def test_nothing_large_is_kept_of_requests_for_models_that_do_not_exist() -> Non
     assert kept_bytes(flood) < 500_000
 
 
-def test_names_of_models_that_do_not_exist_are_cut() -> None:
+def test_names_of_models_that_do_not_exist_are_cut_and_hide_none_that_does() -> None:
     metrics = Metrics()
-    counts = RequestCounts(metrics, "GRPC")
+    counts = RequestCounts(metrics, "GRPC", lambda: ["served"])
     for number in range(600):
         counts.failed(f"{number:03}" + "x" * 60_000, "NOT_FOUND")
     assert len(metrics.render()) < 200_000
+    counts.failed("served", "INVALID_ARGUMENT")
+    assert 'request_count{model_name="served",status="INVALID_ARGUMENT"} 1' in metrics.render()
 
 
 def test_memory_is_bounded_whatever_comes() -> None:

@@ -142,6 +142,17 @@ def test_an_unbatched_run_shows_only_in_our_own_metrics() -> None:
     ]
 
 
+def test_clients_cannot_make_series_without_end() -> None:
+    """Without batching each run has as many rows as a client sent."""
+    metrics = Metrics()
+    for rows in [0, 128, 129, 256, *range(257, 100_000, 41), 2**27]:
+        metrics.on_unbatched_run(rows, 1.0)
+    counts = lines(metrics, "batch_execution_count")
+    assert len(counts) <= 2 + 20
+    assert ':batchtune:serving:batch_execution_count{batch_size="128"} 1' in counts
+    assert ':batchtune:serving:batch_execution_count{batch_size="256"} 2' in counts
+
+
 def test_rejections_are_counted_by_reason() -> None:
     metrics = Metrics()
     metrics.on_rejected("queue_full")

@@ -16,6 +16,7 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
+from batchtune.server.flags import ServerFlags
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
@@ -30,6 +31,7 @@ from batchtune.server.models.model_config import (
 from batchtune.server.models.repository import ModelRepository, RepositoryOptions
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.startup import configured_models
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import ModelServerConfig
 from tests.waiting import wait_until
@@ -304,6 +306,119 @@ def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path
     assert repository.find("b").version == 1
 
 
+def test_of_versions_that_have_ended_the_last_are_remembered(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository.wait_until_loaded()
+    for version in range(2, 25):
+        add_version(tmp_path / "m", version)
+        wait_until(lambda version=version: repository.find("m").version == version)  # type: ignore[misc]
+    wait_until(lambda: len(repository.statuses("m")) == 17)
+    wait_until(lambda: repository.statuses("m", version=23)[0].state == "END")
+    assert [one.version for one in repository.statuses("m")] == list(range(24, 7, -1))
+
+
+def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+    """Beside it other models' versions are loaded and unloaded, and other configurations come into force."""
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        if directory.parts[-2:] == ("a", "2"):
+            loading.set()
+            assert go_on.wait(30)
+        return load_model(directory, options)
+
+    for name in "abc":
+        add_version(tmp_path / name, 1)
+    a, b, c = (ModelConfig(name=name, base_path=tmp_path / name) for name in "abc")
+    repository = make(a, b, options=replace(OPTIONS, load_threads=2), load=load)
+    repository.wait_until_loaded()
+    add_version(tmp_path / "a", 2)
+    assert loading.wait(10)
+    add_version(tmp_path / "a", 3)
+    add_version(tmp_path / "b", 2)
+    wait_until(lambda: [one.state for one in repository.statuses("b")] == ["AVAILABLE", "END"])
+    repository.configure([a, c])
+    assert repository.find("c").version == 1
+    wait_until(lambda: repository.statuses("b")[0].state == "END")
+    assert [(one.version, one.state) for one in repository.statuses("a")] == [
+        (2, "LOADING"),
+        (1, "AVAILABLE"),
+    ]
+    go_on.set()
+    wait_until(lambda: repository.find("a").version == 3)
+
+
+def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
+    tmp_path: Path, make: Make
+) -> None:
+    failed, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        if directory.name == "2":
+            failed.set()
+            raise StatusError("UNAVAILABLE", "the storage is late")
+        assert go_on.wait(30)
+        return load_model(directory, options)
+
+    for version in (1, 2):
+        add_version(tmp_path / "m", version)
+    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions())
+    options = replace(OPTIONS, poll_wait_s=0.02, load_threads=2, load_retry_interval_s=0.0)
+    repository = make(model, options=options, load=load)
+    assert failed.wait(10)
+    begun = repository._rounds_begun
+    threading.Event().wait(0.05)
+    assert repository._rounds_begun - begun < 50
+    go_on.set()
+
+
+def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+    """Its run hangs, say. No third version of the model is loaded beside it and its successor."""
+    go_on = threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        model = load_model(directory, options)
+        slow = directory.parts[-2:] == ("a", "1")
+        return replace(model, close=lambda: bool(go_on.wait(30))) if slow else model
+
+    for name in "ab":
+        add_version(tmp_path / name, 1)
+    repository = make(*(ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"), load=load)
+    repository.wait_until_loaded()
+    add_version(tmp_path / "a", 2)
+    wait_until(lambda: repository.statuses("a", version=1)[0].state == "UNLOADING")
+    add_version(tmp_path / "a", 3)
+    for version in (2, 3):
+        add_version(tmp_path / "b", version)
+        wait_until(lambda version=version: repository.find("b").version == version)  # type: ignore[misc]
+    assert repository.find("a").version == 2
+    assert repository.statuses("a", version=3)[0].state == "START"
+    go_on.set()
+    wait_until(lambda: repository.find("a").version == 3)
+
+
+def test_who_waits_for_a_load_is_told_when_the_server_stops(tmp_path: Path, make: Make) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        loading.set()
+        assert go_on.wait(30)
+        return load_model(directory, options)
+
+    add_version(tmp_path / "m", 1)
+    repository = make(load=load)
+    repository.wait_until_loaded()
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(repository.configure, [ModelConfig(name="m", base_path=tmp_path / "m")])
+        assert loading.wait(10)
+        repository.stop()
+        error = change.exception(timeout=10)
+    assert isinstance(error, StatusError)
+    assert error.code == "UNAVAILABLE"
+    go_on.set()
+
+
 def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make: Make) -> None:
     def close() -> None:
         raise OSError("in C++")
@@ -475,6 +590,9 @@ def test_a_wrong_configuration_file_is_named(tmp_path: Path) -> None:
         ([("a", "/a"), ("a", "/b")], "Illegal to list model a multiple times in config list"),
         ([("", "/a")], "a model without a name"),
         ([("a", "")], "Expected model a to have a base_path"),
+        ([("a\nx", "/a")], r"model 'a\\nx': control characters"),
+        ([("a", "/a\x1b[31m")], "model 'a': control characters"),
+        ([("a", "gs://bucket/a")], "only local directories are served; mount or copy what gs:// holds"),
     ],
 )
 def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said: str) -> None:
@@ -483,6 +601,37 @@ def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said
         config.model_config_list.config.add(name=name, base_path=base_path)
     with pytest.raises(StatusError, match=said):
         models_of(config)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("file:///models/m", "/models/m"),
+        ("FILE://localhost/models/m", "/models/m"),
+        ("/models/a://b", "/models/a://b"),
+    ],
+)
+def test_a_base_path_may_be_a_file_url(written: str, read: str) -> None:
+    """tensorflow_model_server takes one, for TensorFlow's file systems do."""
+    config = ModelServerConfig()
+    config.model_config_list.config.add(name="m", base_path=written)
+    (model,) = models_of(config)
+    assert model.base_path == Path(read)
+    flags = ServerFlags(model_base_path=written)
+    assert configured_models(flags)[0].base_path == Path(read)
+    with pytest.raises(UsageError, match=r"--model_base_path=s3://b/m: .* only local directories"):
+        configured_models(ServerFlags(model_base_path="s3://b/m"))
+
+
+def test_a_model_whose_requests_shall_be_logged_is_told_once_that_they_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = ModelServerConfig()
+    model = config.model_config_list.config.add(name="unlogged", base_path="/m")
+    model.logging_config.SetInParent()
+    for _ in range(2):
+        models_of(config)
+    assert capsys.readouterr().err.count("model unlogged: logging_config has no effect") == 1
 
 
 def test_a_custom_configuration_is_refused_with_the_reference_s_text() -> None:

@@ -320,7 +320,7 @@ def ask_app(rest: RunningRest, method: str, target: bytes, *, peer: str, **field
 )
 def test_tuning_answers_this_machine_only(peer: str, status: int) -> None:
     with running_rest(tuning=Control()) as rest:
-        assert ask_app(rest, "GET", b"/v1/tuning/batching_parameters", peer=peer) == status
+        assert ask_app(rest, "GET", b"/v1/tuning/batching_parameters", peer=peer, host=b"localhost") == status
 
 
 @pytest.mark.parametrize(
@@ -345,6 +345,29 @@ def test_tuning_refuses_a_page_whose_name_was_made_to_point_here(host: bytes, st
                 path,
                 host,
             )
+            assert exchange(rest, request).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"origin: http://localhost:3000", 200),
+        (b"origin: https://attacker.example", 403),
+        (b"origin: null", 403),
+        (b"x-forwarded-for: 10.0.0.1", 403),
+        (b"Forwarded: for=10.0.0.1", 403),
+        (b"via: 1.1 proxy", 403),
+        (b"x-real-ip: 127.0.0.1", 403),
+        (b"", 403),
+    ],
+)
+def test_tuning_refuses_what_comes_by_way_of_a_page_or_a_proxy(line: bytes, status: int) -> None:
+    """nginx on the same host passes on no field of its own unless told, but speaks HTTP/1.0 and says its own Host."""
+    version = b"1.1" if line else b"1.0"
+    more = b"host: 127.0.0.1:8501\r\nconnection: close\r\ncontent-length: 2\r\n" + line + b"\r\n" * bool(line)
+    with running_rest(tuning=Control()) as rest:
+        for method in (b"GET", b"PUT"):
+            request = b"%b /v1/tuning/batching_parameters HTTP/%b\r\n%b\r\n{}" % (method, version, more)
             assert exchange(rest, request).startswith(b"HTTP/1.1 %d " % status)
 
 
@@ -512,8 +535,8 @@ def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> 
     with socket.create_connection(("127.0.0.1", rest.port)) as client:
         client.sendall(REQUEST)
         wait_until(lambda: rest.models.servable.held)
+    rest.thread.call(rest.models.servable.release)  # until then it may still read: it looks like `nc -N`
     wait_until(lambda: rest.server.connections == 0)
-    rest.thread.call(rest.models.servable.release)
     assert post(rest, "/v1/models/x:predict", b"{}").status_code == 404
 
 

@@ -129,6 +129,15 @@ def test_rest_requests_beyond_the_limit_wait_in_order() -> None:
     assert limit.inside == 0
 
 
+def test_few_requests_wait_beyond_the_limit() -> None:
+    limit = ConcurrencyLimit(1)
+    for _ in range(1025):
+        limit.enter_or_wait(lambda: None)
+    with pytest.raises(StatusError, match="Server Threadpool Exhausted"):
+        limit.enter_or_wait(lambda: None)
+    assert (limit.inside, limit.waiting) == (1, 1024)
+
+
 def test_without_a_limit_everything_enters() -> None:
     limit = ConcurrencyLimit(None)
     for _ in range(1000):

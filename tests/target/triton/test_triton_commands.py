@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.archive.original import read_original
-from batchtune.archive.run import open_run
+from batchtune.archive.run import open_run, read_original
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.commands.calibrated import asked_configurations, asked_values, notes_on
-from batchtune.cli.commands.compare import run_compare
-from batchtune.cli.commands.noise import run_noise
+from batchtune.cli.commands.compare import run_compare, run_noise
 from batchtune.errors import UsageError
 from tests.cli.test_cli import batchtune
 from tests.target.triton.fake_triton import CONFIG, FakeTriton

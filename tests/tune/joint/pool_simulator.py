@@ -19,7 +19,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.joint.space import JointAsk, JointLoad
 from batchtune.tune.trials.trial import Company, Trial, is_feasible, violations
 
 

@@ -22,9 +22,16 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import Finished, model_scenario
-from batchtune.tune.joint.load import JointAsk, JointLoad, loads_of, next_load
 from batchtune.tune.joint.search import contenders, joint_sweep
-from batchtune.tune.joint.space import Indices, JointSpace, side_by_side
+from batchtune.tune.joint.space import (
+    Indices,
+    JointAsk,
+    JointLoad,
+    JointSpace,
+    loads_of,
+    next_load,
+    side_by_side,
+)
 from batchtune.tune.trials.trial import Trial, is_feasible
 from tests.tune.joint.pool_simulator import Device, simulated_load
 

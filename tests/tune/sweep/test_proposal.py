@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.sweep.proposal import pace_of, proposed
+from batchtune.tune.sweep.sweep import pace_of, proposed
 
 
 def scenario_of(**changes: Any) -> Scenario:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.target.model_errors import meaning_of
+from batchtune.target.endpoint import meaning_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.trial import Trial

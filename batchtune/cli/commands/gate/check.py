@@ -19,8 +19,15 @@ from batchtune.check.history import append_history, history_line
 from batchtune.check.paired import variant_figures
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks
-from batchtune.cli.commands.gate.files import CheckFiles, hand_on, require_writable
+from batchtune.cli.commands.gate.course import (
+    CheckFiles,
+    Course,
+    closed,
+    hand_on,
+    needs_relaunches,
+    require_blocks,
+    require_writable,
+)
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.gate.statement import print_check

@@ -17,8 +17,7 @@ from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.duet import DUET_S
-from batchtune.tune.compare.pace_probes import comparison_seconds
+from batchtune.tune.compare.pace_probes import DUET_S, comparison_seconds
 from batchtune.tune.trials.pace import Pace
 
 _SET_UP_MIN: Final = 10

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH
 from batchtune.check.looks import fewest_blocks, looks_up_to
 from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line
+from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.blocks import Turn, Variant, compare
-from batchtune.tune.compare.duet import DUET_S
-from batchtune.tune.compare.pace_probes import comparison_seconds, pace_text, probed_paces
+from batchtune.tune.compare.pace_probes import DUET_S, comparison_seconds, pace_text, probed_paces
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
@@ -27,6 +31,61 @@ if TYPE_CHECKING:
     from batchtune.report.live import View
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFiles:
+    """None: nowhere. Markdown is appended, by default to the summary of a GitHub job; the others are written anew."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+    comment: Path | None = None
+    code_quality: Path | None = None
+
+
+def require_writable(files: CheckFiles) -> None:
+    """Try the files asked for before minutes are spent on what they are to hold: none is changed, new ones are removed.
+
+    Raises:
+        UsageError: one cannot be written.
+    """
+    for path in (files.junit, files.markdown, files.comment, files.code_quality):
+        try:
+            if path is None or path.is_fifo():
+                continue
+            is_new = not os.path.lexists(path)  # a link to what is not there yet stays
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
+    """The files asked for, the summary of the job's page, annotations for its runner; a note for each that cannot be
+    written."""
+    summary = files.markdown
+    if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
+        summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
+    texts: tuple[tuple[Path | None, Literal["w", "a"], Callable[[], str]], ...] = (
+        (files.junit, "w", lambda: junit_xml(account)),
+        (files.comment, "w", lambda: comment(account)),
+        (files.code_quality, "w", lambda: code_quality(account, file=str(scenario))),
+        (summary, "a", lambda: markdown(account)),
+    )
+    for path, mode, text in texts:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text())
+        except OSError as error:  # the verdict stands without it
+            print(f"note: cannot write {path}: {error.strerror}", file=sys.stderr)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github_annotations(account, file=str(scenario)):
+            print(line, file=sys.stderr)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,12 +31,18 @@ from batchtune.check.paired import Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
-from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks
-from batchtune.cli.commands.gate.files import CheckFiles, require_writable
+from batchtune.cli.commands.gate.course import (
+    CheckFiles,
+    Course,
+    closed,
+    needs_relaunches,
+    require_blocks,
+    require_writable,
+)
 from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import collect
-from batchtune.report.gate.history import print_history
+from batchtune.report.gate.statement import print_history
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
 from batchtune.scenario.units import counted, percentage

@@ -18,7 +18,7 @@ from batchtune.report.html.shell.drawing import (
     panel_title,
     safe,
 )
-from batchtune.report.units import percent
+from batchtune.report.tables import percent
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import closing
 

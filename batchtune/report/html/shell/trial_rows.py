@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from batchtune.report.html.shell.drawing import label
-from batchtune.report.units import interval, milliseconds, number, percent
+from batchtune.report.tables import interval, milliseconds, number, percent
 from batchtune.report.words import limit_word, parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded

@@ -25,7 +25,7 @@ from batchtune.report.html.shell.drawing import (
     spread_axis,
 )
 from batchtune.report.html.sweep.account import OTHER, ROLE_LOOKS, Account, keeping, merit_of
-from batchtune.report.units import number, span
+from batchtune.report.tables import number, span
 from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import Run

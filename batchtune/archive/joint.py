@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batchtune.archive.run import BATCHING_PARAMETERS, JOINT_RECOMMENDATION, Run
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import BATCHING_PARAMETERS, JOINT_RECOMMENDATION, Run, write_whole
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.tfserving import parameters_file
 from batchtune.scenario.spec.scenario import Scenario

@@ -19,8 +19,8 @@ from batchtune.archive.run import (
     RECOMMENDATION,
     RUN_NAME,
     Run,
+    json_object,
 )
-from batchtune.archive.whole_files import json_object
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import (
     ArchiveError,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import write_whole
 from batchtune.check.finding import BlockFigures
 from batchtune.check.paired import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError

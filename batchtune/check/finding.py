@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from batchtune.check.gate import Gate
-from batchtune.check.looks import Look, bounds
+from batchtune.check.gate import Gate, Look, bounds
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import to_plain
 

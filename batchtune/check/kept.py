@@ -12,8 +12,7 @@ from batchtune.archive.run import CHECK
 from batchtune.check.account import Account
 from batchtune.check.attribution import Attribution
 from batchtune.check.finding import Finding
-from batchtune.check.gate import Gate
-from batchtune.check.looks import ERROR_RATE
+from batchtune.check.gate import ERROR_RATE, Gate
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion
 from batchtune.errors import ArchiveError, TargetError
 from batchtune.measure.statistics.quantiles import Estimate

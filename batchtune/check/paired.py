@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from batchtune.check.finding import BlockFigures, Finding, find
-from batchtune.check.gate import Gate, figure_name
-from batchtune.check.looks import ERROR_RATE, Look, looks_up_to, planned_looks
+from batchtune.check.gate import ERROR_RATE, Gate, Look, figure_name, looks_up_to, planned_looks
 from batchtune.errors import (
     BaselineError,
     InconclusiveError,

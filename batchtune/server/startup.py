@@ -15,14 +15,14 @@ from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
 from batchtune.server.log import note
-from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
+from batchtune.server.models.servable import ConcurrencyLimit
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
-from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"

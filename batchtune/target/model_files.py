@@ -18,7 +18,7 @@ from typing import Final
 
 from batchtune.errors import UsageError
 from batchtune.target.process import run_to_end
-from batchtune.wire.tfserving.graph_batching import read_graph_batching
+from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_BYTES_MAX: Final = 1024

@@ -11,6 +11,31 @@ from collections.abc import Sequence
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
+
+def varint(value: int) -> bytes:
+    """Write a number that is not negative."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """The number at `position` and where it ends; IndexError where the message does, ValueError above 70 bits."""
+    value = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of too many bytes")
+
+
 _Field = FieldDescriptorProto
 _FIELD = re.compile(r"(\{?)([\w.]+)(\}?\*?) (\w+)=(\d+)(?:@(\w+))?$")
 _SCALARS = {

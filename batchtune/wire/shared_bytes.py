@@ -5,11 +5,44 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchtune.wire.turns import Turns
+
+MAX_RANK = 64
+"""numpy's own limit."""
+
+
+def object_array(values: Sequence[Any]) -> NDArray[Any]:
+    """One dimension of Python objects."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def as_bytes(value: Any) -> bytes:
+    """An element of a string tensor; raises ValueError for what is neither text nor bytes."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f"strings are bytes or text, not {type(value).__name__}")
+
+
+def little_endian(name: str) -> np.dtype[Any]:
+    """The dtype of this name as it travels."""
+    if name == "bfloat16":
+        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name).newbyteorder("<")
+
 
 SWEEP_S = 5.0
 """Between two looks at who moves; a look takes about 1 µs for each connection."""

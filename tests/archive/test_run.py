@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchtune.archive.listing import swept_scenarios
-from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run, write_whole
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.scenario.reader import format_scenario, read_scenario

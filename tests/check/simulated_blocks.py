@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 
 from batchtune.check.finding import BlockFigures
-from batchtune.check.gate import Gate
-from batchtune.check.looks import LOOKS
+from batchtune.check.gate import LOOKS, Gate
 from batchtune.check.paired import Phase
 from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.scenario.spec.check import Metric

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from batchtune.check.looks import bounds, fewest_blocks, looks_up_to, planned_looks
+from batchtune.check.gate import bounds, fewest_blocks, looks_up_to, planned_looks
 
 
 @pytest.mark.parametrize("blocks_max", [6, 7, 10, 24, 54, 200])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.version_table import VersionStatus
+from batchtune.server.models.repository import VersionStatus
 from batchtune.server.rest.app import RestApi, RestOptions, make_app
 from batchtune.server.rest.listener import RestServer, serve_rest
 from batchtune.server.rest.parser import RestLimits

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from batchtune.wire.tfserving.declared_messages import _FILES, _described
-from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse
+from batchtune.wire.tfserving.messages import _FILES, DataType, PredictRequest, PredictResponse, _described
 from batchtune.wire.tfserving.tensors import decode_predict_response
 from tests.server.server_process import ServerProcess
 from tests.wire.tensor_protos import tensor_to_proto

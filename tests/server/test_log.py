@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.server import log
-from batchtune.server.backends.quiet_stderr import native_log_lines_dropped
+from batchtune.server.backends.tensorflow import native_log_lines_dropped
 
 
 class FullDisk(io.StringIO):

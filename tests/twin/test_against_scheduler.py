@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed_size
+from batchtune.server.scheduling.batch_queue import (
+    Batch,
+    QueueOptions,
+    SharedBatchScheduler,
+    next_allowed_size,
+)
 from batchtune.twin.simulator.replica import Batcher, Device
 from batchtune.twin.simulator.run import OpenTraffic, run_open_by_events
 from batchtune.wire.status import StatusError

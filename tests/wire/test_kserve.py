@@ -22,8 +22,13 @@ from batchtune.wire.kserve.infer import (
     encode_infer_request,
     json_length,
 )
-from batchtune.wire.kserve.messages import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
-from batchtune.wire.kserve.metadata import signature_from_metadata, signature_from_response
+from batchtune.wire.kserve.messages import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataResponse,
+    signature_from_metadata,
+    signature_from_response,
+)
 from batchtune.wire.kserve.tensors import datatype_of, numpy_name
 from batchtune.wire.signature import TensorSpec
 

@@ -19,8 +19,11 @@ from batchtune.wire.kserve.infer import (
     encode_infer_request,
     json_length,
 )
-from batchtune.wire.kserve.messages import ModelStatisticsRequest, ModelStatisticsResponse
-from batchtune.wire.kserve.metadata import signature_from_response
+from batchtune.wire.kserve.messages import (
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    signature_from_response,
+)
 from batchtune.wire.kserve.tensors import datatype_of, to_raw
 
 WHY = "tritonclient is missing: pip install 'tritonclient[all]'"

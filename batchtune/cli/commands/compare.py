@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.archive.run import create_run
 from batchtune.check.account import Account, attributed, judged
-from batchtune.check.gate import OF_A_LAUNCH, Gate, gates_of, parse_margins
-from batchtune.check.looks import ERROR_RATE
+from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
 from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end

@@ -18,8 +18,8 @@ from batchtune.archive.run import (
     parameters_name,
     parameters_text,
     tritons_file,
+    write_whole,
 )
-from batchtune.archive.whole_files import write_whole
 from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving import RenderedDialect, rendered, without_counterpart
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original, write_whole
 from batchtune.cli.arguments.kept_run import kept_trials
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude

@@ -25,23 +25,145 @@ every answer can be checked: `expected_outputs`. The service time includes the c
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import heapq
 import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.backends.emulated_file import read_emulated_file
+from batchtune.server.backends.declared_file import (
+    FaultError,
+    check_keys,
+    number,
+    read_declared,
+    tensor_specs,
+    whole_number,
+)
 from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
-from batchtune.server.backends.precise_sleep import sleep_until
+from batchtune.server.scheduling.clock import lower_timer_slack
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
+
+_TIMER_ABSTIME = 1
+_WAKE_EARLY_NS = 50_000
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None)
+_clock_nanosleep = _libc.clock_nanosleep
+_clock_nanosleep.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_TimeSpec), ctypes.c_void_p)
+_clock_nanosleep.restype = ctypes.c_int
+_sched_yield = _libc.sched_yield
+_slack_lowered = threading.local()
+
+
+def sleep_until(deadline_ns: int) -> None:
+    """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; return at once when it has passed."""
+    wake_ns = deadline_ns - _WAKE_EARLY_NS
+    if time.monotonic_ns() < wake_ns:
+        if not hasattr(_slack_lowered, "done"):
+            lower_timer_slack()
+            _slack_lowered.done = True
+        until = _TimeSpec(*divmod(wake_ns, 1_000_000_000))
+        while _clock_nanosleep(time.CLOCK_MONOTONIC, _TIMER_ABSTIME, until, None) == errno.EINTR:
+            pass
+    while time.monotonic_ns() < deadline_ns:
+        _sched_yield()
+
+
+_SERVICE_TIME_KEYS = (
+    "base_ms",
+    "per_row_ms",
+    "per_element_ms",
+    "steps",
+    "jitter_ratio",
+    "seed",
+    "slow_ratio",
+    "slow_factor",
+    "cpu_ms",
+    "cpu_ratio",
+    "concurrency",
+    "contention_ratio",
+)
+
+_NUMBERS = (
+    "base_ms", "per_row_ms", "per_element_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms",
+    "cpu_ratio", "contention_ratio",
+)  # fmt: skip
+
+
+class EmulatedFile(TypedDict):
+    """The checked content: numbers in range, tensors in the file's order."""
+
+    service_time: dict[str, Any]
+    memory: dict[str, int]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def read_emulated_file(path: Path) -> EmulatedFile:
+    """Read and check the file.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
+    """
+    file = read_declared(path)
+    document = file.data
+    try:
+        check_keys(document, "", ("service_time", "memory", "inputs", "outputs"))
+        memory = check_keys(document.get("memory", {}), "memory", ("rows_max",))
+        if "rows_max" in memory:
+            whole_number(memory["rows_max"], "memory.rows_max", least=1)
+        return EmulatedFile(
+            service_time=_service_time(document.get("service_time", {})),
+            memory=memory,
+            inputs=tensor_specs(document, "inputs", wildcard_allowed=True),
+            outputs=tensor_specs(document, "outputs", wildcard_allowed=False),
+        )
+    except FaultError as fault:
+        raise file.fault(str(fault)) from fault
+
+
+def _service_time(section: Any) -> dict[str, Any]:
+    check_keys(section, "service_time", _SERVICE_TIME_KEYS)
+    checked = dict(section)
+    for key in _NUMBERS:
+        if key in section:
+            checked[key] = number(section[key], f"service_time.{key}")
+    if "seed" in section:
+        whole_number(section["seed"], "service_time.seed", least=0)
+    if section.get("concurrency", "serial") not in ("serial", "parallel"):
+        raise FaultError(f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel")
+    if "contention_ratio" in section and section.get("concurrency") != "parallel":
+        raise FaultError("service_time.contention_ratio: read only with concurrency: parallel")
+    if "steps" in section:
+        checked["steps"] = _steps(section["steps"])
+    return checked
+
+
+def _steps(table: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(table, Mapping) or not table:
+        raise FaultError(
+            "service_time.steps: expected a table of rows: milliseconds, such as {1: 2.1, 8: 2.5}"
+        )
+    checked = {
+        whole_number(rows, "service_time.steps", least=1): number(milliseconds, f"service_time.steps.{rows}")
+        for rows, milliseconds in table.items()
+    }
+    return tuple(sorted(checked.items()))
+
 
 _BURNT = bytes(4096)
 """Hashed in some 5 µs; of 2 KiB or less the lock would be kept."""

@@ -9,9 +9,30 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import Signature
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tfserving.graph_batching import GraphBatching
+from batchtune.wire.tfserving.rest_json import GraphBatching
+
+_LENGTH_OF_FREE_DIMENSION = 1
+
+
+def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
+    """A batch of zeros, or of empty strings; a free dimension has length 1."""
+    sizes = (spec.shape or (None,))[1:]
+    shape = (rows, *(_LENGTH_OF_FREE_DIMENSION if size is None else size for size in sizes))
+    if spec.dtype == "object":
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, _dtype(spec.dtype))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
+
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 

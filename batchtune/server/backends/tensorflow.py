@@ -10,18 +10,49 @@ are TensorFlow's executor; `Session.run` and `make_callable` 165 µs, a concrete
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
-from batchtune.server.backends.quiet_stderr import native_log_lines_dropped
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import GRPC_CODES, StatusError
-from batchtune.wire.tfserving.graph_batching import read_graph_batching
 from batchtune.wire.tfserving.messages import SignatureDef, SignatureDefMap
+from batchtune.wire.tfserving.rest_json import read_graph_batching
 from batchtune.wire.tfserving.tensors import signature_from_def
+
+_NATIVE_LOG_LINE = re.compile(
+    rb"^(?:[IWEF]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog)"
+)
+
+# Two that swapped the descriptor crosswise would leave it on what one of them has collected.
+_SWAPPING = threading.Lock()
+
+
+@contextmanager
+def native_log_lines_dropped() -> Iterator[None]:
+    """Within, collect what is written to file descriptor 2; afterwards write all but native log lines.
+
+    Of the whole process: other threads' lines come late, not never. One thread at a time.
+    """
+    with _SWAPPING, tempfile.TemporaryFile() as collected:
+        kept = os.dup(2)
+        os.dup2(collected.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            collected.seek(0)
+            with suppress(OSError):  # nobody reads it, or its disk is full
+                for line in collected:
+                    if not _NATIVE_LOG_LINE.match(line):
+                        os.write(2, line)
+
 
 _BESIDE_THE_REASON = ("Graph execution error:", "Detected at node", "<stack traces", "Node:", "[[", "File ")
 _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}

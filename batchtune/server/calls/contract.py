@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import Servable
 
 Outputs = Mapping[str, NDArray[Any]]
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
-from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued, Servable
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
 

@@ -22,8 +22,7 @@ from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.pending_call import PendingCall, PendingCalls
 from batchtune.server.calls.request_counts import CallKind
 from batchtune.server.grpc_api.predict_decoding import read_model_spec
-from batchtune.server.sessions.request import Queued
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import Queued, Servable
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 from batchtune.wire.status import StatusError

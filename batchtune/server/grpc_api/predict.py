@@ -22,13 +22,13 @@ from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.pending_call import PendingCall, PendingCalls, check_predict_method
 from batchtune.server.calls.request_counts import CallKind, ModelTimes
 from batchtune.server.grpc_api.predict_decoding import PredictPlan, PredictRequests, decode_inputs
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import Servable
+from batchtune.wire.descriptors import varint
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.messages import ModelSpec, PredictResponse, SignatureDefMap, TensorProto
 from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, tensor_from_proto
-from batchtune.wire.varint import varint
 
 _PREDICT = CallKind(api="Predict", runtime_api="Predict")
 _BINDINGS_MAX = 1024

@@ -17,10 +17,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from batchtune.wire.descriptors import read_varint
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictRequest
 from batchtune.wire.tfserving.tensors import numpy_name, tensor_from_proto
-from batchtune.wire.varint import read_varint
 
 _LENGTHS_MAX = 512
 _TEMPLATES_PER_LENGTH = 8

@@ -2,21 +2,253 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha import reflection_pb2
 
 from batchtune.server.calls.contract import Models
 from batchtune.server.calls.pending_call import PendingCalls
-from batchtune.server.grpc_api.classify_regress import InferenceCalls
+from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
 from batchtune.server.grpc_api.front_end import GrpcFrontEnd, fail_call
-from batchtune.server.grpc_api.health import HealthCalls
 from batchtune.server.grpc_api.model_service import ModelServiceCalls
 from batchtune.server.grpc_api.predict import PredictCalls
-from batchtune.server.grpc_api.reflection import REFLECTION_SERVICES, Reflection, load_service_descriptions
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
-from batchtune.wire.status import FAULT, StatusError
+from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
+from batchtune.wire.tfserving.messages import PredictRequest
+
+REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+_NOT_FOUND = GRPC_CODES["NOT_FOUND"]
+
+
+def _reflection_file(version: str) -> descriptor_pb2.FileDescriptorProto:
+    """grpcio-reflection carries v1alpha only; v1 is the same under another name."""
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    return text_format.Parse(str(file).replace("v1alpha", version), descriptor_pb2.FileDescriptorProto())
+
+
+class Reflection:
+    """Answers the messages of one version of the reflection service."""
+
+    def __init__(self, service: str, services: tuple[str, ...]) -> None:
+        package = service.rpartition(".")[0]
+        own_pool = descriptor_pool.DescriptorPool()
+        own_pool.Add(_reflection_file(package.rpartition(".")[2]))
+        self._request: Any = _message_class(own_pool, f"{package}.ServerReflectionRequest")
+        self._response: Any = _message_class(own_pool, f"{package}.ServerReflectionResponse")
+        self._pools = (PredictRequest.DESCRIPTOR.file.pool, own_pool)
+        self._services = services
+
+    def serve(self, stream: GrpcStream) -> None:
+        """Serve ServerReflectionInfo: one answer for each message, until the client has said its last."""
+
+        def answer(message: bytes) -> None:
+            try:
+                stream.send(self.answer(message))
+            except StatusError as error:
+                stream.finish(error.code, error.message)
+
+        stream.on_message = answer
+        stream.on_end = stream.finish
+        stream.on_cancel = lambda: stream.finish("CANCELLED")
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer one message; what does not exist is an error inside the answer.
+
+        Raises:
+            StatusError: INTERNAL when the message is no ServerReflectionRequest.
+        """
+        try:
+            request = self._request.FromString(message)
+        except DecodeError as error:
+            raise StatusError("INTERNAL", f"Failed to parse the ServerReflectionRequest: {error}") from error
+        response = self._response(valid_host=request.host, original_request=request)
+        asked = request.WhichOneof("message_request")
+        if asked == "list_services":
+            for name in sorted(self._services):
+                response.list_services_response.service.add(name=name)
+        elif asked == "file_by_filename":
+            self._describe(response, "FindFileByName", request.file_by_filename)
+        elif asked == "file_containing_symbol":
+            self._describe(response, "FindFileContainingSymbol", request.file_containing_symbol)
+        elif asked == "all_extension_numbers_of_type":
+            self._list_extensions(response, request.all_extension_numbers_of_type)
+        else:
+            self._refuse(response, "nothing was asked for that exists here")
+        return bytes(response.SerializeToString())
+
+    def _describe(self, response: Any, finder: str, name: str) -> None:
+        for pool in self._pools:
+            try:
+                file = getattr(pool, finder)(name)
+            except KeyError:
+                continue
+            described = response.file_descriptor_response.file_descriptor_proto
+            described.extend(_with_dependencies(file))
+            return
+        self._refuse(response, f"{name} not found")
+
+    def _list_extensions(self, response: Any, name: str) -> None:
+        """No message served here has extensions: say so for the ones that exist."""
+        for pool in self._pools:
+            try:
+                pool.FindMessageTypeByName(name)
+            except KeyError:
+                continue
+            response.all_extension_numbers_response.base_type_name = name
+            return
+        self._refuse(response, f"{name} not found")
+
+    def _refuse(self, response: Any, why: str) -> None:
+        response.error_response.error_code = _NOT_FOUND
+        response.error_response.error_message = why
+
+
+def load_service_descriptions() -> None:
+    """Register the files of TensorFlow Serving's services, so that reflection finds them."""
+    from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
+
+    del model_service_pb2, prediction_service_pb2
+
+
+def _message_class(pool: Any, name: str) -> Any:
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def _with_dependencies(file: Any) -> list[bytes]:
+    """A file and all it imports, each once, the file first."""
+    files: dict[str, bytes] = {}
+    waiting = [file]
+    while waiting:
+        descriptor = waiting.pop(0)
+        if descriptor.name not in files:
+            files[descriptor.name] = descriptor.serialized_pb
+            waiting.extend(descriptor.dependencies)
+    return list(files.values())
+
+
+_POLL_S = 0.5
+_UNKNOWN_NAME_BYTES_MAX = 256
+"""Of a name that is watched before it exists; a client may send 64 MiB."""
+
+
+class HealthCalls:
+    """Answers Check and Watch. A server that was told to `stop` is not serving."""
+
+    def __init__(self, models: Models, services: Iterable[str]) -> None:
+        self._models = models
+        full = tuple(services)
+        self._services = frozenset(["", *full, *(name.rpartition(".")[2] for name in full)])
+        self._stopping = False
+        self._watchers: dict[GrpcStream, tuple[str, str]] = {}
+        self._polling = False
+
+    def stop(self) -> None:
+        """Answer NOT_SERVING from now on; the watches end with it, for a drain waits for every stream."""
+        self._stopping = True
+        self._tell_watchers()
+        for stream in list(self._watchers):
+            self._end(stream)
+
+    def check(self, call: GrpcCall) -> None:
+        """Answer Check; NOT_FOUND for a service that does not exist here."""
+        try:
+            status = self._status(parse_message(HealthCheckRequest, call.message).service)
+            if status == "SERVICE_UNKNOWN":
+                raise StatusError("NOT_FOUND", "unknown service")
+        except StatusError as error:
+            fail_call(call, error)
+            return
+        call.reply(_response(status))
+
+    def watch(self, stream: GrpcStream) -> None:
+        """Serve Watch: the status now and whenever it has changed (looked at twice a second)."""
+
+        def start(message: bytes) -> None:
+            stream.on_message = None  # a watch has one request
+            try:
+                service = parse_message(HealthCheckRequest, message).service
+            except StatusError as error:
+                stream.finish(error.code, error.message)
+                return
+            status = self._status(service)
+            if status == "SERVICE_UNKNOWN":
+                service = service.encode()[:_UNKNOWN_NAME_BYTES_MAX].decode(errors="ignore")
+            self._watchers[stream] = (service, status)
+            self._tell(stream, status)
+            if self._stopping:
+                self._end(stream)
+            elif not self._polling:
+                self._polling = True
+                asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+        stream.on_message = start
+        stream.on_cancel = lambda: self._forget(stream)
+
+    def _forget(self, stream: GrpcStream) -> None:
+        self._watchers.pop(stream, None)
+        stream.finish("CANCELLED")
+
+    def _end(self, stream: GrpcStream) -> None:
+        self._watchers.pop(stream, None)
+        stream.finish("UNAVAILABLE", "The server is shutting down")
+
+    def _poll(self) -> None:
+        self._tell_watchers()
+        self._polling = bool(self._watchers)
+        if self._polling:
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+    def _tell_watchers(self) -> None:
+        statuses: dict[str, str] = {}
+        for stream, (service, last) in list(self._watchers.items()):
+            if stream.answered:
+                del self._watchers[stream]
+                continue
+            status = statuses.get(service)
+            if status is None:
+                status = statuses[service] = self._status(service)
+            if status != last:
+                self._watchers[stream] = (service, status)
+                self._tell(stream, status)
+
+    def _tell(self, stream: GrpcStream, status: str) -> None:
+        """Send a status; a client that does not read is answered by the connection, and watches no more."""
+        stream.send(_response(status))
+        if stream.answered:
+            self._watchers.pop(stream, None)
+
+    def _status(self, service: str) -> str:
+        names = self._models.names()
+        if service in self._services:
+            serving = all(self._is_available(name) for name in names)
+        elif service in names:
+            serving = self._is_available(service)
+        else:
+            return "SERVICE_UNKNOWN"
+        return "SERVING" if serving and not self._stopping else "NOT_SERVING"
+
+    def _is_available(self, name: str) -> bool:
+        try:
+            self._models.find(name)
+        except StatusError:
+            return False
+        return True
+
+
+def _response(status: str) -> bytes:
+    number = HealthCheckResponse.ServingStatus.Value(status)
+    return bytes(HealthCheckResponse(status=number).SerializeToString())
+
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuReading
-from batchtune.server.metrics.length_use import LengthUse, boundary_lines
 from batchtune.server.metrics.model_use import ModelUse
 from batchtune.server.metrics.prometheus_text import (
     Histogram,
@@ -26,6 +25,79 @@ from batchtune.server.metrics.prometheus_text import (
 )
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.request import BatchRecord
+
+_SAMPLE_INTERVAL_S = 0.05
+
+
+class LoopLagSampler:
+    """Measures from its own thread, 20 times a second, how long the loop takes to run what it is handed.
+
+    That is what an answer waits after its batch has ended. `run_soon` hands it a function; `record(micros)` is called
+    on the loop.
+    """
+
+    def __init__(
+        self, run_soon: Callable[[Callable[[], None]], None], record: Callable[[float], None]
+    ) -> None:
+        self._run_soon = run_soon
+        self._record = record
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="event_loop_lag", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; call before the loop is closed."""
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_INTERVAL_S):
+            handed_ns = time.monotonic_ns()
+            self._run_soon(lambda handed_ns=handed_ns: self._heard(handed_ns))  # type: ignore[misc]
+
+    def _heard(self, handed_ns: int) -> None:
+        self._record((time.monotonic_ns() - handed_ns) / 1000)
+
+
+_FIGURES = ("rows", "sent_elements", "padding_elements", "execution_micros")
+_BATCHES = "batches"
+
+
+class LengthUse:
+    """Batches, rows, elements sent, elements of padding and execution time, for each length bucket; not locked."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, float]] = {}
+
+    def add(self, record: BatchRecord) -> None:
+        """One batch; of inputs that all have one length there is nothing to count."""
+        if not record.sent_elements:
+            return
+        sums = self._sums.setdefault(record.bucket, dict.fromkeys((_BATCHES, *_FIGURES), 0))
+        sums[_BATCHES] += 1
+        for figure in _FIGURES:
+            sums[figure] += getattr(record, figure)
+
+    def lines(self, prefix: str) -> Iterable[str]:
+        """As Prometheus text: `<prefix>length_bucket_<figure>_total{bucket="64"}`; "" without buckets."""
+        for figure in (_BATCHES, *_FIGURES):
+            values: dict[Labels, float] = {
+                (("bucket", bucket),): sums[figure] for bucket, sums in self._sums.items()
+            }
+            yield from render_values(f"{prefix}length_bucket_{figure}_total", "counter", values)
+
+
+def boundary_lines(prefix: str, boundaries: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
+    """The boundaries in force: `<prefix>length_buckets{session="m/1/serving_default",boundaries="32,64"} 1`."""
+    values: dict[Labels, float] = {
+        (("session", name), ("boundaries", ",".join(map(str, lengths)))): 1
+        for name, lengths in boundaries.items()
+    }
+    yield from render_values(f"{prefix}length_buckets", "gauge", values)
+
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import Servable
 
 
 class LoadedVersion(Servable, Protocol):

@@ -16,8 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
-from batchtune.server.backends.zeros import zeros
+from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors, zeros
 from batchtune.server.log import note
 from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature

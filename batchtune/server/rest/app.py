@@ -7,25 +7,138 @@ monitoring path unless it was asked for.
 from __future__ import annotations
 
 import asyncio
+import gzip
+import ipaddress
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
+import orjson
+
+from batchtune.errors import BatchingParametersError
 from batchtune.server.calls.contract import Models
 from batchtune.server.calls.request_counts import RequestMetrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.rest.calls import RestCalls
-from batchtune.server.rest.cors import CORS_HEADERS, check_preflight
-from batchtune.server.rest.gzip_bodies import BodyTooLargeError, deflate, plain_body
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.message import Head, KnownHeads, Request
+from batchtune.server.rest.message import PROXY_FIELDS, Head, KnownHeads, Request
 from batchtune.server.rest.routes import TUNING_PATH, Route, find_route, is_api_path
-from batchtune.server.rest.tuning_api import check_client, in_force, tune
-from batchtune.wire.inflating import GZIP, Inflating, Outcome, Packed
+from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
+
+_BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
+_HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?")
+
+
+def check_client(peer: str, head: Head) -> None:
+    """Let only programs of this machine in, no page, its own name made to point here (DNS rebinding) or not, and no
+    proxy, which lets others in: one that adds no field of its own is known by HTTP/1.0, as nginx speaks unless told.
+
+    `peer` is the client's address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
+    """
+    if (peer and not _is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
+        raise StatusError(
+            "PERMISSION_DENIED",
+            "the tuning API answers only clients on this machine, by HTTP/1.1, without a proxy",
+        )
+    host = head.fields.get(b"host", b"")
+    origin = head.fields.get(b"origin", b"http://" + host).partition(b"://")[2]
+    for name in (host, origin):
+        if not _names_this_machine(name):
+            raise StatusError(
+                "PERMISSION_DENIED",
+                f"the tuning API answers to localhost only, not to {name.decode('utf-8', 'replace')[:100]}",
+            )
+
+
+def in_force(control: BatchingControl) -> bytes:
+    """The parameters in force, as JSON."""
+    return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
+
+
+async def tune(control: BatchingControl, body: bytes) -> bytes:
+    """Put the parameters of a JSON object in force; gives those that then are. Raises StatusError."""
+    if len(body) > _BODY_BYTES_MAX:
+        raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {_BODY_BYTES_MAX} bytes")
+    try:
+        parameters = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise StatusError("INVALID_ARGUMENT", f"JSON Parse error: {error}") from error
+    if not isinstance(parameters, dict):
+        raise StatusError("INVALID_ARGUMENT", "expected a JSON object of batching parameters")
+    try:
+        replaced = await asyncio.get_running_loop().run_in_executor(None, control.replace, parameters)
+    except BatchingParametersError as error:
+        raise StatusError("INVALID_ARGUMENT", error.message) from error
+    return orjson.dumps(replaced, option=orjson.OPT_INDENT_2)
+
+
+def _names_this_machine(host: bytes) -> bool:
+    spelled = _HOST.fullmatch(host.strip())
+    if spelled is None:
+        return False
+    name = (spelled["bracketed"] or spelled["plain"] or b"").decode("latin-1").lower()
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+_LEVEL = 1  # 9 takes five times as long for an eighth fewer bytes of JSON numbers
+
+
+class BodyTooLargeError(Exception):
+    """An inflated body beyond the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the inflated request body exceeds {limit} bytes")
+
+
+def plain_body(outcome: Outcome, limit: int) -> bytes:
+    """The inflated body; raises StatusError for what is no gzip, BodyTooLargeError beyond `limit` bytes."""
+    if isinstance(outcome, bytes):
+        return outcome
+    if isinstance(outcome, TooLargeError):
+        raise BodyTooLargeError(limit)
+    if isinstance(outcome, InflateError):
+        raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {outcome}")
+    raise outcome
+
+
+def deflate(answer: bytes) -> bytes:
+    """Make gzip of an answer."""
+    return gzip.compress(answer, _LEVEL, mtime=0)
+
+
+CORS_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-allow-methods", b"POST, GET"),
+    (b"access-control-allow-headers", b"Content-Type"),
+)
+"""Added to every answer of the API when --rest_api_enable_cors_support is given (http_rest_api_util.cc)."""
+
+_ORIGIN = re.compile(rb"https?://")
+
+
+def check_preflight(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Accept an OPTIONS request that names its origin.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION without an http or https `Origin`.
+    """
+    if not any(name == b"origin" and _ORIGIN.search(value) for name, value in headers):
+        raise StatusError("FAILED_PRECONDITION", "Origin header is missing in CORS preflight")
+
 
 _JSON_TYPE = b"content-type: application/json\r\n"
 _TEXT_TYPE = b"content-type: text/plain\r\n"

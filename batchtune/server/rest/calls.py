@@ -6,6 +6,7 @@ Model calls are started on the event loop and answered through a callback.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import weakref
@@ -31,14 +32,12 @@ from batchtune.server.calls.pending_call import (
     check_predict_method,
 )
 from batchtune.server.calls.request_counts import CallKind, ModelTimes, RequestMetrics
-from batchtune.server.rest.account import metadata_answer, status_answer
 from batchtune.server.rest.json.answers import error_answer, predict_answer
 from batchtune.server.rest.json.example_request import (
     classification_answer,
     parse_examples,
     regression_answer,
 )
-from batchtune.server.rest.json.floats import FloatRows, takes_float_rows
 from batchtune.server.rest.json.parsing_process import (
     EXAMPLES_ON_LOOP_BYTES_MAX,
     PREDICT_ON_LOOP_BYTES_MAX,
@@ -46,11 +45,62 @@ from batchtune.server.rest.json.parsing_process import (
     Refusal,
     find_signature,
 )
-from batchtune.server.rest.json.predict_request import parse_request_object, read_inputs, signature_name
+from batchtune.server.rest.json.predict_request import (
+    FloatRows,
+    parse_request_object,
+    read_inputs,
+    signature_name,
+    takes_float_rows,
+)
 from batchtune.server.rest.routes import Route
-from batchtune.server.sessions.servable import Servable
+from batchtune.server.sessions.request import Servable
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
+from batchtune.wire.tfserving.messages import SignatureDefMap
+
+
+def status_answer(models: Models, route: Route) -> bytes:
+    """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
+    _require_model_name(route)
+    document = {
+        "model_version_status": [
+            {
+                "version": str(state.version),
+                "state": state.state,
+                "status": {"error_code": state.error_code, "error_message": state.error_message},
+            }
+            for state in models.statuses(route.model_name, version=route.version)
+        ]
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def metadata_answer(models: Models, route: Route) -> bytes:
+    """The signatures of a model, as protobuf's JSON of a SignatureDefMap."""
+    from google.protobuf.json_format import MessageToDict
+
+    _require_model_name(route)
+    servable = models.find(route.model_name, version=route.version, label=route.label)
+    signatures = MessageToDict(
+        SignatureDefMap.FromString(servable.metadata),
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    document = {
+        "model_spec": {
+            "name": servable.name,
+            "signature_name": "",
+            "version": str(servable.version),
+        },
+        "metadata": {"signature_def": signatures},
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _require_model_name(route: Route) -> None:
+    if not route.model_name:
+        raise StatusError("INVALID_ARGUMENT", "Missing model name in request.")
+
 
 _logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ import logging
 import threading
 from typing import Generic, Protocol, TypeVar
 
-from batchtune.server.scheduling.clock import Clock, Parker
-from batchtune.server.timer_slack import lower_timer_slack
+from batchtune.server.scheduling.clock import Clock, Parker, lower_timer_slack
 from batchtune.wire.status import StatusError
 
 NEVER_MICROS = 2**62

@@ -6,10 +6,21 @@ LockSupport of Java it holds one permit, so an `unpark` that comes before `park`
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+_PR_SET_TIMERSLACK = 29
+
+
+def lower_timer_slack() -> None:
+    """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2); Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
 
 _LONGEST_SLEEP_S = 3600.0
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.model import Runner, Tensors
-from batchtune.server.scheduling.batch_queue import Batch
-from batchtune.server.scheduling.clock import Clock
-from batchtune.server.scheduling.queue_options import (
+from batchtune.server.scheduling.batch_queue import (
+    Batch,
     QueueOptions,
     check_allowed_sizes,
     next_allowed_size,
 )
+from batchtune.server.scheduling.clock import Clock
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.server.sessions.input_shapes import SignatureInputs, numpy_dtype

@@ -22,12 +22,10 @@ from batchtune.batching.parameters import (
     default_num_batch_threads,
 )
 from batchtune.server.backends.model import Runner
-from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.sessions.auto_buckets import LengthWindow
 from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
-from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
+from batchtune.server.sessions.length_buckets import LengthBuckets, LengthWindow, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
 from batchtune.server.sessions.request import BatchObserver, Deliver, Done, Queued
 from batchtune.server.sessions.unbatched import (

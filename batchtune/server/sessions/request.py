@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from batchtune.server.backends.model import Tensors
 from batchtune.server.scheduling.batch_queue import CloseReason
 from batchtune.server.sessions.merging import split_tensor
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 
 Outputs = dict[str, NDArray[Any]]
@@ -197,3 +198,40 @@ class BatchObserver(Protocol):
 
     def on_rejected(self, reason: str) -> None:
         """One request was refused: queue_full, too_large; or dropped: expired."""
+
+
+class Servable(Protocol):
+    """One loaded version of a model."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Its version number."""
+        ...
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        """Its signatures by name."""
+        ...
+
+    @property
+    def metadata(self) -> bytes:
+        """A serialised tensorflow.serving.SignatureDefMap."""
+        ...
+
+    def submit(
+        self,
+        signature_name: str,
+        inputs: dict[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> Queued | None:
+        """Run a request. On the loop's thread, `done(outputs, None)` or `done(None, error)` follows, unless
+        StatusError is raised at once. `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands
+        for the request in a batching queue, if there is one."""
+        ...

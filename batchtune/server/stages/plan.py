@@ -6,19 +6,168 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
+from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
-from batchtune.server.stages.lookup import RedisLookup, open_lookup
-from batchtune.server.stages.model_code import ModelCode, rows_of
-from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
-from batchtune.server.stages.sub_model import SubModel
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
+from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
+
+
+class SubModel:
+    """The model of a folder, by its signature serving_default; called on any thread, several at a time.
+
+    `gives`: outputs that it must have; `kept`: the names of those of its outputs that are read.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        folder: Path,
+        options: BackendOptions,
+        gives: Sequence[TensorSpec],
+        kept: Collection[str],
+    ) -> None:
+        self._model = load_model(folder, options)
+        signature = self._model.signatures.get(DEFAULT_SIGNATURE)
+        if signature is None:
+            self._model.close()
+            known = ", ".join(sorted(self._model.signatures))
+            message = f"{folder}: {key} of stages.yaml runs {DEFAULT_SIGNATURE}; this model has {known}"
+            raise StatusError("INVALID_ARGUMENT", message)
+        fault = _misfit({spec.name: spec.dtype for spec in signature.outputs}, gives)
+        if fault:
+            self._model.close()
+            raise StatusError("INVALID_ARGUMENT", f"{folder}: {key} of stages.yaml gives {fault}")
+        self._key = key
+        self._run = self._model.runs[DEFAULT_SIGNATURE]
+        self._names = [spec.name for spec in signature.inputs]
+        self._kept = [spec.name for spec in signature.outputs if spec.name in kept]
+        self._specs = {spec.name: spec for spec in gives}
+
+    def __call__(self, inputs: Tensors, rows: int) -> dict[str, NDArray[Any]]:
+        """Those of its outputs that are read, with one row for each of `rows`.
+
+        Raises:
+            StatusError: INTERNAL where an input is missing or an output has other rows or another shape; the model's.
+        """
+        missing = [name for name in self._names if name not in inputs]
+        if missing:
+            raise StatusError("INTERNAL", f"{self._key}: its model takes {missing[0]!r}, which nothing gives")
+        outputs = self._run({name: inputs[name] for name in self._names})
+        for name in self._kept:
+            if fault := shape_fault(outputs[name], rows, self._specs.get(name)):
+                raise StatusError("INTERNAL", f"{self._key}: its model gave {name!r} {fault}")
+        return {name: outputs[name] for name in self._kept}
+
+    def close(self) -> None:
+        """Free the model."""
+        self._model.close()
+
+
+def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
+    """Which output is missing, or of another type; "" where all are there."""
+    for spec in wanted:
+        dtype = dtypes.get(spec.name)
+        if dtype is None:
+            return f"no {spec.name!r}"
+        if dtype != spec.dtype:
+            return f"{spec.name!r} as {dtype}; outputs says {spec.dtype}"
+    return ""
+
+
+def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
+    """What answers a batch of keys with a batch of values.
+
+    Raises:
+        StatusError: the code cannot be loaded, or the package that speaks to the store is missing.
+    """
+    if stage.redis is not None:
+        return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
+    if stage.emulated is not None:
+        service_time = ServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
+        return EmulatedDevice(service_time, rows_max=None, outputs=stage.outputs)
+    return code.function("lookup.code", stage.code, stage.outputs)
+
+
+class RedisLookup:
+    """One MGET for a batch; a key that the store has not is a row of zeros (empty strings)."""
+
+    def __init__(self, source: RedisSource, key_name: str, value: TensorSpec) -> None:
+        try:
+            import redis
+        except ImportError as error:
+            raise StatusError(
+                "FAILED_PRECONDITION", "lookup.redis needs redis: pip install 'batchtune[redis]'"
+            ) from error
+        timeout_s = source.timeout_ms / 1000
+        self._failure = redis.RedisError
+        self._client = redis.Redis.from_url(
+            source.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        self._where = _without_password(source.url)
+        self._prefix = source.prefix.encode()
+        self._key_name = key_name
+        self._value = value
+
+    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
+        """The values of a batch of keys.
+
+        Raises:
+            StatusError: UNAVAILABLE where the store does not answer, INTERNAL where a value has another size.
+        """
+        given = inputs[self._key_name]
+        keys = [self._prefix + _key(key) for key in given.ravel().tolist()]
+        try:
+            values = self._client.mget(keys) if keys else []
+        except self._failure as error:
+            raise StatusError("UNAVAILABLE", f"lookup: {self._where}: {error}") from error
+        array = _rows_of(values, keys, self._value)
+        return {self._value.name: array.reshape(*given.shape, *array.shape[1:])}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def _key(key: Any) -> bytes:
+    return key if isinstance(key, bytes) else str(key).encode()
+
+
+def _rows_of(values: Sequence[bytes | None], keys: Sequence[bytes], spec: TensorSpec) -> NDArray[Any]:
+    shape = tuple(size or 0 for size in (spec.shape or (None,))[1:])
+    if spec.dtype == "object":
+        texts = np.empty(len(values), dtype=object)
+        texts[:] = [value or b"" for value in values]
+        return texts
+    rows = np.zeros((len(values), *shape), np.dtype(spec.dtype))
+    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+        if value is None:
+            continue
+        if len(value) != rows[row].nbytes:
+            raise StatusError(
+                "INTERNAL",
+                f"lookup: the value of {key.decode(errors='replace')!r} has {len(value)} bytes; {spec.dtype} "
+                f"{list(shape)} has {rows[row].nbytes}",
+            )
+        rows[row] = np.frombuffer(value, rows.dtype).reshape(shape)
+    return rows
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
 
 Named = dict[str, NDArray[Any]]
 

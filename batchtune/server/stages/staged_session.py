@@ -21,8 +21,8 @@ from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs, Queued
+from batchtune.server.stages.model_code import RequestThreads
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
-from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 

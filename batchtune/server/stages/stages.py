@@ -20,9 +20,8 @@ from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.length_buckets import open_axes_of
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import BatchObserver, Deliver
-from batchtune.server.stages.model_code import rows_of
+from batchtune.server.stages.model_code import RequestThreads, rows_of
 from batchtune.server.stages.plan import Named, StagePlan, plan_of
-from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.server.stages.staged_session import StagedSession
 from batchtune.server.stages.stages_file import DeclaredStages
 from batchtune.wire.signature import Signature

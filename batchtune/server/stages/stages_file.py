@@ -32,15 +32,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from batchtune.batching.parameters import default_num_batch_threads
-from batchtune.server.backends.declared_file import DeclaredFile, read_declared
-from batchtune.server.backends.declared_tensors import (
+from batchtune.server.backends.declared_file import (
+    DeclaredFile,
     FaultError,
     check_keys,
     number,
+    read_declared,
     tensor_specs,
     whole_number,
 )
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import QueueOptions
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 
 STAGES_FILE: Final = "stages.yaml"

@@ -17,8 +17,9 @@ from batchtune.wire.kserve.messages import (
     ModelMetadataRequest,
     ModelStatisticsRequest,
     ModelStatisticsResponse,
+    signature_from_metadata,
+    signature_from_response,
 )
-from batchtune.wire.kserve.metadata import signature_from_metadata, signature_from_response
 from batchtune.wire.signature import Signature
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
+from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import Dispatch, GrpcServerConnection, StreamServices
-from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from batchtune.wire.grpc.framing import PREFIX
+from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_call import (
     HEAD_PIECES,
     OK_PIECES,
@@ -14,7 +15,6 @@ from batchtune.wire.grpc.server_call import (
     failure_pieces,
     write_reply,
 )
-from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.flow import OutgoingFlow
 from batchtune.wire.http2.frames import STREAM_ID, ErrorCode

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.arrays import MAX_RANK, as_bytes, little_endian, object_array
+from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
 
 # datatype -> numpy's name, and the field of typed contents (none for FP16 and BF16)
 _DATATYPES: dict[str, tuple[str, str]] = {

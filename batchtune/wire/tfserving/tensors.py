@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.arrays import MAX_RANK, as_bytes, little_endian, object_array
+from batchtune.wire.descriptors import read_varint, varint
+from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
-from batchtune.wire.varint import read_varint, varint
 
 MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
 from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.request import BatchRecord, Completion
 from batchtune.wire.signature import Signature, TensorSpec

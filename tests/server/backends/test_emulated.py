@@ -16,9 +16,9 @@ from batchtune.server.backends.emulated import (
     SharedTimetable,
     expected_outputs,
     load_emulated_model,
+    sleep_until,
 )
 from batchtune.server.backends.model import BackendOptions
-from batchtune.server.backends.precise_sleep import sleep_until
 from batchtune.server.backends.registry import load_model
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError

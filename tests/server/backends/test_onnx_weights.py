@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.server.backends import onnx as onnx_backend
 from batchtune.server.backends.model import BackendOptions
-from batchtune.server.backends.onnx_weights import WEIGHT_BYTES_MIN, CutModel, cut_weights, read_weights
+from batchtune.server.backends.onnx import WEIGHT_BYTES_MIN, CutModel, cut_weights, read_weights
 from batchtune.server.backends.registry import load_model
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")

@@ -15,8 +15,7 @@ import pytest
 from google.protobuf.text_format import Parse
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from batchtune.server.grpc_api.health import HealthCalls
-from batchtune.server.grpc_api.reflection import REFLECTION_SERVICES, Reflection
+from batchtune.server.grpc_api.services import REFLECTION_SERVICES, HealthCalls, Reflection
 from batchtune.wire.grpc.request_head import read_head
 from batchtune.wire.grpc.server_call import GrpcStream
 from batchtune.wire.status import GRPC_CODES, StatusError

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.backends.model import LoadedModel, Tensors
-from batchtune.server.metrics.counters import Metrics
-from batchtune.server.metrics.loop_lag import LoopLagSampler
+from batchtune.server.metrics.counters import LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.concurrency_limit import ConcurrencyLimit
-from batchtune.server.models.servable import DeliveredLimit, Servable
+from batchtune.server.models.servable import ConcurrencyLimit, DeliveredLimit, Servable
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.sessions.request import LoopPort
 from batchtune.server.startup import own_batching_parameters

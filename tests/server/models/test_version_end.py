@@ -28,7 +28,7 @@ from batchtune.server.sessions.request import LoopPort
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tfserving.graph_batching import GraphBatching
+from batchtune.wire.tfserving.rest_json import GraphBatching
 
 Outputs = dict[str, NDArray[Any]]
 X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")

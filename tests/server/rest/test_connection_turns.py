@@ -11,7 +11,7 @@ from functools import wraps
 
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.rest.app import RestOptions, make_app
-from batchtune.server.rest.connection import RestConnection
+from batchtune.server.rest.listener import RestConnection
 from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
 from batchtune.wire.turns import LARGE_READ_BYTES

@@ -15,9 +15,8 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.rest.json import floats as json_floats
-from batchtune.server.rest.json.floats import FloatRows, takes_float_rows
-from batchtune.server.rest.json.predict_request import parse_predict
+from batchtune.server.rest.json import predict_request as json_floats
+from batchtune.server.rest.json.predict_request import FloatRows, parse_predict, takes_float_rows
 from batchtune.wire.status import StatusError
 from tests.server.server_fakes import FakeServable, RunningRest, running_rest, signature, spec
 
@@ -112,7 +111,7 @@ def test_beyond_float32_is_infinity() -> None:
 
 def test_importing_silences_the_warning_of_that_cast() -> None:
     code = (
-        "from batchtune.server.rest.json.floats import FloatRows\n"
+        "from batchtune.server.rest.json.predict_request import FloatRows\n"
         "assert FloatRows().read(b'{\"instances\": [[1e300]]}') is not None"
     )
     done = subprocess.run(

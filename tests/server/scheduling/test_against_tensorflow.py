@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
 from batchtune.wire.status import StatusError
 
 pytestmark = (

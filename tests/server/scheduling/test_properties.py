@@ -10,8 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed_size, split_sizes
+from batchtune.server.scheduling.batch_queue import (
+    Batch,
+    QueueOptions,
+    SharedBatchScheduler,
+    next_allowed_size,
+    split_sizes,
+)
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from batchtune.server.models.concurrency_limit import ConcurrencyLimit
+from batchtune.server.models.servable import ConcurrencyLimit
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock

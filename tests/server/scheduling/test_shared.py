@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
+from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.clock import MonotonicClock
-from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 

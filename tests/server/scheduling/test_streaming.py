@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import Batch, QueueOptions
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock

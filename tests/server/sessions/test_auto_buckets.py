@@ -12,15 +12,15 @@ import pytest
 
 from batchtune.batching.length_buckets import BUCKETS_MOST, PAYS_FROM, boundaries_for, rounded_up
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.sessions import auto_buckets
-from batchtune.server.sessions.auto_buckets import (
+from batchtune.server.sessions import length_buckets as auto_buckets
+from batchtune.server.sessions.length_buckets import (
     FIRST_REQUESTS,
     WINDOW_REQUESTS,
+    LengthBuckets,
     LengthWindow,
     better_boundaries,
     computed_elements,
 )
-from batchtune.server.sessions.length_buckets import LengthBuckets
 from tests.server.sessions.test_length_buckets import OPEN, Server, signature
 
 FEW = 6

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
-from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.request import BatchRecord, Completion

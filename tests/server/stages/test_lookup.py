@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.stages.lookup import RedisLookup
+from batchtune.server.stages.plan import RedisLookup
 from batchtune.server.stages.stages import BatchingStage
 from batchtune.server.stages.stages_file import RedisSource
 from batchtune.target.process import free_port

@@ -15,7 +15,7 @@ import pytest
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.stages.request_threads import RequestThreads
+from batchtune.server.stages.model_code import RequestThreads
 from batchtune.server.stages.stages import BatchingStage, check_allowed
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
@@ -252,7 +252,7 @@ def test_what_the_model_of_a_stage_raises_is_the_end_of_that_request(
         raise RuntimeError("index out of range in self")
 
     counter = load_model_of_counts(tmp_path, fail)
-    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: counter)
+    monkeypatch.setattr("batchtune.server.stages.plan.load_model", lambda *_: counter)
 
     async def ask(server: StagedServer) -> None:
         with pytest.raises(StatusError, match="RuntimeError: index out of range"):
@@ -302,7 +302,7 @@ def test_the_model_of_a_stage_is_closed_after_the_last_queued_request(
     )
     model = load_model(tmp_path / "names", BackendOptions())
     model = replace(model, runs=dict.fromkeys(model.runs, run), close=closed.set)
-    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: model)
+    monkeypatch.setattr("batchtune.server.stages.plan.load_model", lambda *_: model)
     stages = """
         pre: stages.py:preprocess
         post: names/
@@ -357,7 +357,7 @@ def test_a_model_of_a_first_stage_gives_as_many_rows_as_it_took(
         return {"x": np.ones((len(inputs["text"]) + (b"odd" in inputs["text"]), 1), np.float32)}
 
     model = load_model_of_counts(tmp_path, run)
-    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: model)
+    monkeypatch.setattr("batchtune.server.stages.plan.load_model", lambda *_: model)
 
     async def ask(server: StagedServer) -> None:
         asked = [server.text(b"odd"), server.text(b"a", b"b", b"c")]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import CHECK, create_run
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import CHECK, create_run, write_whole
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, history_line

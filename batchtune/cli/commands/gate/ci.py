@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from batchtune.check.gate import OF_A_LAUNCH
-from batchtune.check.looks import looks_up_to
+from batchtune.check.gate import OF_A_LAUNCH, looks_up_to
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.check.account import Account
-from batchtune.check.gate import OF_A_LAUNCH
-from batchtune.check.looks import fewest_blocks, looks_up_to
+from batchtune.check.gate import OF_A_LAUNCH, fewest_blocks, looks_up_to
 from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from batchtune.archive.run import Run
-from batchtune.archive.whole_files import write_whole
+from batchtune.archive.run import Run, write_whole
 from batchtune.errors import ArchiveError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.drawing import Section, provenance_of

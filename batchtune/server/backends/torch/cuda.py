@@ -16,8 +16,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.backends.torch.arrays import Tensor, carried, from_numpy, retyped
-from batchtune.server.backends.torch.device import Forward, Graph, first_line
+from batchtune.server.backends.torch.device import (
+    Forward,
+    Graph,
+    Tensor,
+    carried,
+    first_line,
+    from_numpy,
+    retyped,
+)
 from batchtune.server.log import say
 
 # PyTorch has 32 streams of each priority for a device, and hands them out in turn, over and over: a second owner's work

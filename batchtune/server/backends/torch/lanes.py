@@ -16,8 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.backends.torch.arrays import to_numpy
-from batchtune.server.backends.torch.device import Device, Forward, Graph, first_line
+from batchtune.server.backends.torch.device import Device, Forward, Graph, first_line, to_numpy
 from batchtune.server.log import note
 from batchtune.wire.status import StatusError
 

@@ -135,7 +135,7 @@ def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
         with path.open("a", encoding="utf-8") as duets:
             duets.write(line)
     except OSError as error:
-        raise ArchiveError(f"block {block} cannot be kept: cannot write {path}: {error.strerror}") from error
+        raise ArchiveError(f"block {block} cannot be saved: cannot write {path}: {error.strerror}") from error
 
 
 def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
@@ -238,8 +238,8 @@ class Run:
         except (OSError, ArchiveError) as error:
             why = error.message if isinstance(error, ArchiveError) else error.strerror
             raise ArchiveError(
-                f"trial {trial.number} cannot be kept: {why}",
-                hint=f"all before it is; when there is room: --resume {self.path}",
+                f"trial {trial.number} cannot be saved: {why}",
+                hint=f"all earlier trials are saved; when there is room: --resume {self.path}",
             ) from error
 
     def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:

@@ -71,7 +71,7 @@ class BatchingFile:
             if translated and size is None:
                 raise BatchingParametersError(
                     "max_batch_size is absent: Triton makes no batches then, unless the model's backend fills it in",
-                    hint="write the one that Triton tells (GET /v2/models/MODEL/config) into the file",
+                    hint="write the one that Triton reports (GET /v2/models/MODEL/config) into the file",
                 )
             requests = values.pop(_QUEUE, None)
             if requests:

@@ -206,7 +206,7 @@ def _require_plain(args: Sequence[str], *, where: str) -> None:
         if re.match(r"-\w*c$", word) or " --" in word:
             raise BatchingParametersError(f"{where}: a shell in the container starts the server", hint=hint)
         if "$" in word and word not in ("$@", "$*") and not _OF_THE_MODEL.match(word):
-            raise BatchingParametersError(f"{where}: {word}: what it stands for is not known here", hint=hint)
+            raise BatchingParametersError(f"{where}: {word}: its value is not known here", hint=hint)
         if re.match(r"-\w", word) or word == FILE_FLAG:
             name = word.lstrip("-")
             equals = "" if "=" in name or word != FILE_FLAG else "=PATH"

@@ -97,7 +97,7 @@ def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside
 
 def _text(cause: Cause, parts: Sequence[Part]) -> str:
     if not parts:
-        return "the server tells nothing of its batches, so where it comes from is not known"
+        return "the server reports nothing about its batches, so the cause is not known"
     largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:TOLD]
     texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
     moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"

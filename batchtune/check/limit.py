@@ -131,7 +131,7 @@ def _share(text: str) -> float:
         return share
     percent = text if not text.endswith("%") and share < 100.0 else "1"
     raise UsageError(
-        f"errors: at most {rounded(share * 100)} % of all requests is always kept",
+        f"errors: at most {rounded(share * 100)} % of all requests is always met",
         hint=f"write errors={percent}%",
     )
 

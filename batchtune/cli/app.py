@@ -19,20 +19,20 @@ from batchtune.cli.reading import reading
 from batchtune.errors import UsageError
 
 REMOVED: Final[Mapping[str, str]] = {
-    "plan --exact": "a plan says how sure it is; keep a margin with --slo-… where the limit is near",
+    "plan --exact": "a plan reports its accuracy; leave a margin with --slo-… where the limit is near",
     "plan --exact-time": "leave it out: a plan simulates a pool of 16 replicas at most",
     "plan --fleet": "leave it out: a plan simulates on this machine",
     "plan --profile": "plan for the peak with --rate, and once more for each rate that matters",
     "plan --detect": "leave it out: until they are noticed, dead replicas lose their share of the requests",
-    "sweep --strategy": "say it with --set search.strategy=NAME",
-    "sweep --parallel": "say it with --set search.parallel=N",
+    "sweep --strategy": "use --set search.strategy=NAME",
+    "sweep --parallel": "use --set search.parallel=N",
     **dict.fromkeys(
         (f"{name} --fleet" for name in ("sweep", "load", "compare", "check")),
-        "say it with --set load.fleet.ray=ADDRESS",
+        "use --set load.fleet.ray=ADDRESS",
     ),
     **dict.fromkeys(
         (f"{name} --fleet-workers" for name in ("sweep", "load", "compare", "check")),
-        "say it with --set load.fleet.workers=N",
+        "use --set load.fleet.workers=N",
     ),
 }
 """Options that commands had, each with what to do instead."""
@@ -52,7 +52,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="batchtune",
     cls=Commands,
-    help="Find the batching parameters to serve a model with, say why, and how sure.",
+    help="Find the best batching parameters for a model server, with reason and confidence.",
     epilog=examples("init --example quickstart", "sweep quickstart.yaml", "recommend --slo-p95 20ms"),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -120,7 +120,8 @@ class Benches:
             )
             for variant in pair
         ]
-        self.view.live(f"block {block} of {self.blocks}, both in turn: CPU time of a request")
+        names = " and ".join(variant.name for variant in pair)
+        self.view.live(f"block {block}/{self.blocks}: CPU time per request, {names}")
         cost = request_cost(run_duet(fleet, jobs, plan, clocks), planned=plan.pairs)
         for variant in pair if cost is None else ():
             self.require_running(variant)
@@ -177,7 +178,7 @@ class Benches:
 
     def _show(self, line: str) -> None:
         if self._turn is not None:
-            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}, {line}")
+            self.view.live(f"block {self._turn.block}/{self.blocks}, {self._turn.variant.name}: {line}")
 
     def _calibrated(
         self, fleet: AnyFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
@@ -279,7 +280,7 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     if any(target.kind == "command" for target in targets) and len(set(map(repr, targets))) > 1:
         raise UsageError(
             "the variants have different targets of kind command: a run has one such server, and puts back that",
-            hint="say what differs in fixed, which the commands are given",
+            hint="write what differs in fixed, which the commands are given",
         )
     models = (
         (model, target.framework)

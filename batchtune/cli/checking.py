@@ -54,7 +54,7 @@ def check(
     baseline: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN|FILE", help="Compare with figures that were kept, instead of side by side."
+            metavar="RUN|FILE", help="Compare with stored figures, instead of side by side."
         ),
     ] = None,
     update_baseline: Annotated[

@@ -90,7 +90,7 @@ def run_joint_sweep(
     fault = early.fault
     if fault is not None:
         why = fault.message if isinstance(fault, BatchtuneError) else "interrupted"
-        kept = f"{counted(len(trials), 'trial')} kept in {run.path}; --resume {run.path} goes on"
+        kept = f"{counted(len(trials), 'trial')} saved in {run.path}; --resume {run.path} goes on"
         print(f"{why}; {kept}", file=sys.stderr)
     try:
         return _concluded(run, scenario, trials, fault, json=json)

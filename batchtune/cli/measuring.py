@@ -148,7 +148,7 @@ def load(
         typer.Option(
             metavar="URL",
             help="Load this running server by REST; nothing is launched. With --grpc-url too the scenario's protocol "
-            "is loaded, and REST tells the server's statistics.",
+            "is loaded, and REST reports the server's statistics.",
         ),
     ] = None,
     grpc_url: Annotated[

@@ -299,16 +299,16 @@ def _bottleneck(kind: Kind, text: str, facts: Facts) -> Bottleneck:
 
 def _nothing(facts: Facts) -> str:
     if facts.run.server is None:
-        return "the server tells nothing of itself"
+        return "the server reports nothing about itself"
     if facts.disturbed:
-        return "nothing of the server's is used up, and other programs took the machine's time"
+        return "no resource of the server is used up; other programs took the machine's time"
     if facts.run.concurrency is not None:
-        return "nothing is used up"
+        return "the server had capacity left"
     if facts.is_met:
-        return "the rate offered is met; nothing is used up"
+        return "the server met the offered rate and had capacity left"
     return (
         f"{rounded(facts.run.throughput_rps.value)} of {rounded(facts.due_rps or 0.0)} requests/s are answered, "
-        "but nothing is used up"
+        "but no resource of the server is used up"
     )
 
 

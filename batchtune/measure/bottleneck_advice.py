@@ -79,7 +79,7 @@ def _advice(kind: Kind, case: Case) -> str:
         case "server_threads":
             return _more_request_threads(case)
         case "batch_timeout":
-            return "lower batch_timeout_micros: the device stands idle while batches wait to fill"
+            return "lower batch_timeout_micros: the device is idle while batches wait to fill"
         case "concurrency":
             return "measure with more clients, or lower max_batch_size to what comes together"
         case "batch_threads":

@@ -180,15 +180,15 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
         counted = (
             f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
-            f"which tell as much as {count / effect:.0f} independent ones"
+            f"which carry as much information as {count / effect:.0f} independent ones"
         )
         if decision == "FAIL":
             return "FAIL", counted
         if decision == "UNSURE" and not unsure:
             times = times_longer(count, misses, limit.allowed_miss_ratio, design_effect=effect)
-            longer = f"; a run about {rounded(times)} times as long would tell" if times else ""
+            longer = f"; a run about {rounded(times)} times as long would decide" if times else ""
             unsure = f"{counted}{longer}"
-    return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")
+    return ("UNSURE", unsure) if unsure else ("PASS", "every limit is met")
 
 
 def _kept_by_far(
@@ -490,7 +490,7 @@ def _first_text(samples: Samples, errors: Mapping[str, int]) -> str:
         text = samples.error_texts.get(name.upper(), "")
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
         if line:
-            shown = line if len(line) <= _SHOWN_TEXT_MAX_CHARS else f"{line[:_SHOWN_TEXT_MAX_CHARS]}…"
+            shown = line if len(line) <= _SHOWN_TEXT_MAX_CHARS else f"{line[:_SHOWN_TEXT_MAX_CHARS]} [...]"
             return f"the first {name} said: {shown}; "
     return ""
 

@@ -1,4 +1,4 @@
-"""Prints a recommendation in some fifteen lines: what to use, what is gained, why, what limits, how sure, what next."""
+"""Prints a recommendation in some fifteen lines: parameters, gain, SLO, reason, bottleneck, confidence, next command."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from batchtune.report.contenders import compared_table
 from batchtune.report.tables import console_on, paragraph, text_width
 from batchtune.report.words import (
     REFERENCES_IN_SENTENCES,
+    bottleneck_sentence,
     capitalised,
+    confidence_sentence,
     figures_sentence,
     gain_sentences,
-    limit_title,
     name_without_parameters,
     offer_sentences,
     parameters_of,
     promise_sentence,
-    sure_sentence,
     why_sentence,
     workload,
 )
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import Recommendation
 
-INDENT: Final = " " * 7
+INDENT: Final = " " * len("Recommended ")
+"""As wide as the longest label."""
 
 DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
 """Caveats that change what one would do; of a noisy host only where nothing is established."""
@@ -56,7 +58,7 @@ def print_answer(
 
     for line in filter(None, (run, workload(scenario, chosen, with_slo=False, brief=True))):
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
-    tell("Use", use_text(chosen), "bold")
+    tell("Recommended", use_text(chosen), "bold")
     gains = " ".join(gain_sentences(chosen))
     if gains:
         tell("Gain", gains, "bold")
@@ -65,15 +67,14 @@ def print_answer(
         console.print(f"{INDENT}{line}", markup=False, soft_wrap=True)
     for promise in chosen.promises:
         tell("SLO", promise_sentence(promise, chosen))
-    tell("Why", why_sentence(chosen, brief=True))
+    tell("Why", why_sentence(chosen))
     if chosen.bottleneck is not None:
-        advice = chosen.bottleneck.advice.split(": ", maxsplit=1)[0]
-        title = capitalised(limit_title(chosen.bottleneck))
-        tell("Limit", f"{title}: {chosen.bottleneck.text}. {capitalised(advice)}.")
-    tell("Sure?", " ".join([sure_sentence(chosen), *offer_sentences(chosen, offer)]))
-    mind = " ".join(_mind(chosen))
-    if mind:
-        tell("Mind", mind)
+        tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
+    confidence = capitalised(confidence_sentence(chosen))
+    tell("Confidence", " ".join([confidence, *offer_sentences(chosen, offer)]))
+    warnings = " ".join(_warnings(chosen))
+    if warnings:
+        tell("Warning", warnings)
     label = "Next"
     for command in filter(None, (next_step, deployment, why)):
         console.print(f"{label:<{len(INDENT)}}{command}", markup=False, soft_wrap=True)
@@ -98,7 +99,7 @@ def _aligned(table: list[list[str]]) -> list[str]:
     ]
 
 
-def _mind(chosen: Recommendation) -> Iterator[str]:
+def _warnings(chosen: Recommendation) -> Iterator[str]:
     """What speaks against these figures, and against those that they are compared with."""
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
     said: set[str] = set()
@@ -112,6 +113,9 @@ def _mind(chosen: Recommendation) -> Iterator[str]:
         if caveat.code in codes and caveat.code not in said:
             said.add(caveat.code)
             yield _sentence(caveat, whose)
+    more = len({caveat.code for caveat, _ in against} - said)
+    if said and more:
+        yield f"{counted(more, 'more warning')}: `--why`."
 
 
 def _sentence(caveat: Caveat, whose: str) -> str:

@@ -61,7 +61,7 @@ PAYS = {
     "yes": "pays",
     "hardly": "hardly pays",
     "no": "costs",
-    "not distinguishable": "cannot be told from none",
+    "not distinguishable": "makes no measurable difference",
     "client-limited": "cannot be judged (client-limited)",
     "not measured": "was not measured",
 }
@@ -74,17 +74,17 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     print_table(console, _table(comparison_rows(comparison, marks)))
     lines = [
         *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *small_print(comparison), *marks.lines(),
-        f"Kept in {path}",
+        f"Saved in {path}",
     ]  # fmt: skip
     _tell(console, lines, width=text_width(stream))
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
-    """The spread of one configuration against itself, and the smallest change that blocks can tell."""
+    """The spread of one configuration against itself, and the smallest change that blocks detect."""
     console = console_on(stream)
     marks = Marks(caveats={"A/A": floor.caveats})
     print_table(console, _table(noise_rows(floor, marks)))
-    _tell(console, [*noise_lines(floor), *marks.lines(), f"Kept in {path}"], width=text_width(stream))
+    _tell(console, [*noise_lines(floor), *marks.lines(), f"Saved in {path}"], width=text_width(stream))
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
@@ -196,7 +196,7 @@ def _gain(answer: BatchingAnswer) -> str:
         case "not distinguishable":
             if makes_no_difference(answer):
                 return f"batching makes no difference worth having: {gain}."
-            return f"{counted(pair.blocks, 'block')} cannot tell whether batching helps: {gain}."
+            return f"{counted(pair.blocks, 'block')} do not show whether batching helps: {gain}."
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
@@ -208,10 +208,10 @@ def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
     if off.bottleneck is None or on.bottleneck is None:
         return []
     if off.bottleneck.kind == on.bottleneck.kind:
-        return [f"What limits with and without it is {limit_title(on.bottleneck)}: {on.bottleneck.text}."]
+        return [f"Bottleneck with and without it: {limit_title(on.bottleneck)}; {on.bottleneck.text}."]
     return [
-        f"What limits without it is {limit_title(off.bottleneck)} ({off.bottleneck.text});",
-        f"with it {limit_title(on.bottleneck)} ({on.bottleneck.text}).",
+        f"Bottleneck without it: {limit_title(off.bottleneck)} ({off.bottleneck.text});",
+        f"with it: {limit_title(on.bottleneck)} ({on.bottleneck.text}).",
     ]
 
 

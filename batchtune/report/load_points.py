@@ -26,7 +26,7 @@ from batchtune.report.tables import (
     text_width,
     width_of,
 )
-from batchtune.report.words import capitalised, limit_sentence, limit_word
+from batchtune.report.words import capitalised, bottleneck_sentence, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
@@ -194,7 +194,7 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
     for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == len(limits) else f" ({named} {loads})"
-        yield f"Limit{where}: {limit_sentence(limited[-1][1])}"
+        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1])}"
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

@@ -102,7 +102,7 @@ def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[s
         text = f"p95 {rounded_duration(here.value)} beside the others, {rounded_duration(there.value)} alone"
         overloaded = math.isinf(here.value) and math.isfinite(there.value)
         if not overloaded and here.low <= there.high and there.low <= here.high:
-            text += ", which cannot be told apart"
+            text += ", with no measurable difference"
         elif there.value > 0.0 and not overloaded:
             text += f" (×{rounded(here.value / there.value)})"
         if measurement.concurrency is not None:
@@ -149,7 +149,7 @@ def print_joint(
 ) -> None:
     """The answer: parameters, a row for each model, and what it rests on."""
     console, width = console_on(stream), text_width(stream)
-    for line in (headline(chosen), *_chosen_parameters(chosen.configuration)):
+    for line in (headline(chosen), "Recommended:", *_chosen_parameters(chosen.configuration)):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
     table = table_of(*SHARE_HEADINGS)
     for row in share_rows(chosen):
@@ -158,7 +158,8 @@ def print_joint(
     for line in (
         *company_lines(chosen),
         *rival_lines(chosen),
-        *doubt_lines(chosen),
+        *open_lines(chosen),
+        *warning_lines(chosen),
     ):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
     console.print("Deploy:", markup=False)
@@ -192,16 +193,16 @@ def load_line(load: JointLoad) -> str:
 
 
 def headline(chosen: JointRecommendation) -> str:
-    fresh = f"in {chosen.held} of {counted(chosen.fresh, 'fresh run')}"
+    fresh = f"in {chosen.held} of {counted(chosen.fresh, 'confirmation run')}"
     how_often = fresh if chosen.fresh else "in the search, and was never measured again"
     if chosen.objective == "capacity":
         missed = (
             "" if chosen.missed_factor is None else f"; more than ×{rounded(chosen.missed_factor)} is missed"
         )
-        return f"Every model kept its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}{missed}. Use:"
+        return f"Every model met its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}{missed}."
     return (
-        f"Every model kept its SLO at the stated rates, {how_often}; the tightest limit was used to "
-        f"{percentage(1.0 / chosen.score)}. Use:"
+        f"Every model met its SLO at the stated rates, {how_often}; the tightest limit was used to "
+        f"{percentage(1.0 / chosen.score)}."
     )
 
 
@@ -239,11 +240,11 @@ def company_lines(chosen: JointRecommendation) -> Iterator[str]:
             continue
         own = share.alone.configuration.label()
         if chosen.objective == "capacity":
-            kept = percentage(share.rate_rps / share.alone.rate_rps)
+            share_of = percentage(share.rate_rps / share.alone.rate_rps)
             held = f"held {rounded(share.alone.rate_rps)}/s within its SLO"
-            cost = f": beside the others it gets {kept} of that"
+            cost = f": beside the others it gets {share_of} of that"
             if share.rate_rps >= share.alone.rate_rps:
-                cost = ": it was searched for too short a time to say what company costs"
+                cost = ": the search was too short to measure what company costs"
         else:
             held, cost = f"used {percentage(1.0 / share.alone.score)} of its tightest limit", ""
         tried = counted(share.alone.tried, "configuration")
@@ -258,7 +259,7 @@ def rival_lines(chosen: JointRecommendation) -> Iterator[str]:
             continue
         what = f"What was best for each alone, put together{_threads(rival)}"
         if rival.kept:
-            yield f"{what}, kept every SLO at {rates} too (one run)."
+            yield f"{what}, met every SLO at {rates} too (one run)."
             continue
         held = (
             "nothing lower was tried that it held"
@@ -274,11 +275,15 @@ def _threads(rival: Rival) -> str:
     return "" if count is None else f" on {counted(count, 'thread')}"
 
 
-def doubt_lines(chosen: JointRecommendation) -> Iterator[str]:
-    yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
+def open_lines(chosen: JointRecommendation) -> Iterator[str]:
+    """Why the answer is not established; nothing where it is."""
     if chosen.open_questions:
         questions = "; ".join(question.text() for question in chosen.open_questions)
-        yield f"Not established: {questions}; give the sweep more time (--budget)."
+        yield f"Confidence: not established: {questions}; give the sweep more time (--budget)."
+
+
+def warning_lines(chosen: JointRecommendation) -> Iterator[str]:
+    yield from (f"Warning: {caveat}" for caveat in chosen.caveats)
 
 
 def measured_text(latency: Latency) -> str:

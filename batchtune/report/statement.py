@@ -1,4 +1,4 @@
-"""Prints a recommendation with the whole argument: every contender, why, how sure, and what else could be taken."""
+"""Prints a recommendation with the whole argument: every contender, reason, confidence, alternatives."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from batchtune.report.tables import (
 from batchtune.report.words import (
     NAMES,
     REFERENCES,
+    bottleneck_sentence,
     capitalised,
+    confidence_sentence,
     figures_sentence,
     gain_sentences,
-    limit_sentence,
     name_without_parameters,
     named_sentences,
     offer_sentences,
     other_references,
     parameters_of,
     promise_sentence,
-    sure_sentence,
     why_sentence,
     workload,
 )
@@ -52,7 +52,7 @@ def print_recommendation(
     offer: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """The parameters, what they give beside all others, whether batching helps, how sure that is, how to deploy them.
+    """The parameters, what they give beside all others, whether batching helps, the confidence, how to deploy them.
 
     `run` names the run and its age where nobody named it; `next_step` is what would establish what is open, `offer`
     the options with which a longer search may find more; `deployment` is the command line, None where another dialect
@@ -87,12 +87,12 @@ def print_recommendation(
     for text in _argument(chosen):
         tell(text)
     console.print()
-    for text in (*_search(chosen), *_sure(chosen, next_step, offer)):
+    for text in (*_search(chosen), *_confidence(chosen, next_step, offer)):
         tell(text)
     console.print()
     for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (not confirmed)"
-        tell(f"Instead: {alternative.configuration.label()}: {alternative.trade}{searched}.")
+        tell(f"Alternative: {alternative.configuration.label()}: {alternative.trade}{searched}.")
     for text in marks.lines():
         tell(text, indent="   ")
     if deployment is not None:
@@ -100,7 +100,7 @@ def print_recommendation(
 
 
 def _contenders(chosen: Recommendation, marks: Marks, *, width: int) -> Table:
-    """All that was tried, a row each; the letters of caveats stand at the names."""
+    """All that was tried, a row each; the letters of caveats follow the names."""
     rows = contenders_table(chosen)
     dispensable = [rows[0].index(name) for name in DISPENSABLE if name in rows[0]]
     head, *shown = rows_that_fit(rows, width=width, dispensable=dispensable)
@@ -115,7 +115,7 @@ def _contenders(chosen: Recommendation, marks: Marks, *, width: int) -> Table:
 
 
 def _argument(chosen: Recommendation) -> Iterator[str]:
-    """Does batching help and why, how did the rule and the guide fare, is the SLO kept, what limits now?"""
+    """Does batching help and why, how did the rule and the guide fare, is the SLO met, what limits now?"""
     yield why_sentence(chosen)
     yield from named_sentences(chosen)
     known = {reference.name for reference in chosen.references}
@@ -126,7 +126,7 @@ def _argument(chosen: Recommendation) -> Iterator[str]:
             yield f"{capitalised(REFERENCES[name])}: {ending}."
     yield from (f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises)
     if chosen.bottleneck is not None:
-        yield f"Limit: {limit_sentence(chosen.bottleneck)}"
+        yield f"Bottleneck: {bottleneck_sentence(chosen.bottleneck)}"
 
 
 def _search(chosen: Recommendation) -> Iterator[str]:
@@ -144,13 +144,13 @@ def _searched(search: SearchSummary) -> Iterator[str]:
             f"{NAMES.get(name, 'the space')} {count}"
             for name, count in sorted(search.proposals.items(), key=lambda pair: -pair[1])
         )
-        yield f"Runs by who named them: {made}."
+        yield f"Runs by source: {made}."
     if search.stop_reason:
         yield f"The search ended: {search.stop_reason}."
     if search.nodes:
         yield f"Trials ran on several nodes at once: {search.nodes}."
 
 
-def _sure(chosen: Recommendation, next_step: str | None, offer: str | None) -> Iterator[str]:
+def _confidence(chosen: Recommendation, next_step: str | None, offer: str | None) -> Iterator[str]:
     step = "" if next_step is None else f" To establish it: {next_step}"
-    yield " ".join([f"{sure_sentence(chosen)}{step}", *offer_sentences(chosen, offer)])
+    yield " ".join([f"Confidence: {confidence_sentence(chosen)}{step}", *offer_sentences(chosen, offer)])

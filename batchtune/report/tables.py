@@ -22,7 +22,7 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
+        return "unbounded"
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))

@@ -61,7 +61,7 @@ class Simulated:
 @contextmanager
 def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> Iterator[None]:
     """Say on stderr what is being done, once it has taken a second."""
-    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} …", stream))
+    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} ...", stream))
     timer.daemon = True
     if not quiet:
         timer.start()
@@ -89,7 +89,7 @@ def print_simulations(
     console = console_on(stream)
     print_table(console, table)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
-    lines += [f"How sure: {twin.accuracy()}.", *notes]
+    lines += [f"Confidence: {twin.accuracy()}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     known = {point.configuration: point for point in points if point.measured is not None}
@@ -131,7 +131,7 @@ def print_plan(
         *([] if plan.measured is None else [f"One replica: {measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
-        f"How sure: {twin.accuracy()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
+        f"Confidence: {twin.accuracy()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]

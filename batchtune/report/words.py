@@ -1,4 +1,4 @@
-"""The words of an answer, in which terminal, page and log all tell it: names, gains, capacity, limits, how sure."""
+"""The words of an answer, the same on terminal, page and log: names, gains, capacity, bottleneck, confidence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TITLES: Final[Mapping[Kind, str]] = {
     "device": "the device",
     "front_end": "the server's front end",
     "errors": "the requests that fail",
-    "none": "nothing that was seen",
+    "none": "none",
 }
 
 
@@ -42,11 +42,9 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
     return _TITLES["none" if bottleneck is None else bottleneck.kind]
 
 
-def limit_sentence(bottleneck: Bottleneck) -> str:
-    """What limits, by which figures, and what to do about it: to stand behind `Limit: `."""
-    if bottleneck.kind == "none":
-        return f"none was seen, {bottleneck.text}. Advice: {bottleneck.advice}."
-    return f"{limit_title(bottleneck)}, {bottleneck.text}. Advice: {bottleneck.advice}."
+def bottleneck_sentence(bottleneck: Bottleneck) -> str:
+    """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`."""
+    return f"{limit_title(bottleneck)}; {bottleneck.text}. {capitalised(bottleneck.advice)}."
 
 
 PROTOCOLS: Final = {
@@ -200,20 +198,20 @@ def quantile_of(chosen: Recommendation) -> str:
 
 
 def runs_text(chosen: Recommendation, runs: int) -> str:
-    """`3 fresh runs`, `2 runs of the search`, or `5 runs` where some were fresh."""
+    """`3 confirmation runs`, `2 runs of the search`, or `5 runs` where some were made after the choice."""
     if chosen.confirmations == chosen.runs:
-        return counted(runs, "fresh run")
+        return counted(runs, "confirmation run")
     return counted(runs, "run") + ("" if chosen.confirmations else " of the search")
 
 
 def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
-    """`8.90-9.40 ms in 3 fresh runs`, with what it means where it is a prediction."""
+    """`8.90-9.40 ms in 3 confirmation runs`, with what it means where it is a prediction."""
     meaning = " (95 % of further runs)" if chosen.interval == "prediction" else ""
     return f"{_duration_span(chosen.latency_s.get(quantile))} in {runs_text(chosen, runs)}{meaning}"
 
 
 def figures_sentence(chosen: Recommendation) -> str:
-    """The capacity, or requests/s and p95: `Capacity 84,600/s held in 3 of 3 fresh runs (p95 8.90-9.40 ms); …`."""
+    """The capacity, or requests/s and p95: `Capacity 84,600/s held in 3 of 3 confirmation runs (p95 9.40 ms)`."""
     quantile = quantile_of(chosen)
     if chosen.capacity is None:
         rate = f"{span(chosen.throughput_rps)} requests/s"
@@ -223,14 +221,14 @@ def figures_sentence(chosen: Recommendation) -> str:
 
 
 def capacity_text(capacity: Capacity, latency: str = "") -> str:
-    """`capacity 84,600/s held in 3 of 3 fresh runs (p95 8.90-9.40 ms); missed at 99,600/s`."""
+    """`capacity 84,600/s held in 3 of 3 confirmation runs (p95 8.90-9.40 ms); missed at 99,600/s`."""
     runs = capacity.held + capacity.missed
     if capacity.by_loops:
         how = "by closed loops alone"
     elif not runs:
         how = "by the search alone"
     else:
-        how = f"held in {capacity.held} of {counted(runs, 'fresh run')}"
+        how = f"held in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
     missed = "no rate was missed"
     if capacity.missed_rps is not None:
@@ -239,18 +237,20 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
-    """`p95 ≤ 20 ms: 8.90-9.40 ms in 3 fresh runs, 53 % to spare.`"""
+    """`p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4 ms, 53 % to spare).`"""
     head = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}:"
-    shown = range_text(chosen, promise.name, promise.runs)
+    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}"
+    worst = f"worst {rounded_duration(promise.worst_s)}"
+    if not math.isfinite(promise.worst_s):
+        worst = "in the worst run too many requests had no good answer"
+    further = ""
+    if chosen.interval == "prediction":
+        further = f"; 95 % of further runs: {_duration_span(chosen.latency_s.get(promise.name))}"
     if promise.kept < promise.runs:
-        worst = f"the worst took {rounded_duration(promise.worst_s)}"
-        if not math.isfinite(promise.worst_s):
-            worst = "in the worst too many requests had no good answer"
-        return f"{head} {shown}, kept in {promise.kept} of {promise.runs}; {worst}."
-    high = chosen.latency_s[promise.name].high
-    if not high <= promise.limit_s:
-        return f"{head} {shown}; all kept it, a further one may miss it."
-    return f"{head} {shown}, {percentage(promise.spare_ratio)} to spare."
+        return f"{head} {met} ({worst}{further})."
+    if not chosen.latency_s[promise.name].high <= promise.limit_s:
+        return f"{head} {met} ({worst}{further}); a further run may miss it."
+    return f"{head} {met} ({worst}, {percentage(promise.spare_ratio)} to spare{further})."
 
 
 def _duration_span(estimate: Estimate | None) -> str:
@@ -261,7 +261,7 @@ def _duration_span(estimate: Estimate | None) -> str:
     return f"{span(estimate, scale=scale)} {unit}"
 
 
-# Why, and how sure.
+# Reason, and confidence.
 
 VERDICTS: Final = {
     "yes": "Batching helps",
@@ -270,28 +270,29 @@ VERDICTS: Final = {
 }
 
 
-def why_sentence(chosen: Recommendation, *, brief: bool = False) -> str:
-    """Whether batching helps, and why; brief with the first fact alone."""
+def why_sentence(chosen: Recommendation) -> str:
+    """Whether batching helps, and why."""
     reason = chosen.reason
     if chosen.batching_helps == "no" and chosen.cannot_pay:
         reason = chosen.cannot_pay
-    elif brief and chosen.batching_helps == "yes":
-        reason = reason.split("; ")[0]
     return f"{VERDICTS[chosen.batching_helps]}: {reason}."
 
 
-def sure_sentence(chosen: Recommendation) -> str:
-    """Whether it is established: the fresh runs that say so, or every open question."""
+def confidence_sentence(chosen: Recommendation) -> str:
+    """Whether it is established: the confirmation runs that say so, or every open question."""
     if not chosen.established:
-        return f"Not established: {'; '.join(question.text() for question in chosen.open_questions)}."
+        return f"not established: {'; '.join(question.text() for question in chosen.open_questions)}."
     held, runs = _confirmed(chosen)
-    return f"Confirmed: {held} of {counted(runs, 'fresh run')} kept the SLO, and no rival that was tried is open."
+    return (
+        f"confirmed: {held} of {counted(runs, 'confirmation run')} met the SLO, and no other configuration that "
+        "was tried can be more than 10 % better."
+    )
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
     """That a longer search may find more: an offer, where nothing that was tried is open."""
     if chosen.established and chosen.may_find_more:
-        yield "A longer search may find more" + (f": {offer}." if offer else ".")
+        yield "A longer search may find more" + (f": `{offer}`." if offer else ".")
 
 
 def _confirmed(chosen: Recommendation) -> tuple[int, int]:
@@ -305,7 +306,7 @@ def named_sentences(chosen: Recommendation) -> Iterator[str]:
     rule = "" if chosen.rule is None else f" ({chosen.rule})"
     for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
         if name in chosen.names:
-            yield f"The {title} names what is recommended."
+            yield f"The {title} names the recommended configuration."
             continue
         other = _named(chosen, name)
         if other is not None:
@@ -335,8 +336,8 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
     if gain == "may be better":
         return f"{gave}; it may still be better"
     if gain == NO_DIFFERENCE:
-        return f"{gave}; {gain} from what is recommended"
-    return f"{gave}; what is recommended gives {gain} {GAINED[chosen.objective]} it"
+        return f"{gave}; {gain} from the recommended configuration"
+    return f"{gave}; the recommended configuration gives {gain} {GAINED[chosen.objective]} it"
 
 
 def capitalised(text: str) -> str:

@@ -68,7 +68,7 @@ def format_duration(seconds: float) -> str:
 def rounded(value: float) -> str:
     """Three significant digits for a sentence, thousands separated, never an exponent: `12,300`, `6.4`, `0.05`."""
     if not math.isfinite(value):
-        return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+        return "–" if math.isnan(value) else "unbounded"
     exact = Decimal(f"{value:.3g}")
     return _plain(exact) if abs(exact) < 1000 else f"{exact:,.0f}"
 

@@ -354,7 +354,7 @@ def _check_file(path: Path) -> None:
         )
     if path.suffix == ".pt" and not path.with_name(_SCRIPT_SIGNATURE).is_file():
         raise UsageError(
-            f"target.model: {path} does not tell its inputs (TorchScript)",
+            f"target.model: {path} does not list its inputs (TorchScript)",
             hint=f"write {path.with_name(_SCRIPT_SIGNATURE)}, with the dimensions after the batch, such as: "
             "{inputs: {x: {dtype: float32, shape: [200]}}, outputs: {y: {dtype: float32, shape: [2]}}}",
         )

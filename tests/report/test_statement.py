@@ -38,7 +38,8 @@ Recommended
   num_batch_threads          1
 Gain: ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08] capacity
   over the server's defaults.
-Capacity 2,000/s held in 3 of 3 fresh runs (p95 38.0-39.2 ms); at most 2,280/s.
+Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
+  2,280/s.
 
 
  named by                             configuration       held /s   missed /s      p50 ms      p95 ms      p99 ms   limited by   runs           gain in capacity
@@ -50,17 +51,18 @@ Capacity 2,000/s held in 3 of 3 fresh runs (p95 38.0-39.2 ms); at most 2,280/s.
 
 Batching helps: batching is worth ×3.45 [2.86, 4.17].
 The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
-  num_batch_threads=1: it held 1,710/s; no measurable difference from what is
-  recommended.
-The tuning guide names what is recommended.
-SLO p95 ≤ 50 ms: 38.0-39.2 ms in 3 fresh runs, 22 % to spare.
-Limit: none was seen, the server tells nothing of itself. Advice: raise the rate
-  to find what limits it.
+  num_batch_threads=1: it held 1,710/s; no measurable difference from the
+  recommended configuration.
+The tuning guide names the recommended configuration.
+SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 22 % to spare).
+Bottleneck: none; the server reports nothing about itself. Raise the rate to
+  find what limits it.
 
 15 trials in 30 s. The plan was 60 s: 12 to scout, 30 to compare, 18 to confirm.
-  Runs by who named them: the space 5, rule 2, Optuna 1. The search ended: the
-  time is spent.
-Confirmed: 3 of 3 fresh runs kept the SLO, and no rival that was tried is open.
+  Runs by source: the space 5, rule 2, Optuna 1. The search ended: the time is
+  spent.
+Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other
+  configuration that was tried can be more than 10 % better.
 
 a  (recommended) the device is emulated by its service time — judge the tool by
    this, not a model or a device
@@ -104,7 +106,7 @@ def test_every_contender_stands_in_the_table(found: Recommendation) -> None:
             {"keeps": False},
             "names max_batch_size=8 batch_timeout_micros=1000 num_batch_threads=1: it misses the SLO.",
         ),
-        ({}, "p95 10.0 ms; what is recommended gives ×1.17 [1.12, 1.23] throughput over it."),
+        ({}, "p95 10.0 ms; the recommended configuration gives ×1.17 [1.12, 1.23] throughput over it."),
     ],
 )
 def test_how_the_rules_own_contender_fared(
@@ -125,8 +127,8 @@ def test_a_rule_whose_contender_was_not_run_is_told(found: Recommendation) -> No
 def test_what_is_open_is_told_with_what_would_settle_it(found: Recommendation) -> None:
     weak = replace(found, established=False, open_questions=(OpenQuestion(code="unconfirmed"),))
     step = "batchtune sweep s.yaml --resume RUN --budget 60s"
-    assert f"Not established: no fresh run confirms it. To establish it: {step}" in said(weak, next_step=step)
-    assert "Confirmed" not in said(weak)
+    assert f"Confidence: not established: no confirmation run was made. To establish it: {step}" in said(weak, next_step=step)
+    assert "confirmed:" not in said(weak)
 
 
 def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommendation) -> None:
@@ -138,7 +140,7 @@ def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommen
     )
     text = said(replace(found, bottleneck=limit))
     words = (
-        "Limit: the batch timeout, 80 % of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
+        "Bottleneck: the batch timeout; 80 % of the batches waited out 50 ms. Lower batch_timeout_micros."
     )
     assert words in text
     assert "13.6 batch timeout 3" in text

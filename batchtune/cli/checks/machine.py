@@ -131,19 +131,19 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     return Check(
         state="problem",
         text=f"noisy in {noisy} of {len(windows)} half seconds: {said}",
-        advice="stop other work here; `batchtune noise SCENARIO.yaml` says which change can still be told",
+        advice="stop other work here; `batchtune noise SCENARIO.yaml` reports the smallest difference it can detect",
     )
 
 
 def pressure(root: Path = Path("/")) -> Check:
-    """Whether the kernel tells how long tasks wait for a CPU (PSI)."""
+    """Whether the kernel reports how long tasks wait for a CPU (PSI)."""
     pressed = read_host(root=root).pressed
     if pressed is None:
-        advice = "boot with psi=1; without it only steal, other programs and a fixed loop tell of noise"
+        advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
         return Check(
-            state="missing", text="the kernel does not tell who waits for a CPU (PSI)", advice=advice
+            state="missing", text="the kernel does not report who waits for a CPU (PSI)", advice=advice
         )
-    return Check(state="ok", text=f"the kernel tells how long {pressed} waits for a CPU (PSI)")
+    return Check(state="ok", text=f"the kernel reports how long {pressed} waits for a CPU (PSI)")
 
 
 def memory(root: Path = Path("/")) -> Check:

@@ -201,7 +201,7 @@ def notes_on_lengths(calibrated: Calibrated) -> list[str]:
     elif calibrated.twin.best_fit.length is None:
         notes.append(
             "What the length of a request costs is not known: the trials' batches were about equally long, or the "
-            "server did not tell."
+            "server did not report them."
         )
     return notes
 

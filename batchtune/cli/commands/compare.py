@@ -145,8 +145,8 @@ def run_blocks(
         except KeyboardInterrupt:
             done.interrupted = True
     if done.interrupted:
-        kept = "" if done.run is None else f"; {counted(len(done.trials), 'trial')} kept in {done.run.path}"
-        print(f"interrupted{kept}", file=sys.stderr)
+        saved = "" if done.run is None else f"; {counted(len(done.trials), 'trial')} saved in {done.run.path}"
+        print(f"interrupted{saved}", file=sys.stderr)
     return done
 
 

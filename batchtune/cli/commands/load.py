@@ -167,10 +167,10 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
         print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
     if scenario.load.requests is None:
-        longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=…"
+        longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=DURATION"
     else:
-        longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=…"
-    print(f"whether the SLO is kept is not sure: {judgement.verdict_reason}; {longer}", file=sys.stderr)
+        longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=N"
+    print(f"no verdict on the SLO: {judgement.verdict_reason}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
 
 
@@ -282,7 +282,7 @@ def _keep(measured: Measured, finished: FinishedTrial) -> None:
     try:
         measured.run.append(finished.trial, finished.samples)
     except ArchiveError as error:
-        print(f"note: {error.message}; from here on nothing is kept", file=sys.stderr)
+        print(f"note: {error.message}; nothing is saved from here on", file=sys.stderr)
         measured.run = None
 
 

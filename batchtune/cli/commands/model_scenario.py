@@ -160,7 +160,7 @@ def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
     needed = format_duration(math.ceil(sure_s))
     return (
         f"a request takes {rounded_duration(tries.lone_s)}: {rounded_duration(given_s)} hold few runs; "
-        f"for a sure answer give --budget {needed}"
+        f"for a confirmed answer give --budget {needed}"
     )
 
 

@@ -121,7 +121,7 @@ def _held(plan: ReplicaPlan) -> int:
     """The exit code: 5, with a warning, where no run held the limits and the twin names a rate that one missed."""
     if plan.measured is None or plan.measured.held_rps or not plan.contradicted:
         return 0
-    print("warning: no run of these parameters kept the limits at a rate: sweep with them", file=sys.stderr)
+    print("warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr)
     return InconclusiveError.exit_code
 
 

@@ -135,7 +135,7 @@ def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> i
     if run is None:
         print("interrupted before the first trial", file=sys.stderr)
         return 130
-    kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
+    kept = f"{counted(len(trials), 'trial')} saved in {run.path}"
     if isinstance(fault, BatchtuneError):
         print(f"error: {fault.message}", file=sys.stderr)
         print(f"hint: {kept}; `batchtune recommend {run.path}` reads them again", file=sys.stderr)

@@ -123,7 +123,7 @@ ENOUGH_RATIO: Final = 0.5
 """With fewer of the workers than this left, a load is no longer what was asked for, and the run ends."""
 
 
-_LOST_HINT: Final = "see the node's own log; what was measured before is kept"
+_LOST_HINT: Final = "see the node's own log; what was measured before is saved"
 
 
 class WorkerLostError(MeasurementInvalidError):

@@ -63,12 +63,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "client_paused": _Known(
         "latency",
-        "the load generator was kept from running for {pause_s} at a time: what was due then was sent late",
+        "the load generator could not run for {pause_s} at a time: what was due then was sent late",
         "keep its CPUs free of other work",
     ),
     "client_throttled": _Known(
         "everything",
-        "the client was kept from running {paused_ratio:.0%} of the time (a CPU quota, or others on its core)",
+        "the client could not run {paused_ratio:.0%} of the time (a CPU quota, or others on its core)",
         _MORE_CLIENT,
     ),
     "client_busy": _Known(
@@ -111,8 +111,8 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "correlated": _Known(
         "latency",
-        "slow requests came together (in a batch, behind a queue): {requests} tell as much of p95 as {effective:.0f} "
-        "that are independent of each other",
+        "slow requests came together (in a batch, behind a queue): {requests} carry as much information on p95 as "
+        "{effective:.0f} independent ones",
         "measure for longer; p95 may be another next time",
     ),
     "errors": _Known(
@@ -142,14 +142,14 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "thinned": _Known(
         "everything",
-        "of about {requests:,} requests one in {one_in}, drawn at random, was kept: intervals, percentiles and file "
+        "of about {requests:,} requests one in {one_in}, drawn at random, was recorded: intervals, percentiles and file "
         "of requests are of {kept:,}, counts are multiplied; {failures:,} of all failed",
-        "lower rate or duration to keep every request",
+        "lower rate or duration to record every request",
     ),
     "stopped_early": _Known(
         "everything",
         "stopped after {elapsed_s}, before its planned end",
-        "the verdict stands; the figures are rough",
+        "the verdict is valid; the figures are rough",
     ),
     "emulated_device": _Known(
         "everything",
@@ -163,7 +163,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "no_server_counters": _Known(
         "server",
-        "the server tells nothing about its batches",
+        "the server reports nothing about its batches",
         "for batch sizes and queue waits start TensorFlow Serving with --monitoring_config_file=FILE, FILE holding "
         "`prometheus_config {{ enable: true }}`, and give --rest-url beside --grpc-url",
     ),
@@ -171,14 +171,14 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "server",
         "the server's counters fell during the load, so what it counted is left out: it was restarted, or several "
         "servers answer at its address",
-        "give --rest-url, or target.rest_url, of one server instead of a balancer; its log tells of a restart",
+        "give --rest-url, or target.rest_url, of one server instead of a balancer; its log records a restart",
     ),
     "host_steal": _Known(
         "everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST
     ),
     "host_busy": _Known(
         "everything",
-        "programs other than server and client used {foreign_ratio:.0%} of the CPUs that these may run on",
+        "other processes used {foreign_ratio:.0%} of the CPUs of server and client, so figures are noisy",
         _QUIET_HOST,
     ),
     "host_canary": _Known(

@@ -91,7 +91,7 @@ def gate_rows(conclusion: Conclusion) -> list[list[str]]:
 
 
 def closing_lines(account: Account) -> list[str]:
-    """Why, how sure, what next, where it is kept."""
+    """Reason, test, next step, where it is saved."""
     lines = []
     conclusion = account.conclusion
     if account.attribution is not None:
@@ -104,7 +104,7 @@ def closing_lines(account: Account) -> list[str]:
     if account.note:
         lines.append(f"Note  {account.note}")
     if account.run is not None:
-        lines.append(f"Kept in {account.run}")
+        lines.append(f"Saved in {account.run}")
     return lines
 
 
@@ -117,12 +117,12 @@ def test_text(account: Account) -> str:
         return (
             f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
         )
-    fresh = f" and {conclusion.fresh_blocks} fresh ones" if conclusion.fresh_blocks else ""
+    fresh = f" and {counted(conclusion.fresh_blocks, 'confirmation block')}" if conclusion.fresh_blocks else ""
     blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
-    return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if fresh blocks agree."
+    return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if confirmation blocks agree."
 
 
 def advice_text(account: Account) -> str:
@@ -138,13 +138,17 @@ def advice_text(account: Account) -> str:
 
 
 def change_text(finding: Finding, *, ends: bool = True) -> str:
-    """`−4.9 % [−5.4, −4.3]`; an end that the blocks do not give is left open."""
+    """`−4.9 % [−5.4, −4.3]`, or `−4.9 % (at least −5.4)` where the blocks give no upper end."""
     change = finding.change
     unit = "points" if finding.gate.is_absolute else "%"
     value = f"{_signed(change.value)} {unit}"
     if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
         return value
-    return f"{value} [{_end(change.low)}, {_end(change.high)}]"
+    if not math.isfinite(change.low):
+        return f"{value} (at most {_signed(change.high)})"
+    if not math.isfinite(change.high):
+        return f"{value} (at least {_signed(change.low)})"
+    return f"{value} [{_signed(change.low)}, {_signed(change.high)}]"
 
 
 def _settling(account: Account) -> str:
@@ -170,10 +174,6 @@ def _wider(finding: Finding) -> float:
     """Twice the margin of a gate that is open, else its own."""
     margin = finding.gate.margin
     return min(2 * margin, 0.99) if finding.state == "open" else margin
-
-
-def _end(share: float) -> str:
-    return "…" if math.isinf(share) else _signed(share)
 
 
 def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
@@ -237,8 +237,8 @@ def print_history(
 ) -> None:
     """The checks, the oldest first, with what the candidate reached; then the changes."""
     console = console_on(stream)
-    kept = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
-    metrics = sorted(kept, key=lambda name: (":" in name, kept[name]))
+    order = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
+    metrics = sorted(order, key=lambda name: (":" in name, order[name]))
     table = table_of("when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics), "commit")
     for line in lines:
         table.add_row(

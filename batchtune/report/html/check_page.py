@@ -98,7 +98,7 @@ def gate_changes(account: Account) -> Section:
         if mine:
             data.append(_changes(mine, state, colour, symbol))
     data.append(_margins(list(zip(shown, names, strict=True))))
-    runs = "of two sessions, one of them kept" if account.stored else "made in turns"
+    runs = "of two sessions, one of them stored" if account.stored else "made in turns"
     height_px = 150 + 40 * len(shown)
     layout: dict[str, Any] = {
         "xaxis": axis("change, % (of errors: points)", zeroline=True),
@@ -261,7 +261,7 @@ _VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "IMPROVED": ("Yes, better", "good"),
     "REGRESSED": ("No: regressed", "bad"),
     "SLO MISSED": ("No: SLO missed", "bad"),
-    "INCONCLUSIVE": ("It cannot be told", "open"),
+    "INCONCLUSIVE": ("No verdict", "open"),
     "INVALID": ("Invalid", "bad"),
     "INCOMPARABLE": ("Not comparable", "bad"),
 }
@@ -383,7 +383,7 @@ def _answers(account: Account) -> tuple[Answer, ...]:
             lines=() if attribution is None else short_lines([sentence(attribution.text)]),
         ),
         Answer(
-            question="How sure is that?",
+            question="How confident is this?",
             headline=_sureness(account),
             lines=short_lines(sure),
         ),
@@ -394,9 +394,9 @@ def _sureness(account: Account) -> str:
     conclusion = account.conclusion
     match conclusion.verdict:
         case "REGRESSED" if conclusion.fresh_blocks:
-            return "Seen twice, on fresh blocks too"
+            return "Seen twice, in confirmation blocks too"
         case "INCONCLUSIVE":
-            return "Not sure"
+            return "No verdict yet"
         case "INVALID" | "INCOMPARABLE":
             return "Nothing is known"
         case _:

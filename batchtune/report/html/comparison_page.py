@@ -66,8 +66,8 @@ from batchtune.tune.compare.variant import Metric, VariantFigures, figure_of, ru
 from batchtune.tune.trials.trial import Trial
 
 _OUTCOMES: Final = {
-    "different": ("told apart", "@chosen", "circle"),
-    "not distinguishable": ("not told apart", "@muted", "circle-open"),
+    "different": ("a measurable difference", "@chosen", "circle"),
+    "not distinguishable": ("no measurable difference", "@muted", "circle-open"),
     "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
 }
 UNITS: Final[Mapping[Metric, tuple[str, float]]] = {
@@ -286,7 +286,7 @@ _HELPS: Final = {
     "yes": ("Yes", "good"),
     "hardly": ("Hardly", "open"),
     "no": ("No, it costs", "bad"),
-    "not distinguishable": ("It cannot be told", "open"),
+    "not distinguishable": ("No measurable difference", "open"),
     "client-limited": ("Invalid: client-limited", "bad"),
     "not measured": ("Not measured", "bad"),
 }
@@ -423,7 +423,7 @@ def _best(comparison: Comparison) -> Answer:
         why = short_lines([pair_sentence(pair) for pair in comparison.pairs])
         return Answer(question="Which is best?", headline="Not known", lines=why, tone="bad")
     baseline = comparison.variants[0].name
-    lines = (f"None is told to be better than {baseline}.",)
+    lines = (f"No variant is measurably better than {baseline}.",)
     return Answer(question="Which is best?", headline=baseline, lines=lines, tone="open")
 
 
@@ -463,27 +463,27 @@ def _sure(comparison: Comparison) -> Answer:
     if any(pair.outcome == "client-limited" for pair in pairs):
         headline, tone = "Invalid: client-limited", "bad"
     elif len(pairs) == 1:
-        headline = "Told apart" if different else "Not told apart"
+        headline = "A measurable difference" if different else "No measurable difference"
     else:
-        headline = f"{different} of {len(pairs)} told apart"
+        headline = f"{different} of {len(pairs)} differ measurably"
     lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
     if comparison.blocks < BLOCKS_NEEDED:
         lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
     elif not different:
-        lines.append("More blocks (--blocks) tell smaller differences; `batchtune noise` says how many.")
+        lines.append("More blocks (--blocks) detect smaller differences; `batchtune noise` reports how many.")
     lines += [
         f"{variant.name} failed: {variant.failure}" for variant in comparison.variants if variant.failure
     ]
     noisy = sum(variant.noisy for variant in comparison.variants)
     lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
-    return Answer(question="How sure is that?", headline=headline, lines=short_lines(lines), tone=tone)
+    return Answer(question="How confident is this?", headline=headline, lines=short_lines(lines), tone=tone)
 
 
 def _limits(comparison: Comparison) -> Answer:
     question = "What limits it?"
     limited = [variant for variant in comparison.variants if variant.bottleneck is not None]
     if not limited:
-        return Answer(question=question, headline="Not known", lines=("The server tells too little.",))
+        return Answer(question=question, headline="Not known", lines=("The server reports too little.",))
     kinds: dict[str, list[VariantFigures]] = {}
     for variant in limited:
         kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)

@@ -35,10 +35,11 @@ from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_row
 from batchtune.report.several_models import (
     SHARE_HEADINGS,
     company_lines,
-    doubt_lines,
     headline,
     measured_text,
+    open_lines,
     rival_lines,
+    warning_lines,
     share_rows,
 )
 from batchtune.report.words import parameters_of
@@ -50,10 +51,10 @@ from batchtune.tune.trials.trial import Trial
 
 _INTERVALS: Final = "Intervals in the table of trials are 95 % intervals of one run, from order statistics."
 _KINDS: Final = {
-    "chosen": ("recommended, fresh runs", "@chosen", "star", 14),
-    "holds": ("every model kept its SLO", "@chosen", "circle", 9),
+    "chosen": ("recommended, confirmation runs", "@chosen", "star", 14),
+    "holds": ("every model met its SLO", "@chosen", "circle", 9),
     "breaks": ("an SLO was broken", "@limit", "x-thin", 10),
-    "spoilt": ("tells nothing: the client was the limit", "@muted", "circle-x-open", 10),
+    "spoilt": ("not usable: the client was the limit", "@muted", "circle-x-open", 10),
 }
 """Of a load: name, colour, symbol, size."""
 _SHARE_MAX: Final = 3.0
@@ -88,8 +89,8 @@ def joint_document(
         answers=_answers(chosen),
         sections=[_shares(chosen), _against_rates(loads, chosen.configuration)],
         command="\n".join(deployment),
-        notes=[headline(chosen).removesuffix(" Use:"), *rival_lines(chosen)],
-        open_questions=[line for line in doubt_lines(chosen) if not line.startswith("Mind:")],
+        notes=[headline(chosen), *rival_lines(chosen)],
+        open_questions=[*open_lines(chosen)],
         caveats=gathered_caveats(_caveats(_behind(trials, chosen.configuration))),
     )
 
@@ -132,7 +133,7 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
         gets = f"{percentage(1.0 / chosen.score)} of the tightest limit"
     sure = "loads of the search alone"
     if chosen.fresh:
-        sure = f"{chosen.held} of {counted(chosen.fresh, 'fresh run')} kept every SLO"
+        sure = f"{chosen.held} of {counted(chosen.fresh, 'confirmation run')} met every SLO"
     company = list(company_lines(chosen))
     return (
         Answer(
@@ -146,9 +147,9 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
             lines=tuple(_got(share) for share in chosen.models),
         ),
         Answer(
-            question="How sure is that?",
+            question="How confident is this?",
             headline="Established" if chosen.established else "Open",
-            lines=(sentence(sure), *doubt_lines(chosen)),
+            lines=(sentence(sure), *open_lines(chosen), *warning_lines(chosen)),
             tone="good" if chosen.established else "open",
         ),
         Answer(

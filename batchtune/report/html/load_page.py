@@ -54,8 +54,8 @@ from batchtune.tune.trials.trial import Trial
 
 _KINDS: Final = {
     "best": ("best", "@chosen", "star", 15),
-    "PASS": ("keeps the SLO", "@chosen", "circle", 9),
-    "UNSURE": ("not sure", "@queue", "diamond-open", 10),
+    "PASS": ("meets the SLO", "@chosen", "circle", 9),
+    "UNSURE": ("no verdict", "@queue", "diamond-open", 10),
     "FAIL": ("misses the SLO", "@limit", "x-thin", 10),
     "none": ("measured", "@chosen", "circle", 9),
     "client": ("invalid: client-limited", "@muted", "circle-x-open", 11),
@@ -114,8 +114,8 @@ def against_load(points: Sequence[Point], scenario: Scenario, *, quantile: str) 
             data=data, layout=limited(scenario.slo, layout, quantiles=(quantile,), panel="2"), height_px=420
         ),
         how=(
-            "A run a point, with 95 % intervals. Best is the most throughput within the SLO; of points that cannot be "
-            f"told apart the one with the least load. The thin dotted lines beside {quantile} are {_beside(quantile)}."
+            "A run a point, with 95 % intervals. Best is the most throughput within the SLO; of points with "
+            f"no measurable difference the one with the least load. The thin dotted lines beside {quantile} are {_beside(quantile)}."
         ),
     )
 
@@ -245,9 +245,9 @@ _INTERVALS: Final = (
 _EACH: Final = "The run of each load"
 _MOST_FAILURES: Final = 3
 _VERDICTS: Final = {
-    "PASS": ("Kept", "good"),
+    "PASS": ("Met", "good"),
     "FAIL": ("Missed", "bad"),
-    "UNSURE": ("Not sure", "open"),
+    "UNSURE": ("No verdict", "open"),
 }
 
 
@@ -407,7 +407,7 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
             headline=measured_text,
             lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
         ),
-        Answer(question="Is the SLO kept?", headline="Cannot be said", tone="open"),
+        Answer(question="Is the SLO met?", headline="No verdict", tone="open"),
         Answer(
             question="What now?",
             headline="Measure again",
@@ -433,7 +433,7 @@ def _gives(point: Point) -> Answer:
 
 
 def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
-    question, measured = "Is the SLO kept?", point.measured
+    question, measured = "Is the SLO met?", point.measured
     void = [point for point in points if point.kind in ("client", "host")]
     lines = [
         f"{name} ≤ {rounded_duration(limit_s)}: {latency(measured.latency_s.get(name))}"
@@ -443,14 +443,14 @@ def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
         lines.append(sentence(measured.verdict_reason))
     kept = sum(point.measured.verdict == "PASS" for point in points if point not in void)
     if len(points) > 1 and measured.verdict is not None:
-        lines.append(f"{kept} of {counted(len(points), 'point')} keep it.")
+        lines.append(f"{kept} of {counted(len(points), 'point')} meet it.")
     if void:
         lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(point.name for point in void)}.")
     if measured.verdict is None:
         return Answer(
             question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines)
         )
-    headline, tone = _VERDICTS.get(measured.verdict, ("Not sure", "open"))
+    headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
     return Answer(question=question, headline=headline, lines=tuple(lines), tone=tone)
 
 
@@ -458,7 +458,7 @@ def _limits(point: Point, scenario: Scenario) -> Answer:
     bottleneck = trial_bottleneck(point.trial, scenario)
     question = "What limits it?"
     if bottleneck is None:
-        return Answer(question=question, headline="Not known", lines=("The server tells too little.",))
+        return Answer(question=question, headline="Not known", lines=("The server reports too little.",))
     return Answer(
         question=question,
         headline=capitalised(limit_title(bottleneck)),

@@ -123,7 +123,7 @@ class LoadSpec(Spec):
     )
     requests: Count | None = Field(
         default=None,
-        description="closed loop: stop after so many requests, or where duration ends it before, which is told; "
+        description="closed loop: stop after so many requests, or where duration ends it before, with a warning; "
         "`batchtune load` gives them 10 minutes unless a duration is written",
     )
     warm_up_s: Seconds = Field(default=1.0, alias="warm_up", description="sent first and not counted")

@@ -202,7 +202,7 @@ class BudgetSpec(Spec):
     )
     trials: Count | None = Field(
         default=None,
-        description="configurations tried; scouts and fresh runs come on top",
+        description="configurations tried; scouts and confirmation runs come on top",
     )
 
     @model_validator(mode="after")
@@ -220,7 +220,7 @@ class SearchSpec(Spec):
         description="who may be the answer, beside no batching and the defaults. guided: the throughput × interval "
         "rule's point, the tuning guide's, the space as far as a service-time curve hopes of it, the leader's "
         "neighbours, and whom Optuna names; rule: the rule's point alone; grid: every point; optuna: whom Optuna's "
-        "sampler names. Runs decide: scouts, a comparison, fresh runs",
+        "sampler names. Runs decide: scouts, a comparison, confirmation runs",
     )
     budget: BudgetSpec = Field(default_factory=BudgetSpec)
     parallel: Annotated[

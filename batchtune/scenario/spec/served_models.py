@@ -98,8 +98,8 @@ def refuse_unheard(
             names, has = ", ".join(words for _, words in own), "has its" if len(own) == 1 else "have their"
             value = "=…" if len(keys) > 1 else ".…=…"
             raise UsageError(
-                f"{'.'.join(keys)}: {names} {has} own, which stands before this",
-                hint=f"say it of each model: {option} target.models.{own[0][0]}.{name}{value}",
+                f"{'.'.join(keys)}: {names} {has} own, which takes precedence",
+                hint=f"set it for each model: {option} target.models.{own[0][0]}.{name}{value}",
             )
 
 

@@ -107,7 +107,7 @@ class TargetSpec(Spec):
     )
     cpus: ServerCpus | None = Field(
         default=None,
-        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client are kept "
+        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client run "
         "on different CPUs where there are enough; all: they share them",
         examples=[[0], "all"],
     )

@@ -51,7 +51,7 @@ def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
             f"{where}: {error}", hint="is it a KServe v2 server, and has it the model?"
         ) from error
     if not signature.inputs:
-        raise TargetError(f"{where}: the model's metadata tell no inputs")
+        raise TargetError(f"{where}: the model's metadata list no inputs")
     return signature
 
 

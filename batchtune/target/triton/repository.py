@@ -84,7 +84,7 @@ class ModelRepository:
         if status != 200 or not _is_index(document):
             raise TargetError(
                 f"{self._endpoint.rest_url} has no model repository API: {_reason(status, document)}",
-                hint="kind triton needs Triton's REST port (8000 unless told otherwise)",
+                hint="kind triton needs Triton's REST port (8000 unless configured otherwise)",
             )
         states: dict[str, str] = {}
         for model in document:

@@ -92,7 +92,7 @@ class TritonTarget:
             raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise TargetError(
-                f"{self.endpoint.rest_url} tells a configuration of {self.endpoint.model_name} that is none: {error}",
+                f"{self.endpoint.rest_url} reports a configuration of {self.endpoint.model_name} that is none: {error}",
                 hint="is that a Triton?",
             ) from error
 
@@ -113,7 +113,7 @@ class TritonTarget:
             TargetError: the server refused it, did not start, or died.
         """
         if self._launched is None and self._keep is None:
-            raise ValueError("what an attached server had must be kept before it is changed")
+            raise ValueError("keep_original must run before an attached server is changed")
         started = time.monotonic()
         if configuration == self._in_force and self._still_in_force(configuration):
             return ApplyRecord(how="unchanged", seconds=0.0)
@@ -302,7 +302,7 @@ def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     try:
         return other_batching(config, wanted)
     except (BatchingParametersError, ValueError, TypeError, AttributeError) as error:
-        raise TargetError(f"the server now tells a configuration without batches: {error}") from error
+        raise TargetError(f"the server now reports a configuration without batches: {error}") from error
 
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:

@@ -60,7 +60,7 @@ def explain_gain(
         clauses.append(f"without batching {shown} {rounded_duration(limit_s)} allowed")
     facts = "; ".join(clause for clause in clauses if clause)
     verdict = "" if gain is None else _worth(gain)
-    return ": ".join(filter(None, (facts, verdict))) or "what was measured does not tell"
+    return ": ".join(filter(None, (facts, verdict))) or "the measurements do not show"
 
 
 def _worth(gain: Estimate) -> str:
@@ -286,4 +286,4 @@ def _miss(run: Run, slo: SloSpec) -> str:
         )
     if not misses and run.rate_rps is not None:
         misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")
-    return " and ".join(misses) or "which kept it in some runs and missed it in others"
+    return " and ".join(misses) or "which met it in some runs and missed it in others"

@@ -145,12 +145,12 @@ def best_point(points: Sequence[Trial]) -> BestPoint | None:
         for verdict in ("PASS", "UNSURE", "FAIL", None)
     }
     if by_verdict["PASS"]:
-        return _most_throughput(by_verdict["PASS"], "of the points that keep the SLO ")
+        return _most_throughput(by_verdict["PASS"], "of the points that meet the SLO ")
     if by_verdict["UNSURE"]:
-        return _most_throughput(by_verdict["UNSURE"], "no point keeps the SLO for sure; of those that may ")
+        return _most_throughput(by_verdict["UNSURE"], "no point clearly meets the SLO; of those that may ")
     if by_verdict["FAIL"]:
         nearest = min(by_verdict["FAIL"], key=lambda point: max(point.constraints.values(), default=0.0))
-        return BestPoint(point=nearest, why="no point keeps the SLO, and this one misses it by least")
+        return BestPoint(point=nearest, why="no point meets the SLO, and this one misses it by least")
     return _most_throughput(by_verdict[None], "")
 
 
@@ -162,7 +162,7 @@ def _most_throughput(points: Sequence[Trial], among: str) -> BestPoint:
         return BestPoint(point=top, why=f"{among}it has the highest throughput".strip())
     highest = f"{rounded(_throughput(top).value)} requests/s at {_load(top):,.6g}"
     return BestPoint(
-        point=least, why=f"{among}it needs the least load for what cannot be told from the highest, {highest}"
+        point=least, why=f"{among}it needs the least load with no measurable difference from the highest, {highest}"
     )
 
 

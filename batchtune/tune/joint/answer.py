@@ -45,19 +45,19 @@ def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
     refuted = next((load for load in telling if load.holds), None)
     if refuted is not None:
         return NoFeasibleConfigurationError(
-            f"all models kept their SLOs together at {refuted.ask.factor:.3g} times the stated rates, but not in most "
-            "of the fresh runs",
+            f"all models met their SLOs together at {refuted.ask.factor:.3g} times the stated rates, but not in most "
+            "of the confirmation runs",
             hint="lower the rates, loosen an SLO, or give the sweep more time (--budget) to try others",
         )
     tightest = min(telling, key=lambda load: load.tightness)
     if math.isinf(tightest.tightness):
         return NoFeasibleConfigurationError(
-            f"all models never kept their SLOs together: in each of {counted(len(telling), 'load')} too many requests "
+            f"all models never met their SLOs together: in each of {counted(len(telling), 'load')} too many requests "
             "failed",
             hint="lower the rates, raise slo.errors, or give search.space larger values of max_enqueued_batches",
         )
     return NoFeasibleConfigurationError(
-        f"all models never kept their SLOs together; the nearest used {tightest.tightness:.3g} times a limit at "
+        f"all models never met their SLOs together; the nearest used {tightest.tightness:.3g} times a limit at "
         f"{tightest.ask.factor:.3g} times the stated rates",
         hint="lower the rates, loosen an SLO, or widen search.space",
     )
@@ -68,7 +68,7 @@ def _nothing_told(together: Sequence[JointLoad]) -> BatchtuneError:
     if failures:
         return TargetError(f"no load of all models worked; the last: {failures[-1]}")
     return MeasurementInvalidError(
-        "the client was the limit in every load of all models: nothing is told of the server",
+        "the client was the limit in every load of all models: no figure is of the server",
         hint="lower the rates, or give the client more: load.processes, load.cpus",
     )
 

@@ -45,7 +45,7 @@ class JointAsk:
         """`reader alone, ×1.15`, for a line of progress."""
         factor = f"×{rounded(self.factor)}"
         text = f"{self.of} alone, {factor}" if self.kind == "alone" else f"together, {factor}"
-        return f"{text}, fresh" if self.source == "confirm" else text
+        return f"{text}, confirmation" if self.source == "confirm" else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

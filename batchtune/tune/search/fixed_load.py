@@ -313,7 +313,7 @@ class FixedLoadSearch(Search):
         ]
         if not level or (len(level) == 1 and level[0][3] is leader and top.runs > 1):
             return None
-        return min(level)[3], "it cannot be told from the leader"
+        return min(level)[3], "no measurable difference from the leader"
 
     def _was_disturbed(self, contender: Contender, top: Standing) -> bool:
         """Whether its only run may have been a stalled one: the curve, as other runs corrected it, hopes for more than
@@ -370,7 +370,7 @@ class FixedLoadSearch(Search):
                 fresh < self._fresh_wanted(contender, leader)
                 and self._cost_s(contender, fresh=True) <= left_s
             ):
-                return self._own_run(contender, "a fresh run", fresh=True)
+                return self._own_run(contender, "a confirmation run", fresh=True)
         return None
 
     def _fresh_wanted(self, contender: Contender, leader: Contender) -> int:

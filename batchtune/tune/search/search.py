@@ -182,7 +182,7 @@ class Search(ABC):
     def plan_text(self) -> str:
         """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
         if self.scenario.search.time_budget_s is None:
-            return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then fresh runs"
+            return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then confirmation runs"
         scout_s = SCOUT_SHARE * self.budget_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s

@@ -130,7 +130,7 @@ _WORDS: Final[Mapping[Unusable, str]] = {
     "errors": f"had errors in more than {percentage(MOST_ERRORS_RATIO)} of the requests",
     "overload": "were above what the server completes",
     "client": "were limited by the load generator",
-    "no load": "tell neither clients nor a rate",
+    "no load": "name neither clients nor a rate",
 }
 
 READINGS = 30

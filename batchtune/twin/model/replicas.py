@@ -219,7 +219,7 @@ class Fleet:
             notes.append("the trace is played faster or slower to reach the rate of each replica")
         if advised > POOL_MOST:
             notes.append(
-                f"a pool of {POOL_MOST} replicas with its share of the rate stands for all {advised:,}"
+                f"a pool of {POOL_MOST} replicas with its share of the rate represents all {advised:,}"
             )
         return tuple(notes)
 

@@ -174,9 +174,9 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
 
 
 def interrupted(course: Course | None) -> int:
-    """Say what is kept; the exit code."""
-    kept = "" if course is None else f"; {counted(len(course.trials), 'trial')} kept in {course.run.path}"
-    print(f"interrupted{kept}", file=sys.stderr)
+    """Report what is saved; the exit code."""
+    saved = "" if course is None else f"; {counted(len(course.trials), 'trial')} saved in {course.run.path}"
+    print(f"interrupted{saved}", file=sys.stderr)
     return INTERRUPTED
 
 

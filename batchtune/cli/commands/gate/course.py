@@ -145,7 +145,9 @@ class Course:
                 gates,
                 self.measure,
                 blocks_max=blocks_max,
-                on_look=lambda blocks, findings: self.view.event(look_text(blocks, findings)),
+                on_look=lambda blocks, findings: self.view.event(
+                    look_text(blocks, findings, blocks_max=blocks_max)
+                ),
             )
         except TargetError as error:
             return Conclusion(
@@ -188,7 +190,7 @@ class Course:
     def _launch(self, phase: Phase, guarded: Collection[Gate]) -> None:
         """Servers as fresh as each other, and warm."""
         if self._blocks:
-            why = "still open" if phase in self._blocks else "flagged: fresh blocks"
+            why = "still open" if phase in self._blocks else "flagged: confirmation blocks"
             self.view.event(f"{why}, after every server is started anew")
             self.benches.stop_servers()
         started_s = time.monotonic()
@@ -248,10 +250,11 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
     return None
 
 
-def look_text(blocks: int, findings: Sequence[Finding]) -> str:
-    """`after 6 blocks: ok: cpu; open: p95, p99`."""
+def look_text(blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
+    """`6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`."""
     by_state: dict[str, list[str]] = {}
     for finding in findings:
         by_state.setdefault(finding.state, []).append(finding.gate.name)
-    states = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if state != "not measured"]
-    return f"after {counted(blocks, 'block')}: {'; '.join(states)}"
+    heads = {"ok": "OK:", "improved": "improved:", "regressed": "regressed:", "open": "no verdict yet on"}
+    states = [f"{heads[state]} {', '.join(names)}" for state, names in by_state.items() if state in heads]
+    return f"{blocks} of at most {blocks_max} blocks: {'; '.join(states)}"

@@ -288,7 +288,7 @@ def update_baseline(
         print(json_text.dumps({**kept, "note": wanted.note}))
         return 0
     of = f"; {wanted.note}" if wanted.note else ""
-    print(f"baseline of {counted(len(baseline.runs), 'run')} kept in {path}{of}")
+    print(f"baseline of {counted(len(baseline.runs), 'run')} saved in {path}{of}")
     return 0
 
 

@@ -39,7 +39,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
     section = Section(anchor="batches", title="Batch sizes, and why batches closed")
     activities = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
     if not activities:
-        return replace(section, missing="the server tells nothing about its batches")
+        return replace(section, missing="the server reports nothing about its batches")
     every_size = sorted({size for _, activity in activities for size in activity.batches_by_rows})
     names = {size: str(size) for size in every_size}
     if len(every_size) > _MOST_SIZES:

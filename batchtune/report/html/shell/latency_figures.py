@@ -111,7 +111,7 @@ def timeline(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
     if not data:
         return replace(
             section,
-            missing="the requests of these runs were not kept (samples/ is missing in the run's folder)",
+            missing="the requests of these runs were not stored (samples/ is missing in the run's folder)",
         )
     layout = {"xaxis": axis("seconds since the load began"), "yaxis": axis("latency, ms", rangemode="tozero")}
     return replace(
@@ -129,7 +129,7 @@ def split(shown: Sequence[Shown], *, which: str) -> Section:
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
     known = {name: parts for name, parts in parts_s.items() if parts is not None}
     if not known:
-        return replace(section, missing="the server tells neither its queue's waits nor its execution times")
+        return replace(section, missing="the server reports neither queue waits nor execution times")
     names = list(known)[::-1]
     data = [
         {
@@ -144,7 +144,7 @@ def split(shown: Sequence[Shown], *, which: str) -> Section:
         for at, (words, colour) in enumerate(_PARTS)
     ]
     silent = [name for name in measured if name not in known]
-    notes = [f"Of {' and '.join(silent)} the server tells no parts."] if silent else []
+    notes = [f"Of {' and '.join(silent)} the server reports no parts."] if silent else []
     if any(queue_s is None for queue_s, _, _ in known.values()):
         notes.append(
             "Without batching there is no such queue: waiting for a thread is part of the grey rest."
@@ -159,7 +159,7 @@ def split(shown: Sequence[Shown], *, which: str) -> Section:
         ),
         how=(
             f"{which}. Queue and model by the server's counters, batches weighted by their rows. The server does not "
-            "tell waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching queue. "
+            "separate waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching queue. "
             "The rest is what the client saw beyond these two."
         ),
     )

@@ -103,7 +103,7 @@ def brackets(account: Account) -> Section:
             "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was missed. "
             "What held at no rate that was tried has no point."
             if capacity
-            else "The median of the runs of each configuration, and their range: of its fresh runs where there are any."
+            else "The median of the runs of each configuration, and their range: of its confirmation runs where there are any."
         ),
     )
 
@@ -234,7 +234,7 @@ def history(account: Account) -> Section:
         section,
         lead="Filled: it held the SLO."
         if capacity
-        else "Filled: it kept the SLO. Scouts under other loads are left out.",
+        else "Filled: it met the SLO. Scouts under other loads are left out.",
         figure=Figure(
             data=data,
             layout={

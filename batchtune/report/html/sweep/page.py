@@ -103,7 +103,7 @@ def heat_map(account: Account) -> Section:
     rest = [name for name in values if name not in (across, down)]
     return replace(
         section,
-        lead=f"Each cell is the best over {' and '.join(rest) or 'its runs'}; empty: nothing kept the SLO there, or "
+        lead=f"Each cell is the best over {' and '.join(rest) or 'its runs'}; empty: nothing met the SLO there, or "
         "nothing was tried.",
         figure=Figure(
             data=[heat, *_chosen_cell(account, across, down)],
@@ -236,7 +236,7 @@ def service_time(account: Account) -> Section:
     curves = _times_by_threads(account)
     data = _read(account)
     if not curves and not data:
-        return replace(section, missing="the server tells no execution times, and the search read none")
+        return replace(section, missing="the server reports no execution times, and the search read none")
     for at, (threads, times) in enumerate(sorted(curves.items())):
         rows = sorted(times)
         counts = [times[size][0] for size in rows]
@@ -336,7 +336,7 @@ def answers_of(account: Account) -> tuple[Answer, ...]:
                 tone="bad",
             ),
             Answer(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
-            Answer(question="How sure is that?", headline=trials, lines=("All of them are below.",)),
+            Answer(question="How confident is this?", headline=trials, lines=("All of them are below.",)),
             Answer(question="What now?", headline="Next", lines=(sentence(account.advice),)),
         )
     name = name_without_parameters(chosen.configuration)
@@ -360,9 +360,9 @@ def _gain(chosen: Recommendation) -> Answer:
 def _sure(chosen: Recommendation) -> Answer:
     lines = [f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises]
     lines += [sentence(question.text()) for question in chosen.open_questions]
-    basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'fresh run')} of this."
+    basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
     return Answer(
-        question="How sure is that?",
+        question="How confident is this?",
         headline="Established" if chosen.established else "Not established",
         lines=(*lines, basis, *offer_sentences(chosen, None)),
         tone="good" if chosen.established else "open",
@@ -372,7 +372,7 @@ def _sure(chosen: Recommendation) -> Answer:
 def _limit(chosen: Recommendation) -> Answer:
     limited = chosen.bottleneck
     if limited is None:
-        lines = ("The server tells too little.",)
+        lines = ("The server reports too little.",)
         return Answer(question="What limits it?", headline="Not known", lines=lines)
     return Answer(
         question="What limits it?",
@@ -389,7 +389,7 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
 
 
 _INTERVALS: Final = (
-    "A range holds the runs named beside it; from five fresh runs on it holds 95 % of further runs. A gain is the "
+    "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain is the "
     "ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the 95 % "
     "interval of one run, from order statistics."
 )

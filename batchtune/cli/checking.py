@@ -53,9 +53,7 @@ def check(
     ] = False,
     baseline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN|FILE", help="Compare with stored figures, instead of side by side."
-        ),
+        typer.Option(metavar="RUN|FILE", help="Compare with stored figures, instead of side by side."),
     ] = None,
     update_baseline: Annotated[
         bool,
@@ -94,11 +92,11 @@ def check(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Tell whether a candidate is worse than a baseline, side by side in one job.
+    """Test whether a candidate is worse than a baseline, side by side.
 
     Both are launched and loaded in turns, in blocks; the first of the scenario's variants is the baseline. It stops as
-    soon as every gate is clear. What looks worse is measured again, on fresh blocks of servers started anew, before it
-    fails. With --baseline the scenario is compared with figures kept in a file, by wider margins. Exit code: 0 OK or
+    soon as every gate is clear. What looks worse is measured again, in confirmation blocks with servers started anew, before it
+    fails. With --baseline the scenario is compared with figures stored in a file, by wider margins. Exit code: 0 OK or
     improved, 1 regressed, 3 the candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load
     generator or the host spoilt it, 7 a server failed.
     """
@@ -147,7 +145,7 @@ def history(
     results: RootOption = Path("results"),
     json: JsonOption = False,
 ) -> None:
-    """List what all checks said, and when which figure changed.
+    """List the verdicts of all checks, and when each figure changed.
 
     Changes are looked for in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """

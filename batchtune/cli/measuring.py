@@ -66,9 +66,9 @@ def sweep(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Launch the server, load it, search the parameters, recommend.
+    """Search the batching parameters under load and recommend the best.
 
-    A model alone is asked once before: what its signature leaves open is guessed, tried and said. Without --rate and
+    A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate and
     --concurrency the highest rate within the SLO is looked for.
     """
     from batchtune.cli.arguments.slo import slo_overrides
@@ -170,11 +170,11 @@ def load(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load-test the scenario's target, a model alone, or a running server (HOST:PORT/MODEL).
+    """Load-test a scenario's target, a model, or a running server (HOST:PORT/MODEL).
 
-    One point, or a range of them; each is kept under --results. --rate keeps the pattern of the scenario's arrivals.
-    Ends with 0 when the SLO and every --gate are kept or there is none, 3 when one is missed, 5 when that cannot be
-    told; of a range the best point decides. Ends with 6 when no point is a measurement of the server: the load
+    One point, or a range of them; each is saved under --results. --rate keeps the pattern of the scenario's arrivals.
+    Ends with 0 when the SLO and every --gate are met or there is none, 3 when one is missed, 5 without a
+    verdict; of a range the best point decides. Ends with 6 when no point is a measurement of the server: the load
     generator was the limit, or the host stayed noisy through two repeats. Ends with 7 when a point failed.
     """
     if json and csv:
@@ -244,10 +244,10 @@ def compare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run the scenario's variants side by side, or a model without batching and with.
+    """Compare variants side by side, or a model with and without batching.
 
-    Tells by which factor they differ, how sure that is, and what limits each. With --max-regress it ends with 1 when a
-    variant regressed against the baseline, 3 when one misses the SLO, 5 when that cannot be told. Ends with 6 when the
+    Reports the factor between them, its confidence interval, and the bottleneck of each. With --max-regress it ends with 1 when a
+    variant regressed against the baseline, 3 when one misses the SLO, 5 without a verdict. Ends with 6 when the
     load generator was the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.arguments.slo import slo_overrides
@@ -287,7 +287,7 @@ def noise(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """State the smallest change that can be told on this machine.
+    """Report the smallest difference this machine can detect.
 
     The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
     stayed noisy in every run.
@@ -301,9 +301,9 @@ def noise(
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
 ) -> None:
-    """Put back a running server that a killed sweep left with a configuration of its own.
+    """Restore the configuration of a running server after a killed sweep.
 
-    A sweep does that itself at its end, at Ctrl-C and when it fails. What a model had on a Triton is kept in the run
+    A sweep does that itself at its end, at Ctrl-C and when it fails. What a model had on a Triton is saved in the run
     before the first change; of kind command target.restore is run. Ends with 7 when the server is gone, or does not
     take it.
     """

@@ -75,9 +75,9 @@ def init(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a scenario to begin with: a commented one for a model, or a bundled example; or a job for CI.
+    """Write a scenario for a model, a bundled example, or a CI job.
 
-    The model is launched and asked first: what its signature leaves open is guessed, tried and said.
+    The model is launched and asked first: what its signature leaves open is guessed, tried and reported.
     """
     idle: dict[str, object] = {
         "--slo-…": slo,
@@ -130,7 +130,7 @@ def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None
 def doctor(
     results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
 ) -> None:
-    """Say what is installed, what works here, and what to do about it.
+    """Check this machine: what is installed, what works, how to fix it.
 
     Ends with 7 when something is broken without which the quickstart cannot be swept: no framework for its model, no
     simulator, no room for results.

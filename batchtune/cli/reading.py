@@ -58,7 +58,7 @@ def recommend(
     why: WhyOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Choose from a run what to deploy for this SLO, and say why."""
+    """Recommend what to deploy for an SLO from a finished run."""
     from batchtune.cli.commands.recommend import run_recommend
     from batchtune.cli.joint_sweep import run_joint_recommend, swept_together
 
@@ -90,7 +90,7 @@ def simulate(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Ask the twin of a run what would be; nothing is measured.
+    """Predict other settings or loads from a finished run; measures nothing.
 
     The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
     --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
@@ -130,7 +130,7 @@ def plan(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say how many replicas a rate needs within a latency limit.
+    """Compute how many replicas a target rate needs.
 
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
     replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
@@ -150,7 +150,7 @@ def plan(
 
 @reading.command(epilog=examples("runs", "runs --results results/quickstart --json"))
 def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
-    """List the runs that are kept, the newest first."""
+    """List the saved runs, the newest first."""
     from batchtune.cli.commands.report import run_runs
 
     raise typer.Exit(run_runs(results, json=json))
@@ -188,7 +188,7 @@ def report(
     ] = None,
     results: RootOption = Path("results"),
 ) -> None:
-    """Write a run as one HTML file to show: the answers first, then the figures. The latest sweep, or any RUN."""
+    """Write a run (default: the latest sweep) as one HTML page: answers first, then figures."""
     from batchtune.cli.commands.report import run_report
 
     raise typer.Exit(run_report(run, output=output, results=results))

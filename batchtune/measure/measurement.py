@@ -480,7 +480,7 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
 
 def _thinned_caveats(samples: Samples) -> list[Caveat]:
     one_in = samples.one_in
-    figures = {"one_in": one_in, "requests": one_in * len(samples), "kept": len(samples)}
+    figures = {"one_in": one_in, "requests": one_in * len(samples), "recorded": len(samples)}
     return [caveat("thinned", **figures, failures=samples.failures or 0)] if one_in > 1 else []
 
 

@@ -26,7 +26,7 @@ from batchtune.report.tables import (
     text_width,
     width_of,
 )
-from batchtune.report.words import capitalised, bottleneck_sentence, limit_word
+from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial

@@ -199,7 +199,9 @@ def headline(chosen: JointRecommendation) -> str:
         missed = (
             "" if chosen.missed_factor is None else f"; more than ×{rounded(chosen.missed_factor)} is missed"
         )
-        return f"Every model met its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}{missed}."
+        return (
+            f"Every model met its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}{missed}."
+        )
     return (
         f"Every model met its SLO at the stated rates, {how_often}; the tightest limit was used to "
         f"{percentage(1.0 / chosen.score)}."

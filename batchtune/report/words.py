@@ -258,7 +258,12 @@ def _duration_span(estimate: Estimate | None) -> str:
     unit, scale = ("ms", 1e3)
     if estimate is not None and estimate.low >= 0.9995:
         unit, scale = ("s", 1.0)
-    return f"{span(estimate, scale=scale)} {unit}"
+    shown = span(estimate, scale=scale)
+    return (
+        f"{shown.removesuffix(' or more')} {unit} or more"
+        if shown.endswith(" or more")
+        else f"{shown} {unit}"
+    )
 
 
 # Reason, and confidence.

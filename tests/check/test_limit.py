@@ -58,7 +58,7 @@ def test_what_is_said_names_figure_interval_and_limit():
         ("p95=20", "its unit"),
         ("errors=x", "percentage"),
         ("", "expected FIGURE=LIMIT"),
-        ("errors=5", "at most 500 % of all requests is always kept"),
+        ("errors=5", "at most 500 % of all requests is always met"),
         ("errors=100%", "at most 100 %"),
     ],
 )

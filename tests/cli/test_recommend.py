@@ -79,7 +79,7 @@ def test_the_searchs_account_is_stated(run, capsys):
     run.write_search(SUMMARY)
     assert recommend(run) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Runs by who named them: the space 5, Optuna 1. The search ended: the time is spent." in text
+    assert "Runs by source: the space 5, Optuna 1. The search ended: the time is spent." in text
 
 
 def test_a_corrupt_account_is_named_with_what_to_do(run):

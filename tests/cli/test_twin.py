@@ -337,7 +337,7 @@ def test_simulate_prints_a_table_and_how_far_to_trust_it(ask: Ask) -> None:
     assert code == 0
     assert "max_batch_size=8" in out
     assert "p95 ms" in out
-    assert "How sure: " in out
+    assert "Confidence: " in out
     assert "* batches of up to" in out
 
 

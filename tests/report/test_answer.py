@@ -240,7 +240,9 @@ def test_a_noisy_host_is_told_only_where_something_is_open(chosen: Recommendatio
     assert "Warning" not in printed(noisy)
     question = (OpenQuestion(code="unconfirmed"),)
     open_ = replace(noisy, established=False, open_questions=question)
-    assert "Warning Other processes used 40 % of the CPUs of server and client, so figures are noisy" in said(open_)
+    assert "Warning Other processes used 40 % of the CPUs of server and client, so figures are noisy" in said(
+        open_
+    )
 
 
 def test_what_speaks_against_a_reference_is_said_and_an_emulated_device_last(chosen: Recommendation) -> None:

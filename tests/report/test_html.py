@@ -59,7 +59,7 @@ def test_every_figure_is_there_or_says_in_a_line_why_not(page_file):
     drawn = set(document_of(text)["figures"])
     assert drawn == FIGURES - {"timeline"}
     assert text.count("Not shown: ") == 1
-    assert "the requests of these runs were not kept" in text
+    assert "the requests of these runs were not stored" in text
 
 
 def test_every_figure_is_one_that_plotly_knows(page_file):
@@ -75,7 +75,7 @@ def test_every_figure_is_one_that_plotly_knows(page_file):
 def test_first_screen_answers_with_the_command_that_deploys(page_file):
     text = page_file.read_text()
     first = first_screen_of(text)
-    for question in ("What to deploy?", "What does it gain?", "How sure is that?", "What limits it?"):
+    for question in ("What to deploy?", "What does it gain?", "How confident is this?", "What limits it?"):
         assert question in first
     assert "--batching_parameters_file=" in first
     assert "max_batch_size" in first
@@ -87,21 +87,21 @@ def test_the_first_screen_reads_as_the_terminal(tmp_path):
     deploy, gain, sure, _ = answers_of(account)
     assert deploy.headline == "Batching with"
     assert gain.headline == "×2.90 [2.80, 3.00] throughput over no batching"
-    assert "2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 fresh runs." in gain.lines
+    assert "2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 confirmation runs." in gain.lines
     assert sure.headline == "Established"
-    assert sure.lines[0] == "SLO p95 ≤ 50 ms: 9.21-9.39 ms in 3 fresh runs, 81 % to spare."
+    assert sure.lines[0] == "SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81 % to spare)."
     open_ = (OpenQuestion(code="unconfirmed", held=1),)
     _, _, sure, _ = answers_of(
         replace(account, chosen=replace(account.chosen, established=False, open_questions=open_))
     )
     assert sure.headline == "Not established"
-    assert "Only 1 fresh run kept the SLO, 3 are needed." in sure.lines
+    assert "Only 1 confirmation run met the SLO, 3 are needed." in sure.lines
 
 
 def test_the_page_of_a_capacity_has_its_rates_and_every_contender(tmp_path):
     text = write_report(kept_run(tmp_path, CAPACITY, trials=capacity_ledger())).read_text()
     assert {"brackets", "rates", "history"} <= set(document_of(text)["figures"])
-    assert "Capacity 2,000/s held in 3 of 3 fresh runs (p95 38.0-39.2 ms); at most 2,280/s." in text
+    assert "Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most 2,280/s." in text
     row = re.search(r'<tr class="marked">(.*?)</tr>', text).group(1)
     assert re.findall(r"<td[^>]*>([^<]*)", row)[:4] == [
         "recommended, guide",

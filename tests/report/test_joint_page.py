@@ -59,14 +59,16 @@ def test_the_page_answers_for_each_model_and_shows_every_load(tmp_path: Path) ->
     ]  # fmt: skip
     assert gets.headline.endswith("of the stated rates")
     assert [line.partition(":")[0] for line in gets.lines] == ["ranker", "reader"]
-    assert (sure.headline, "kept every SLO" in sure.lines[0]) == ("Established", True)
+    assert (sure.headline, "met every SLO" in sure.lines[0]) == ("Established", True)
     doubtful = joint_document(
         run,
         replace(chosen, established=False, open_questions=(OpenQuestion(code="no_run"),)),
         deployment=[],
     )
     assert doubtful.answers[2].headline == "Open"
-    assert doubtful.open_questions[0].startswith("Not established: no run at a fixed rate kept the SLO")
+    assert doubtful.open_questions[0].startswith(
+        "Confidence: not established: no run at a fixed rate met the SLO"
+    )
     assert len(company.lines) == 2
     shares, rates = page.sections
     assert [row[0] for row in shares.table.rows] == ["ranker", "reader"]
@@ -97,7 +99,7 @@ def test_a_sweep_without_an_answer_says_why_and_shows_its_loads(tmp_path: Path) 
     page = page_of(joint_run(tmp_path / "results", scenario))
     assert page.command is None
     assert page.answers[0].headline == "Nothing yet"
-    assert "never kept their SLOs together" in page.answers[0].lines[0]
+    assert "never met their SLOs together" in page.answers[0].lines[0]
     assert page.sections[0].figure is not None
 
 

@@ -65,7 +65,7 @@ def told(chosen: JointRecommendation) -> str:
 def test_a_capacity_says_what_each_gets_and_what_company_costs() -> None:
     text = told(RECOMMENDATION)
     for words in (
-        "Every model kept its SLO at ×1.5 of the stated rates, in 3 of 4 fresh runs; more than ×1.71 is missed. Use:",
+        "Every model met its SLO at ×1.5 of the stated rates, in 3 of 4 confirmation runs; more than ×1.71 is missed. Recommended:",
         "shared: num_batch_threads=2",
         "reader: max_batch_size=2",
         "ranker 600/s p95 50 ms 41 ms (39 ms to 44 ms) 1,200/s",
@@ -76,15 +76,15 @@ def test_a_capacity_says_what_each_gets_and_what_company_costs() -> None:
         (
             "What was best for each alone, put together on 2 threads, broke the SLO of ranker at ×1.5 (one run); it held ×1.1."
         ),
-        "Mind: ranker: an emulated device answered",
+        "Warning: ranker: an emulated device answered",
         "Deploy: serve it",
     ):
         assert words in text.replace("\N{NO-BREAK SPACE}", " "), words
-    assert "Not established" not in text
+    assert "not established" not in text
     questions = (OpenQuestion(code="unconfirmed", held=2, missed=2), OpenQuestion(code="wide"))
     near = told(replace(RECOMMENDATION, established=False, open_questions=questions))
     told_of = "; ".join(question.text() for question in questions)
-    assert f"Not established: {told_of}; give the sweep more time (--budget)." in near
+    assert f"not established: {told_of}; give the sweep more time (--budget)." in near
 
 
 def test_a_latency_claims_no_rates_that_were_not_searched() -> None:
@@ -107,4 +107,4 @@ def test_a_latency_claims_no_rates_that_were_not_searched() -> None:
     assert "the tightest limit was used to 80 %" in text
     assert "ranker alone used 25 % of its tightest limit" in text
     assert "held" not in text
-    assert "Not established" in text
+    assert "not established" in text

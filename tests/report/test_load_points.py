@@ -97,13 +97,13 @@ def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once
 
 def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
-    assert "Limit (clients 4): none was seen" in text
+    assert "Bottleneck (clients 4): none" in text
     assert (
-        "Limit (clients 8, 16): the device, batch threads execute 98 % of the time. Advice: a faster device"
+        "Bottleneck (clients 8, 16): the device; batch threads execute 98 % of the time. A faster device"
         in text
     )
     assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"
-    assert "Limit: the device" in said([point(8, server=SERVER)])
+    assert "Bottleneck: the device" in said([point(8, server=SERVER)])
 
 
 def test_rates_name_the_points_of_an_open_loop_and_two_alike_stay_apart():
@@ -280,7 +280,7 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
     assert row_of(stream.getvalue(), "ranker").split()[1:3] == ["8", "clients"]
     assert row_of(stream.getvalue(), "reader").split()[1] == "30/s"
     assert "FAIL" in row_of(stream.getvalue(), "reader")
-    alike = "ranker: p95 10 ms beside the others, 10 ms alone, which cannot be told apart; 800 requests/s"
+    alike = "ranker: p95 10 ms beside the others, 10 ms alone, with no measurable difference; 800 requests/s"
     assert alike in text
     measured = together["reader"].measurement
     latency_s = {**measured.latency_s, "p95": Estimate(value=0.03, low=0.029, high=0.031)}
@@ -292,7 +292,7 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
     drowned = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
     again = io.StringIO()
     print_models({"reader": drowned}, alone, None, stream=again)
-    assert "reader: p95 ∞ beside the others, 10 ms alone." in re.sub(r"\s+", " ", again.getvalue())
+    assert "reader: p95 unbounded beside the others, 10 ms alone." in re.sub(r"\s+", " ", again.getvalue())
     assert "The server, all models together: 164 batches, 13.6 rows on average" in text
     assert (
         "Of the time of all batches ranker 25 % in batches of 4 rows on average, padding included; reader 75 %"

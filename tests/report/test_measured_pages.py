@@ -72,11 +72,16 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_comparison_answers_on_its_first_screen(pair):
     answers = told(comparison_document(pair))
-    assert list(answers) == ["Does batching help?", "By how much?", "How sure is that?", "What limits it?"]
+    assert list(answers) == [
+        "Does batching help?",
+        "By how much?",
+        "How confident is this?",
+        "What limits it?",
+    ]
     assert answers["Does batching help?"].startswith("Yes | ")
     assert re.match(r"×1\.[45]\d* throughput \| ×1\.[45]\d* \[", answers["By how much?"])
-    assert answers["How sure is that?"].startswith("Told apart | 7 blocks")
-    assert "1 trial repeated because the host was noisy" in answers["How sure is that?"]
+    assert answers["How confident is this?"].startswith("A measurable difference | 7 blocks")
+    assert "1 trial repeated because the host was noisy" in answers["How confident is this?"]
 
 
 def test_a_difference_known_to_be_hardly_any_is_called_that_in_headline_and_words(tmp_path):
@@ -98,7 +103,7 @@ def test_a_comparison_of_many_variants_answers_for_each_size_of_request(compared
     assert answers["By how much?"].startswith(
         "×1.35 to ×2.74 throughput | rest_5_rows_batched: ×1.35 [1.21, 1.39]"
     )
-    assert answers["How sure is that?"].startswith("3 of 3 told apart")
+    assert answers["How confident is this?"].startswith("3 of 3 differ measurably")
     assert "grpc_1_row_batched: concurrency" in answers["What limits it?"]
 
 
@@ -114,7 +119,9 @@ def test_the_factors_are_those_of_the_comparison_and_the_line_stands_at_no_chang
     for each in said["pairs"]:
         value, words = drawn[f"{each['variant']}<br>over {each['baseline']}"]
         assert value == pytest.approx(each["ratio"]["value"], rel=1e-4)
-        assert words == ("told apart" if each["outcome"] == "different" else "not told apart")
+        assert words == (
+            "a measurable difference" if each["outcome"] == "different" else "no measurable difference"
+        )
     assert len(drawn) == len(said["pairs"]) + 2  # gRPC's batched variants, each over its own without
     assert [shape["x0"] for shape in figure.layout["shapes"]] == [1, 1]
 
@@ -122,9 +129,9 @@ def test_the_factors_are_those_of_the_comparison_and_the_line_stands_at_no_chang
 def test_an_interval_that_needs_more_blocks_has_no_bar_and_does_not_tell_apart(tmp_path):
     run = two_arms_run(tmp_path, PAIR, blocks=2, gain=3.0, kind="compare")
     (trace, _) = figure_of(section_of(comparison_document(run), "factors")).data
-    assert trace["name"] == "not told apart"
+    assert trace["name"] == "no measurable difference"
     assert trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [0.0]
-    assert "An interval needs 6 blocks." in told(comparison_document(run))["How sure is that?"]
+    assert "An interval needs 6 blocks." in told(comparison_document(run))["How confident is this?"]
 
 
 def test_each_block_shows_the_run_that_counts_and_its_point_leads_to_that_trial(pair):
@@ -201,13 +208,13 @@ def test_a_load_range_names_the_best_rate_what_it_gives_and_whether_the_slo_is_k
     assert list(answers) == [
         "Which rate is best?",
         "What does it give?",
-        "Is the SLO kept?",
+        "Is the SLO met?",
         "What limits it?",
     ]
-    assert answers["Which rate is best?"].startswith("1,000 requests/s | Of the points that keep the SLO")
+    assert answers["Which rate is best?"].startswith("1,000 requests/s | Of the points that meet the SLO")
     assert answers["What does it give?"].startswith("997 requests/s")
-    assert "2 of 4 points keep it." in answers["Is the SLO kept?"]
-    assert "1 point invalid: 2,000 requests/s." in answers["Is the SLO kept?"]
+    assert "2 of 4 points meet it." in answers["Is the SLO met?"]
+    assert "1 point invalid: 2,000 requests/s." in answers["Is the SLO met?"]
 
 
 def test_points_that_do_not_count_stand_beside_the_line_under_a_name_of_their_own(tmp_path):

@@ -127,7 +127,9 @@ def test_a_rule_whose_contender_was_not_run_is_told(found: Recommendation) -> No
 def test_what_is_open_is_told_with_what_would_settle_it(found: Recommendation) -> None:
     weak = replace(found, established=False, open_questions=(OpenQuestion(code="unconfirmed"),))
     step = "batchtune sweep s.yaml --resume RUN --budget 60s"
-    assert f"Confidence: not established: no confirmation run was made. To establish it: {step}" in said(weak, next_step=step)
+    assert f"Confidence: not established: no confirmation run was made. To establish it: {step}" in said(
+        weak, next_step=step
+    )
     assert "confirmed:" not in said(weak)
 
 
@@ -139,9 +141,7 @@ def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommen
         evidence={},
     )
     text = said(replace(found, bottleneck=limit))
-    words = (
-        "Bottleneck: the batch timeout; 80 % of the batches waited out 50 ms. Lower batch_timeout_micros."
-    )
+    words = "Bottleneck: the batch timeout; 80 % of the batches waited out 50 ms. Lower batch_timeout_micros."
     assert words in text
     assert "13.6 batch timeout 3" in text
 

@@ -39,8 +39,8 @@ from batchtune.report.several_models import (
     measured_text,
     open_lines,
     rival_lines,
-    warning_lines,
     share_rows,
+    warning_lines,
 )
 from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario

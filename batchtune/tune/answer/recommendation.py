@@ -173,14 +173,18 @@ class OpenQuestion:
                     return "no confirmation run was made"
                 if not self.missed:
                     return f"only {counted(self.held, 'confirmation run')} met the SLO, {FRESH} are needed"
-                return f"only {self.held} of {counted(self.held + self.missed, 'confirmation run')} met the SLO"
+                return (
+                    f"only {self.held} of {counted(self.held + self.missed, 'confirmation run')} met the SLO"
+                )
             case "wide":
                 if self.high is None:
                     return "no rate was clearly missed, so no upper bound is measured"
                 return f"it may hold up to ×{rounded(self.high)}"
             case "rivals":
                 more = f" and {len(self.labels) - 1} more" if len(self.labels) > 1 else ""
-                far = "with no upper bound measured" if self.high is None else f"by up to ×{rounded(self.high)}"
+                far = (
+                    "with no upper bound measured" if self.high is None else f"by up to ×{rounded(self.high)}"
+                )
                 return f"{self.labels[0]}{more} may be better, {far}"
 
 

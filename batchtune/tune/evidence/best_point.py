@@ -162,7 +162,8 @@ def _most_throughput(points: Sequence[Trial], among: str) -> BestPoint:
         return BestPoint(point=top, why=f"{among}it has the highest throughput".strip())
     highest = f"{rounded(_throughput(top).value)} requests/s at {_load(top):,.6g}"
     return BestPoint(
-        point=least, why=f"{among}it needs the least load with no measurable difference from the highest, {highest}"
+        point=least,
+        why=f"{among}it needs the least load with no measurable difference from the highest, {highest}",
     )
 
 

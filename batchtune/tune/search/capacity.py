@@ -487,7 +487,9 @@ class CapacitySearch(Search):
         seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
         if seconds is None:
             return None
-        return self.ask(top, "confirm", "a confirmation run, since one missed", rate_rps=rate, duration_s=seconds)
+        return self.ask(
+            top, "confirm", "a confirmation run, since one missed", rate_rps=rate, duration_s=seconds
+        )
 
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""

@@ -45,7 +45,7 @@ def test_the_answers_are_the_verdict_what_moved_why_and_how_sure(document):
     verdict, moved, _, sure = document.answers
     assert (verdict.headline, verdict.tone) == ("No: regressed", "bad")
     assert re.match(r"throughput −(19|20|21)\.\d %$", moved.headline)
-    assert sure.headline == "Seen twice, on fresh blocks too"
+    assert sure.headline == "Seen twice, in confirmation blocks too"
 
 
 def test_the_table_is_that_of_the_terminal(run, document):

@@ -24,7 +24,7 @@ def chosen(points) -> tuple[int | None, str]:
 
 def test_the_most_throughput_within_the_slo_is_best() -> None:
     points = [point(4), point(8), point(16, verdict="FAIL"), point(32, verdict="UNSURE")]
-    assert chosen(points) == (8, "of the points that keep the SLO it has the highest throughput")
+    assert chosen(points) == (8, "of the points that meet the SLO it has the highest throughput")
 
 
 def test_of_points_that_cannot_be_told_apart_the_least_load_is_best() -> None:
@@ -38,7 +38,7 @@ def test_of_points_that_cannot_be_told_apart_the_least_load_is_best() -> None:
     slower = replace(twin, measurement=replace(twin.measurement, concurrency=2), concurrency=2)
     clients, why = chosen([point(8), slower])
     assert clients == 2
-    assert "cannot be told from the highest, 800 requests/s at 8" in why
+    assert "no measurable difference from the highest, 800 requests/s at 8" in why
 
 
 def test_without_a_point_that_keeps_the_slo_one_that_may_comes_first() -> None:
@@ -62,9 +62,9 @@ def test_void_points_are_not_chosen() -> None:
     [
         (["PASS"], 0, ""),
         (["FAIL"], 3, "the SLO is missed"),
-        (["UNSURE"], 5, "not sure"),
+        (["UNSURE"], 5, "no verdict on the SLO"),
         (["PASS", "FAIL"], 0, ""),
-        (["FAIL", "UNSURE"], 5, "not sure"),
+        (["FAIL", "UNSURE"], 5, "no verdict on the SLO"),
         (["FAIL", "FAIL"], 3, "the SLO is missed"),
         ([None], 0, ""),
         (["NOISY"], 6, "invalid"),
@@ -100,7 +100,7 @@ def test_without_a_promise_there_is_no_verdict() -> None:
 
 def test_a_range_says_which_point_is_best_and_why() -> None:
     points = [point(4), point(8)]
-    assert "Best: clients 8: of the points that keep the SLO it has the highest throughput." in said(points)
+    assert "Best: clients 8: of the points that meet the SLO it has the highest throughput." in said(points)
     assert "Best:" not in said([point(4)])
     assert points_dict(points)["best"]["number"] == points[1].number
     assert points_dict([])["best"] is None

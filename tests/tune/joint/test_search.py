@@ -1,4 +1,4 @@
-"""The joint search asks what pays, gives way to what fresh runs refute, and finds what tuning each alone does not."""
+"""The joint search asks what pays, gives way to what confirmation runs refute, and finds what tuning each alone does not."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> No
     scenario = parse_scenario(TEXT)
 
     def lucky(load: JointLoad) -> JointLoad:
-        """Every fresh run above ×0.5 breaks."""
+        """Every confirmation run above ×0.5 breaks."""
         if load.ask.source != "confirm" or load.ask.factor <= 0.5:
             return load
         broken = {name: replace(trial, feasible=False) for name, trial in load.trials.items()}
@@ -166,7 +166,7 @@ def test_a_latency_is_the_room_that_the_tightest_limit_leaves() -> None:
 
 def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
     scenario = parse_scenario(TEXT.replace("p95: 25ms", "p95: 1ms"))
-    with pytest.raises(NoFeasibleConfigurationError, match="never kept their SLOs together"):
+    with pytest.raises(NoFeasibleConfigurationError, match="never met their SLOs together"):
         recommend_joint(swept(scenario), scenario)
 
 

@@ -68,8 +68,8 @@ def sweep(
 ) -> None:
     """Search the batching parameters under load and recommend the best.
 
-    A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate and
-    --concurrency the highest rate within the SLO is looked for.
+    A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate
+    and --concurrency the highest rate within the SLO is looked for.
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.subject import subject_of_sweep
@@ -246,9 +246,9 @@ def compare(
 ) -> None:
     """Compare variants side by side, or a model with and without batching.
 
-    Reports the factor between them, its confidence interval, and the bottleneck of each. With --max-regress it ends with 1 when a
-    variant regressed against the baseline, 3 when one misses the SLO, 5 without a verdict. Ends with 6 when the
-    load generator was the limit, or the host stayed noisy in every run of a variant.
+    Reports the factor between them, its confidence interval, and the bottleneck of each. With --max-regress it
+    ends with 1 when a variant regressed against the baseline, 3 when one misses the SLO, 5 without a verdict. Ends
+    with 6 when the load generator was the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.compare import run_compare

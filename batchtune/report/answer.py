@@ -1,4 +1,4 @@
-"""Prints a recommendation in some fifteen lines: parameters, gain, SLO, reason, bottleneck, confidence, next command."""
+"""Prints a recommendation in some fifteen lines: parameters, gain, SLO, reason, bottleneck, confidence."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_duet_that_cannot_be_kept_is_told(tmp_path):
     }
     (run.path / DUETS).unlink()
     (run.path / DUETS).mkdir()
-    with pytest.raises(ArchiveError, match=r"block 2 cannot be kept: cannot write .*duets\.jsonl"):
+    with pytest.raises(ArchiveError, match=r"block 2 cannot be saved: cannot write .*duets\.jsonl"):
         run.keep_duet(2, (5e-5, 6e-5))
 
 
@@ -87,7 +87,7 @@ def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
     run.append(finished[0].trial, None)
     (run.path / "samples").rmdir()
     (run.path / "samples").write_text("no folder")
-    with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*exists") as raised:
+    with pytest.raises(ArchiveError, match=r"trial 2 cannot be saved: .*exists") as raised:
         run.append(finished[1].trial, finished[1].samples)
     assert raised.value.hint.endswith(f"--resume {run.path}")
     assert [one.number for one in run.ledger()] == [1]

@@ -40,7 +40,7 @@ variants:
 
 def test_the_help_names_the_codes_of_a_gate(tmp_path: Path) -> None:
     told = " ".join(answered("compare", "--help", cwd=tmp_path).stdout.split())
-    assert "3 when one misses the SLO, 5 when that cannot be told" in told
+    assert "3 when one misses the SLO, 5 without a verdict" in told
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
     twin_made(monkeypatch, slower=0.2, command="plan")
     code, out, err = ask(*words, root=capacity_run)
     assert code == 5
-    assert "no run of these parameters kept the limits" in err
+    assert "no run of these parameters met the limits" in err
     plan = json.loads(out)
     assert plan["measured"]["held_rps"] == 0.0
     assert plan["per_replica_rps"]["high"] <= plan["measured"]["missed_rps"]

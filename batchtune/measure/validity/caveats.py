@@ -142,8 +142,8 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "thinned": _Known(
         "everything",
-        "of about {requests:,} requests one in {one_in}, drawn at random, was recorded: intervals, percentiles and file "
-        "of requests are of {recorded:,}, counts are multiplied; {failures:,} of all failed",
+        "of about {requests:,} requests one in {one_in}, drawn at random, was recorded: intervals, percentiles and "
+        "file of requests are of {recorded:,}, counts are multiplied; {failures:,} of all failed",
         "lower rate or duration to record every request",
     ),
     "stopped_early": _Known(

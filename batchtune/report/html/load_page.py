@@ -115,7 +115,8 @@ def against_load(points: Sequence[Point], scenario: Scenario, *, quantile: str) 
         ),
         how=(
             "A run a point, with 95 % intervals. Best is the most throughput within the SLO; of points with "
-            f"no measurable difference the one with the least load. The thin dotted lines beside {quantile} are {_beside(quantile)}."
+            f"no measurable difference the one with the least load. "
+            f"The thin dotted lines beside {quantile} are {_beside(quantile)}."
         ),
     )
 

@@ -159,8 +159,8 @@ def split(shown: Sequence[Shown], *, which: str) -> Section:
         ),
         how=(
             f"{which}. Queue and model by the server's counters, batches weighted by their rows. The server does not "
-            "separate waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching queue. "
-            "The rest is what the client saw beyond these two."
+            "separate waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching "
+            "queue. The rest is what the client saw beyond these two."
         ),
     )
 

@@ -389,8 +389,8 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
 
 
 _INTERVALS: Final = (
-    "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain is the "
-    "ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the 95 % "
+    "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain is "
+    "the ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the 95 % "
     "interval of one run, from order statistics."
 )
 

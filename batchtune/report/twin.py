@@ -61,7 +61,7 @@ class Simulated:
 @contextmanager
 def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> Iterator[None]:
     """Say on stderr what is being done, once it has taken a second."""
-    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} ...", stream))
+    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} …", stream))
     timer.daemon = True
     if not quiet:
         timer.start()

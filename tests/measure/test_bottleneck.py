@@ -265,7 +265,7 @@ def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
         slo=None,
         activity=PLAIN,
     )
-    assert find_bottleneck(drawn, SETTINGS).text == "the rate offered is met; nothing is used up"
+    assert find_bottleneck(drawn, SETTINGS).text == "the server met the offered rate and had capacity left"
 
 
 def test_a_server_that_tells_nothing_leaves_it_open() -> None:

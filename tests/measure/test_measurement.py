@@ -77,7 +77,7 @@ def test_some_of_many_requests_tell_what_all_do_and_say_so() -> None:
     assert some.requests / some.design_effect <= 5_000
     assert "thinned" not in codes(every)
     text = next(each.text for each in some.caveats if each.code == "thinned")
-    assert text.startswith("of about 40,000 requests one in 8, drawn at random, was kept: ")
+    assert text.startswith("of about 40,000 requests one in 8, drawn at random, was recorded: ")
     assert text.endswith(f"are of 5,000, counts are multiplied; {np.count_nonzero(status):,} of all failed")
 
 
@@ -197,7 +197,7 @@ def test_errors_are_misses_and_counted_by_class() -> None:
         ),
         (
             {"SERVER_ERROR": " ", "TIMEOUT": "x" * 500},
-            f"the first timeout said: {'x' * 160}…; the server's own log may say more",
+            f"the first timeout said: {'x' * 160} [...]; the server's own log may say more",
         ),
     ],
 )

@@ -120,8 +120,7 @@ class Benches:
             )
             for variant in pair
         ]
-        names = " and ".join(variant.name for variant in pair)
-        self.view.live(f"block {block}/{self.blocks}: CPU time per request, {names}")
+        self.view.live(f"block {block}/{self.blocks}: CPU time per request, both in turn")
         cost = request_cost(run_duet(fleet, jobs, plan, clocks), planned=plan.pairs)
         for variant in pair if cost is None else ():
             self.require_running(variant)

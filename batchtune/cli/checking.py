@@ -96,9 +96,9 @@ def check(
 
     Both are launched and loaded in turns, in blocks; the first of the scenario's variants is the baseline. It stops as
     soon as every gate is clear. What looks worse is measured again before it fails, in confirmation blocks with servers
-    started anew. With --baseline the scenario is compared with figures stored in a file, by wider margins. Exit code: 0 OK
-    or improved, 1 regressed, 3 the candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load
-    generator or the host spoilt it, 7 a server failed.
+    started anew. With --baseline the scenario is compared with figures stored in a file, by wider margins. Exit code:
+    0 OK or improved, 1 regressed, 3 the candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6
+    the load generator or the host spoilt it, 7 a server failed.
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check

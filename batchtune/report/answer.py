@@ -70,8 +70,7 @@ def print_answer(
     tell("Why", why_sentence(chosen))
     if chosen.bottleneck is not None:
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
-    confidence = capitalised(confidence_sentence(chosen))
-    tell("Confidence", " ".join([confidence, *offer_sentences(chosen, offer)]))
+    tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
     warnings = " ".join(_warnings(chosen))
     if warnings:
         tell("Warning", warnings)

@@ -159,7 +159,7 @@ def print_joint(
         *company_lines(chosen),
         *rival_lines(chosen),
         *open_lines(chosen),
-        *warning_lines(chosen),
+        *(f"Warning: {caveat}" for caveat in chosen.caveats),
     ):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
     console.print("Deploy:", markup=False)
@@ -282,10 +282,6 @@ def open_lines(chosen: JointRecommendation) -> Iterator[str]:
     if chosen.open_questions:
         questions = "; ".join(question.text() for question in chosen.open_questions)
         yield f"Confidence: not established: {questions}; give the sweep more time (--budget)."
-
-
-def warning_lines(chosen: JointRecommendation) -> Iterator[str]:
-    yield from (f"Warning: {caveat}" for caveat in chosen.caveats)
 
 
 def measured_text(latency: Latency) -> str:

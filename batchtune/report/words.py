@@ -258,12 +258,9 @@ def _duration_span(estimate: Estimate | None) -> str:
     unit, scale = ("ms", 1e3)
     if estimate is not None and estimate.low >= 0.9995:
         unit, scale = ("s", 1.0)
-    shown = span(estimate, scale=scale)
-    return (
-        f"{shown.removesuffix(' or more')} {unit} or more"
-        if shown.endswith(" or more")
-        else f"{shown} {unit}"
-    )
+    if estimate is not None and math.isfinite(estimate.low) and not math.isfinite(estimate.high):
+        return f"{number(estimate.low * scale)} {unit} or more"
+    return f"{span(estimate, scale=scale)} {unit}"
 
 
 # Reason, and confidence.

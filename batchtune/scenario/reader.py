@@ -23,8 +23,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "alone",
     "search.mode": "take it out: the objective decides between latency and throughput; the guide's point is tried by "
     "guided",
-    "search.repeats": "take it out: configurations with no measurable difference run again, and confirmation runs "
-    "check the answer",
+    "search.repeats": "take it out: close configurations run again, and confirmation runs check the answer",
     "target.models.flood": "take it out: `batchtune load` with the higher rate at that model says what the others get",
 }
 """Keys that scenarios of before may have, each with what takes its place; an item of a list has no key of its own."""

@@ -182,7 +182,7 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
             OpenQuestion(code="rivals", labels=("a", "b"), high=1.2),
             "a and 1 more may be better, by up to ×1.2",
         ),
-        (OpenQuestion(code="rivals", labels=("a",)), "a may be better, with no upper bound measured"),
+        (OpenQuestion(code="rivals", labels=("a",)), "a may be better, no upper bound measured"),
     ],
 )
 def test_every_open_question_is_told_with_what_would_settle_it_first(

@@ -322,7 +322,7 @@ def test_keys_of_before_are_refused_with_what_takes_their_place(tmp_path: Path) 
         f"s.yaml:{line}: search.{key}: this key no longer exists"
         for line, key in ((9, "sampler"), (10, "mode"), (11, "repeats"))
     ]
-    assert "take it out: configurations with no measurable difference run again" in lines[3]
+    assert "take it out: close configurations run again" in lines[3]
     override = refused(SMALL, ("search.sampler=gp",))
     assert override.message == "--set search.sampler=gp: search.sampler: this key no longer exists"
     path = tmp_path / "scenario.yaml"

@@ -117,9 +117,7 @@ def test_text(account: Account) -> str:
         return (
             f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
         )
-    fresh = (
-        f" and {counted(conclusion.fresh_blocks, 'confirmation block')}" if conclusion.fresh_blocks else ""
-    )
+    fresh = f" and {conclusion.fresh_blocks} confirmation blocks" if conclusion.fresh_blocks else ""
     blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:

@@ -40,7 +40,6 @@ from batchtune.report.several_models import (
     open_lines,
     rival_lines,
     share_rows,
-    warning_lines,
 )
 from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
@@ -149,7 +148,7 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
         Answer(
             question="How confident is this?",
             headline="Established" if chosen.established else "Open",
-            lines=(sentence(sure), *open_lines(chosen), *warning_lines(chosen)),
+            lines=(sentence(sure), *open_lines(chosen), *(f"Warning: {caveat}" for caveat in chosen.caveats)),
             tone="good" if chosen.established else "open",
         ),
         Answer(

@@ -169,22 +169,19 @@ class OpenQuestion:
             case "no_run":
                 return "no run at a fixed rate met the SLO, only closed loops did"
             case "unconfirmed":
+                runs = counted(self.held + self.missed, "confirmation run")
                 if not self.held + self.missed:
                     return "no confirmation run was made"
                 if not self.missed:
-                    return f"only {counted(self.held, 'confirmation run')} met the SLO, {FRESH} are needed"
-                return (
-                    f"only {self.held} of {counted(self.held + self.missed, 'confirmation run')} met the SLO"
-                )
+                    return f"only {runs} met the SLO, {FRESH} are needed"
+                return f"only {self.held} of {runs} met the SLO"
             case "wide":
                 if self.high is None:
                     return "no rate was clearly missed, so no upper bound is measured"
                 return f"it may hold up to ×{rounded(self.high)}"
             case "rivals":
                 more = f" and {len(self.labels) - 1} more" if len(self.labels) > 1 else ""
-                far = (
-                    "with no upper bound measured" if self.high is None else f"by up to ×{rounded(self.high)}"
-                )
+                far = "no upper bound measured" if self.high is None else f"by up to ×{rounded(self.high)}"
                 return f"{self.labels[0]}{more} may be better, {far}"
 
 

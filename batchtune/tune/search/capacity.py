@@ -468,7 +468,7 @@ class CapacitySearch(Search):
         seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if rate else None
         if seconds is None:
             return None
-        return self.ask(top, "confirm", "a confirmation run of the leader", rate_rps=rate, duration_s=seconds)
+        return self.ask(top, "confirm", "confirmation of the leader", rate_rps=rate, duration_s=seconds)
 
     def _equal_loop(self, top: Contender) -> Ask | None:
         """What is answered one by one by as many instances as the leader has."""
@@ -487,9 +487,7 @@ class CapacitySearch(Search):
         seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
         if seconds is None:
             return None
-        return self.ask(
-            top, "confirm", "a confirmation run, since one missed", rate_rps=rate, duration_s=seconds
-        )
+        return self.ask(top, "confirm", "confirmation, since one missed", rate_rps=rate, duration_s=seconds)
 
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""

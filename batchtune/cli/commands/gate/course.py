@@ -145,9 +145,7 @@ class Course:
                 gates,
                 self.measure,
                 blocks_max=blocks_max,
-                on_look=lambda blocks, findings: self.view.event(
-                    look_text(blocks, findings, blocks_max=blocks_max)
-                ),
+                on_look=lambda blocks, judged: self.view.event(look_text(blocks, judged, blocks_max)),
             )
         except TargetError as error:
             return Conclusion(
@@ -250,7 +248,7 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
     return None
 
 
-def look_text(blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
+def look_text(blocks: int, findings: Sequence[Finding], blocks_max: int) -> str:
     """`6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`."""
     by_state: dict[str, list[str]] = {}
     for finding in findings:

@@ -103,8 +103,7 @@ def brackets(account: Account) -> Section:
             "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was missed. "
             "What held at no rate that was tried has no point."
             if capacity
-            else "The median of the runs of each configuration, and their range: of its confirmation runs where there "
-            "are any."
+            else "Median and range of the runs of each configuration: of confirmation runs where there are any."
         ),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from batchtune.check.attribution import Attribution, attribute
+from batchtune.check.limit import Attribution, attribute
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
 from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.spec.scenario import Scenario

@@ -10,9 +10,9 @@ from typing import Any
 
 from batchtune.archive.run import CHECK
 from batchtune.check.account import Account
-from batchtune.check.attribution import Attribution
 from batchtune.check.finding import Finding
 from batchtune.check.gate import ERROR_RATE, Gate
+from batchtune.check.limit import Attribution
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion
 from batchtune.errors import ArchiveError, TargetError
 from batchtune.measure.statistics.quantiles import Estimate

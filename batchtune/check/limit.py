@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Literal
@@ -11,8 +12,10 @@ from typing import Any, Final, Literal
 from batchtune.check.gate import listed
 from batchtune.check.paired import run_figures
 from batchtune.errors import UsageError
+from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import to_plain
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.plain_values import fields_to_plain, to_plain
 from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.units import (
     parse_duration_s,
@@ -23,6 +26,170 @@ from batchtune.scenario.units import (
     rounded_duration,
 )
 from batchtune.tune.trials.trial import Trial
+
+Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "not known"]
+
+MOVED: Final = 0.02
+"""A median that moved by less is told as unchanged."""
+
+SIZE_MOVED: Final = 0.05
+"""Batches that hold so many more or fewer rows explain what follows from their size."""
+
+HOST_MOVED: Final = 0.25
+"""Where the host disturbed so many more of one side's runs, it may be the cause."""
+
+TOLD: Final = 3
+"""Parts that the text names: those that moved most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a request's way: medians before and after, in seconds, or rows of a batch."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """As a share of what it was; nan where it is not known."""
+        return self.after / self.before - 1.0 if self.before > 0.0 else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """`cause` is the part that explains most, `text` says so with figures; `parts` are all that is known."""
+
+    cause: Cause
+    text: str
+    parts: tuple[Part, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_plain(self)
+
+
+def attribute(
+    before: Sequence[Measurement], after: Sequence[Measurement], *, cpu_s: tuple[float, float] | None = None
+) -> Attribution:
+    """What moved between the runs of two sides; `cpu_s` is the server's CPU time of a request of both, where that was
+    measured apart."""
+    size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
+    batch = _batch_time(before, after)
+    queue = _part("queue", before, after, lambda run: run.queue_mean_s)
+    outside = _part("front end and wire", before, after, lambda run: run.overhead_mean_s)
+    cpu = _part("server CPU", before, after, _cpu_of_request_s)
+    if cpu_s is not None:
+        cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
+    parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
+    cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
+    if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > HOST_MOVED:
+        cause = "host"
+    if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
+        cause = "tail"
+    return Attribution(cause=cause, text=_text(cause, parts), parts=parts)
+
+
+def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
+    """From what makes others move to what only follows; CPU alone may be spent anywhere."""
+    if _moved(size, SIZE_MOVED):
+        return "batch size"
+    if _moved(batch, MOVED):
+        return "compute"
+    moved_s = {
+        cause: part.after - part.before
+        for cause, part in (("front end", outside), ("queue", queue))
+        if part is not None and _moved(part, MOVED)
+    }
+    if moved_s:
+        return "front end" if max(moved_s, key=lambda name: abs(moved_s[name])) == "front end" else "queue"
+    return "not known"
+
+
+def _text(cause: Cause, parts: Sequence[Part]) -> str:
+    if not parts:
+        return "the server reports nothing about its batches, so the cause is not known"
+    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:TOLD]
+    texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
+    moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"
+    match cause:
+        case "tail":
+            return f"{moved}: rare slow requests, or the host"
+        case "host":
+            return f"the host disturbed one side more often; {moved}"
+        case "not known":
+            return f"the cause is not known: {moved}"
+        case _:
+            return f"{cause}: {moved}"
+
+
+def _part_text(part: Part) -> str:
+    sign = "+" if part.change >= 0.0 else "−"
+    shown = rounded if part.name == "rows of a batch" else rounded_duration
+    name = "server CPU a request" if part.name == "server CPU" else part.name
+    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change), 1)})"
+
+
+def _moved(part: Part | None, least: float) -> bool:
+    return part is not None and abs(part.change) > least
+
+
+def _part(
+    name: str,
+    before: Sequence[Measurement],
+    after: Sequence[Measurement],
+    value: Callable[[Measurement], float | None],
+) -> Part | None:
+    sides = [[figure for run in runs if (figure := value(run)) is not None] for runs in (before, after)]
+    if not all(sides):
+        return None
+    return Part(name=name, before=statistics.median(sides[0]), after=statistics.median(sides[1]))
+
+
+def _batch_time(before: Sequence[Measurement], after: Sequence[Measurement]) -> Part | None:
+    """The time of batches of the sizes that both sides ran, weighted by how often both did."""
+    (left_s, left_count), (right_s, right_count) = _batches(before), _batches(after)
+    common = left_s.keys() & right_s.keys()
+    weights = {rows: min(left_count[rows], right_count[rows]) for rows in common}
+    total = sum(weights.values())
+    if not total:
+        return None
+    return Part(
+        name="time of a batch",
+        before=sum(weights[rows] * left_s[rows] for rows in common) / total,
+        after=sum(weights[rows] * right_s[rows] for rows in common) / total,
+    )
+
+
+def _batches(runs: Sequence[Measurement]) -> tuple[dict[int, float], dict[int, int]]:
+    """The mean time of a batch of each size over all runs, and how many there were."""
+    spent_s: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for run in runs:
+        server = run.server
+        for rows, mean_s in ({} if server is None else server.execution_s_by_rows).items():
+            count = 0 if server is None else server.batches_by_rows.get(rows, 0)
+            spent_s[rows] = spent_s.get(rows, 0.0) + count * mean_s
+            counts[rows] = counts.get(rows, 0) + count
+    return {rows: spent_s[rows] / count for rows, count in counts.items() if count}, counts
+
+
+def _server(run: Measurement, name: str) -> float | None:
+    value: float | None = None if run.server is None else getattr(run.server, name)
+    return value
+
+
+def _cpu_of_request_s(run: Measurement) -> float | None:
+    server = run.server
+    if server is None or not server.server_cpu_s:
+        return None
+    requests = sum(server.requests_by_status.values())
+    return server.server_cpu_s / requests if requests else None
+
+
+def _noisy_share(runs: Sequence[Measurement]) -> float:
+    noisy = sum(any(caveat.code in HOST_CODES for caveat in run.caveats) for run in runs)
+    return noisy / len(runs) if runs else 0.0
+
 
 State = Literal["kept", "missed", "open", "not measured"]
 

@@ -102,8 +102,7 @@ def check(
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check
-    from batchtune.cli.commands.gate.course import CheckFiles
-    from batchtune.cli.commands.gate.sides import resolved_sides
+    from batchtune.cli.commands.gate.course import CheckFiles, resolved_sides
     from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
 
     if baseline is not None and paired:

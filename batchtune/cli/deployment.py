@@ -15,8 +15,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec
-from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
 from batchtune.target.launch.container import (
     MODELS_INSIDE,
     OWN_PARAMETERS,

@@ -12,8 +12,8 @@ from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.live import measured_load
-from batchtune.report.marks import Marks
 from batchtune.report.tables import (
+    Marks,
     console_on,
     interval,
     milliseconds,

@@ -12,8 +12,8 @@ from batchtune.measure.measurement import Measurement, bucket_text
 from batchtune.measure.statistics.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
-from batchtune.report.marks import Marks
 from batchtune.report.tables import (
+    Marks,
     console_on,
     interval,
     milliseconds,

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.report.marks import Marks
 from batchtune.report.tables import (
+    Marks,
     console_on,
     interval,
     milliseconds,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from batchtune.report.contenders import DISPENSABLE, RECOMMENDED, contenders_table
-from batchtune.report.marks import Marks
 from batchtune.report.tables import (
+    Marks,
     console_on,
     paragraph,
     print_table,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from batchtune.batching.parameters import Configuration, to_dict
-from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.bottleneck_advice import Kind
+from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.tables import number, span
 from batchtune.scenario.spec.scenario import Scenario

@@ -40,7 +40,7 @@ from batchtune.server.rest.listener import RestServer, serve_rest
 from batchtune.server.sessions.request import LoopPort
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.held_calls import ServerLimits
-from batchtune.wire.grpc.server import GrpcServer, serve
+from batchtune.wire.grpc.server_connection import GrpcServer, serve
 from batchtune.wire.status import StatusError
 
 

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.request import Protocol
-from batchtune.target.endpoint import Endpoint, control_client, in_words
+from batchtune.target.endpoint import Endpoint, control_client, external_endpoint, in_words
 from batchtune.target.external import external_signature
 from batchtune.target.model_files import readable
-from batchtune.target.urls import external_endpoint
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 
 _ADDRESS: Final = re.compile(

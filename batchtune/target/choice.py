@@ -8,13 +8,13 @@ from typing import TypeAlias
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
+from batchtune.target.endpoint import external_endpoint, tls_options
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import demand_of
 from batchtune.target.model_files import served_name
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
-from batchtune.target.urls import external_endpoint, tls_options
 
 LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget
 """What takes configurations."""

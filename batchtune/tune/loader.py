@@ -27,9 +27,8 @@ from batchtune.measure.validity.steady_state import Window, between_answers, who
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.endpoint import Endpoint
+from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
-from batchtune.target.urls import replicas_of
 from batchtune.wire.signature import Signature
 
 REPEATS_MAX = 2

@@ -186,7 +186,7 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
             "serve.sh:3: a shell in the container",
             "file",
         ),
-        ("docker run tf $FLAGS", "serve.sh:3: $FLAGS: what it stands for is not known", "the server's own"),
+        ("docker run tf $FLAGS", "serve.sh:3: $FLAGS: its value is not known here", "the server's own"),
         ("docker run tf -enable_batching", "takes flags as --name=value", "write --enable_batching"),
         (
             "docker run tf --enable_batching --grpc_max_threads 30",
@@ -231,7 +231,7 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ("tensorflow_model_server\ntensorflow_model_server", "serve.sh:4: a second server", "keep one"),
         (
             "tensorflow_model_server --batching_parameters_file=$DIR/b.txt",
-            "serve.sh:3: --batching_parameters_file=$DIR/b.txt: what it stands for",
+            "serve.sh:3: --batching_parameters_file=$DIR/b.txt: its value",
             "the file",
         ),
         (

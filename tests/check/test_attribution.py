@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.check.attribution import attribute
+from batchtune.check.limit import attribute
 from batchtune.measure.validity.caveats import caveat
 from tests.check.check_fakes import measurement, moved
 

@@ -257,7 +257,7 @@ def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in err
-    assert "Use    " in out
+    assert "Recommended " in out
     kept = {path.name for path in ledgers[0].parent.iterdir()}
     assert {"scenario.yaml", "provenance.json", "recommendation.json", "report.html"} <= kept
     assert not servers_of(scenario.parent)

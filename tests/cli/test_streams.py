@@ -87,7 +87,7 @@ def test_a_stream_that_was_closed_from_the_start_is_not_wanted(closed: int, fold
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert ("Use    " in done.stdout) == (closed == 2)
+    assert ("Recommended " in done.stdout) == (closed == 2)
 
 
 def test_an_encoding_without_our_signs_is_no_error(folder: Path) -> None:

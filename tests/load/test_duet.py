@@ -12,8 +12,7 @@ import pytest
 
 from batchtune.load.clients import source as source_module
 from batchtune.load.clients.source import NOTHING, ClosedSource
-from batchtune.load.duet import ClockReader, DuetPlan, Reading, pair_costs, run_duet
-from batchtune.load.fleet import LoadFleet
+from batchtune.load.fleet import ClockReader, DuetPlan, LoadFleet, Reading, pair_costs, run_duet
 from batchtune.load.record.samples import NEVER_NS
 from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.arrivals import ClosedLoop, Schedule

@@ -21,8 +21,7 @@ from batchtune.load.worker.job import split
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.reader import format_scenario, parse_scenario
-from batchtune.target.endpoint import Endpoint
-from batchtune.target.urls import replicas_of
+from batchtune.target.endpoint import Endpoint, replicas_of
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
 from tests.measure.measure_streams import make_samples, p95_within
 

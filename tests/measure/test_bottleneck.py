@@ -11,8 +11,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.record.samples import Status, merge_endpoints
-from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
-from batchtune.measure.bottleneck_advice import Case, Kind, advice_for
+from batchtune.measure.bottleneck import Bottleneck, Case, Kind, advice_for, find_bottleneck
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.validity.caveats import caveat
 from batchtune.measure.validity.server_settings import ServerSettings, settings_of

@@ -13,9 +13,9 @@ import numpy as np
 
 from batchtune.archive.run import CHECK, Run, create_run
 from batchtune.check.account import Account
-from batchtune.check.attribution import attribute
 from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
+from batchtune.check.limit import attribute
 from batchtune.check.paired import judge_fixed, paired_figures
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.statistics.quantiles import Estimate

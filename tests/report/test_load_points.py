@@ -15,9 +15,8 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.live import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
-from batchtune.report.marks import Marks
 from batchtune.report.several_models import print_models
-from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
+from batchtune.report.tables import Marks, console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from tests.tune.tune_fakes import planted, scenario_of

@@ -40,7 +40,7 @@ def test_each_model_has_its_own_request_rate_and_slo_and_else_those_of_the_scena
 @pytest.mark.parametrize(
     ("override", "words", "instead"),
     [
-        ("slo.p95=1ms", "slo: ranker has its own, which stands before this", "slo.…=…"),
+        ("slo.p95=1ms", "slo: ranker has its own, which takes precedence", "slo.…=…"),
         ("request.protocol=rest", "request: ranker has its own", "request.…=…"),
         ("load.rate=9/s", "load.rate: ranker has its own", "rate=…"),
     ],
@@ -50,7 +50,7 @@ def test_what_would_not_be_heard_by_a_model_with_its_own_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         parse_scenario(TWO, overrides=["slo.errors=2%", override] if "slo" in override else [override])
-    assert caught.value.hint == f"say it of each model: --set target.models.0.{instead}"
+    assert caught.value.hint == f"set it for each model: --set target.models.0.{instead}"
     (tmp_path / "two.yaml").write_text(TWO)
     with pytest.raises(UsageError) as caught:
         read_arms(tmp_path / "two.yaml", {"candidate": [override]})

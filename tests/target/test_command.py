@@ -23,8 +23,7 @@ from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.choice import target_of
-from batchtune.target.command import CommandTarget, restored
-from batchtune.target.short_program import small_environment
+from batchtune.target.command import CommandTarget, restored, small_environment
 from tests.server.server_process import free_ports, write_emulated
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.stand_ins.kubectl import StandInKubectl

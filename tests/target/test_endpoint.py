@@ -14,9 +14,14 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
-from batchtune.target.endpoint import Endpoint, control_channel, read_signature, wait_until_ready
+from batchtune.target.endpoint import (
+    Endpoint,
+    control_channel,
+    external_endpoint,
+    read_signature,
+    wait_until_ready,
+)
 from batchtune.target.external import external_signature, read_parameters
-from batchtune.target.urls import external_endpoint
 from tests.server.server_process import free_ports
 
 pytestmark = pytest.mark.smoke

@@ -45,7 +45,7 @@ def test_what_hinders_the_signature_is_told(server: KserveServer) -> None:
         (by_rest(server, "nope"), "/v2/models/nope: Request for unknown model"),
         (by_grpc(server, "nope"), "NOT_FOUND: Request for unknown model"),
         (by_rest(server, "page"), "/v2/models/page: HTTP 200 without JSON"),
-        (by_rest(server, "mute"), "tell no inputs"),
+        (by_rest(server, "mute"), "list no inputs"),
     ):
         with pytest.raises(TargetError, match=words):
             target.signature("s")

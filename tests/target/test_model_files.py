@@ -80,7 +80,7 @@ def test_every_form_of_a_model_is_found_under_its_name(home: Path, given: str, f
         ("weights.keras", "is no model that a server loads", '.export("weights")'),
         ("weights.pth", "is no model that a server loads", "'weights.pt2'"),
         ("notes.txt", "is no model that a server loads", "give a SavedModel directory"),
-        ("nets/script.pt", "does not tell its inputs", "{}/nets/signature.yaml"),
+        ("nets/script.pt", "does not list its inputs", "{}/nets/signature.yaml"),
     ],
 )
 def test_what_is_no_model_says_what_to_give(home: Path, given: str, what: str, hint: str) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchtune.target.short_program import Answer, ask
+from batchtune.target.command import Answer, ask
 
 pytestmark = pytest.mark.smoke
 

@@ -19,8 +19,7 @@ from batchtune.wire.grpc.framing import (
 )
 from batchtune.wire.grpc.held_calls import RateLimit
 from batchtune.wire.grpc.request_head import read_head
-from batchtune.wire.http2.flow import OutgoingFlow
-from batchtune.wire.http2.frames import STREAM_ID, header_frames
+from batchtune.wire.http2.frames import STREAM_ID, OutgoingFlow, header_frames
 from batchtune.wire.http2.header_blocks import decode_block, encode_block, new_decoder
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import frames_of, grpc_message

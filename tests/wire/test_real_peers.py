@@ -20,8 +20,8 @@ import uvloop
 
 from batchtune.wire.grpc.client_connection import GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import prepare_call
-from batchtune.wire.grpc.server import GrpcServer, serve
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc.server_connection import GrpcServer, serve
 from batchtune.wire.status import GRPC_CODES
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.grpc.held_calls import ServerLimits
-from batchtune.wire.grpc.server import GrpcServer, serve
+from batchtune.wire.grpc.server_connection import GrpcServer, serve
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
 from tests.server.rest.test_connection import REQUEST

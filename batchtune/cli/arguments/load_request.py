@@ -17,11 +17,18 @@ from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, unchecked_scenario
-from batchtune.scenario.spec.knobs import KNOBS, configuration_of, misspelt_knob, server_flags
+from batchtune.scenario.spec.knobs import (
+    KNOBS,
+    configuration_of,
+    in_house_words,
+    misspelt_knob,
+    server_flags,
+    server_flags_of,
+    triton_configuration,
+)
 from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.triton_knobs import in_house_words, server_flags_of, triton_configuration
 from batchtune.scenario.units import parse_rate_rps
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from batchtune.cli.checks.machine import Check
 from batchtune.provenance import gpus
-from batchtune.target.short_program import Answer, ask
+from batchtune.target.command import Answer, ask
 
 ENGINE_LIMIT_S: Final = 5.0
 """An engine answers within 0.1 s."""

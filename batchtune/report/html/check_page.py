@@ -38,7 +38,6 @@ from batchtune.report.html.comparison_page import (
     short_lines,
     typical_runs,
 )
-from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
     Document,
@@ -47,6 +46,7 @@ from batchtune.report.html.shell.document import (
     provenance_rows,
     sentence,
     slo_words,
+    table_of_single_trials,
     traffic_text,
 )
 from batchtune.report.html.shell.drawing import (
@@ -64,8 +64,7 @@ from batchtune.report.html.shell.drawing import (
     provenance_of,
     safe,
 )
-from batchtune.report.html.shell.latency_figures import distribution, split
-from batchtune.report.html.shell.trial_rows import table_of_single_trials
+from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import number
 from batchtune.report.words import capitalised
 from batchtune.scenario.reader import read_kept_variants

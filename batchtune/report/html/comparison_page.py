@@ -23,7 +23,6 @@ from batchtune.report.comparison import (
     pair_sentence,
     small_print,
 )
-from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
     Document,
@@ -32,6 +31,7 @@ from batchtune.report.html.shell.document import (
     provenance_rows,
     sentence,
     slo_words,
+    table_of_single_trials,
     traffic_text,
 )
 from batchtune.report.html.shell.drawing import (
@@ -52,10 +52,8 @@ from batchtune.report.html.shell.drawing import (
     panel_title,
     safe,
 )
-from batchtune.report.html.shell.latency_figures import distribution, split
-from batchtune.report.html.shell.trial_rows import table_of_single_trials
-from batchtune.report.marks import Marks
-from batchtune.report.tables import number, ratio
+from batchtune.report.html.shell.latency_figures import distribution, sizes, split
+from batchtune.report.tables import Marks, number, ratio
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec

@@ -13,12 +13,15 @@ from batchtune.errors import BatchtuneError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.document import (
     Answer,
+    Detail,
     Document,
+    TrialTable,
     gathered_caveats,
     models_text,
     provenance_rows,
     sentence,
     traffic_text,
+    trial_rows,
 )
 from batchtune.report.html.shell.drawing import (
     Figure,
@@ -31,7 +34,6 @@ from batchtune.report.html.shell.drawing import (
     safe,
     with_limit,
 )
-from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_rows
 from batchtune.report.several_models import (
     SHARE_HEADINGS,
     company_lines,

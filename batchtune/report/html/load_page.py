@@ -13,7 +13,6 @@ from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
-from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
     Document,
@@ -21,6 +20,7 @@ from batchtune.report.html.shell.document import (
     provenance_rows,
     sentence,
     slo_text,
+    table_of_single_trials,
 )
 from batchtune.report.html.shell.drawing import (
     LOOKS,
@@ -40,8 +40,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
     spread_axis,
 )
-from batchtune.report.html.shell.latency_figures import distribution, split, timeline
-from batchtune.report.html.shell.trial_rows import table_of_single_trials
+from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, number, percent
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of

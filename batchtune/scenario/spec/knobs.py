@@ -5,19 +5,156 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     PARAMETER_NAMES,
     SERVER_SWITCHES,
+    BatchingParameters,
     Configuration,
     from_dict,
     require_ports,
     validate,
 )
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.batching.triton_words import ACTIONS, GROUPS, INSTANCES, MISSING, SETTINGS, WORDS
 from batchtune.errors import BatchingParametersError
+
+_SHARED: Final = ("max_batch_size", *WORDS)
+_KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching")
+_UNSEEN: Final = FoundBatching(max_batch_size=4)
+"""Before the server was asked: 4 is the maximum that Triton gives a model that names none."""
+
+
+def in_house_words(knobs: Any) -> Any:
+    """The mapping of a space, or of what is fixed, with the house's names for Triton's; what is no mapping stays.
+
+    Raises:
+        ValueError: a knob that is there under both names.
+    """
+    if not isinstance(knobs, Mapping):
+        return knobs
+    ours = {triton: house for house, triton in WORDS.items()}
+    renamed: dict[Any, Any] = {}
+    for name, value in _flattened(knobs).items():
+        house = ours.get(name, name)
+        if house in renamed:
+            raise ValueError(f"{name} is there twice: {house} means the same")
+        renamed[house] = value
+    return renamed
+
+
+def triton_configuration(
+    fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
+) -> Configuration:
+    """The configuration of `fixed` overlaid with `point`, over the `original` one of the server.
+
+    The size, delay and instances are always there. Without batching only the instances count. Preferred sizes beyond
+    `max_batch_size` are left out, so that every combination of a space is legal.
+
+    Raises:
+        BatchingParametersError: values that Triton would not accept.
+    """
+    values = {name: value for name, value in {**fixed, **point}.items() if value is not None}
+    there = original or _UNSEEN
+    for name in values:
+        if name in MISSING:
+            raise BatchingParametersError(f"Triton has no {name}", hint=MISSING[name])
+    enabled = values.get("enable_batching", True)
+    if not isinstance(enabled, bool):
+        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    batching = from_dict(
+        {
+            "max_batch_size": there.max_batch_size,
+            "batch_timeout_micros": there.max_queue_delay_microseconds,
+            "num_batch_threads": there.instance_count,
+            **{name: values[name] for name in _SHARED if name in values},
+        }
+    )
+    validate(batching)
+    flags = server_flags_of(values)
+    if not enabled:
+        flags[INSTANCES] = str(batching.num_batch_threads)
+        return _configuration(None, flags)
+    largest = batching.max_batch_size or 1
+    flags |= {name: _setting(name, values[name], largest) for name in SETTINGS if name in values}
+    return _configuration(batching, {name: text for name, text in flags.items() if text})
+
+
+def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the values that are neither a knob nor a setting of Triton's: flags of a launched tritonserver.
+
+    Raises:
+        BatchingParametersError: a port that is none.
+    """
+    require_ports(values)
+    return {
+        name.lstrip("-"): _text(value)
+        for name, value in values.items()
+        if name not in _SHARED and name not in SETTINGS and name != "enable_batching"
+    }
+
+
+def misspelt_triton_knob(name: str, *, attached: bool) -> tuple[str, str] | None:
+    """What is wrong with a knob's name, and what to do; None: nothing.
+
+    A server that runs already takes no flags: there every name must be a knob.
+    """
+    if name in _SHARED or name in SETTINGS or name == "enable_batching":
+        return None
+    if name in MISSING:
+        return "Triton has no such parameter", MISSING[name]
+    near = get_close_matches(name.lower().replace("-", "_"), _KNOWN, n=1, cutoff=0.8)
+    if near and not name.startswith("--"):
+        return "unknown batching parameter", f"did you mean {near[0]!r}? (write --{name} for a server flag)"
+    if attached:
+        return "a server that runs already takes no flags", f"Triton's own are: {', '.join(_KNOWN)}"
+    return None
+
+
+def _configuration(batching: BatchingParameters | None, flags: Mapping[str, str]) -> Configuration:
+    return Configuration(batching=batching, dialect="triton", flags=tuple(sorted(flags.items())))
+
+
+def _flattened(knobs: Mapping[Any, Any]) -> dict[Any, Any]:
+    flat: dict[Any, Any] = {}
+    for name, value in knobs.items():
+        if name in GROUPS and isinstance(value, Mapping):
+            flat |= {f"{name}.{field}": below for field, below in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _setting(name: str, value: Any, largest: int) -> str:
+    """As a configuration keeps it; empty: leave it to Triton.
+
+    Raises:
+        BatchingParametersError: a value of another type.
+    """
+    match SETTINGS[name]:
+        case "sizes":
+            sizes = () if value == "none" else value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+                raise BatchingParametersError(f"{name} must be a list of sizes, or none; was {value!r}")
+            return _text(sorted(size for size in sizes if size <= largest))
+        case "boolean" if not isinstance(value, bool):
+            raise BatchingParametersError(f"{name} must be true or false; was {value!r}")
+        case "number" if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise BatchingParametersError(f"{name} must be a whole number from 0 on; was {value!r}")
+        case "action" if value not in ACTIONS:
+            raise BatchingParametersError(f"{name} must be {' or '.join(ACTIONS)}; was {value!r}")
+        case _:
+            return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
 
 KNOBS = (*PARAMETER_NAMES, "enable_batching")
 

@@ -15,19 +15,21 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, TARGETS_FLAGS, Configuration, Dialect
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
-from batchtune.scenario.spec.knobs import configuration_of, misspelt_knob, server_flags
+from batchtune.scenario.spec.knobs import (
+    configuration_of,
+    in_house_words,
+    misspelt_knob,
+    misspelt_triton_knob,
+    server_flags,
+    server_flags_of,
+    triton_configuration,
+)
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, written_for_triton
-from batchtune.scenario.spec.triton_knobs import (
-    in_house_words,
-    misspelt_triton_knob,
-    server_flags_of,
-    triton_configuration,
-)
 from batchtune.scenario.units import problem
 
 Objective = Literal["capacity", "throughput", "latency"]

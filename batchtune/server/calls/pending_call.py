@@ -17,16 +17,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
 from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued, Servable
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
+
+Outputs = Mapping[str, NDArray[Any]]
+
+
+class VersionStatus(Protocol):
+    """The life of one version."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """START, LOADING, AVAILABLE, UNLOADING or END."""
+        ...
+
+    @property
+    def error_code(self) -> str:
+        """gRPC's name; OK unless loading failed."""
+        ...
+
+    @property
+    def error_message(self) -> str:
+        """What went wrong, "" if nothing."""
+        ...
+
+
+class Models(Protocol):
+    """All models of the server. Every method raises StatusError with TensorFlow Serving's text."""
+
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
+        """The version that serves: the one named or labelled, else the latest."""
+        ...
+
+    def statuses(self, name: str, *, version: int | None = None) -> Sequence[VersionStatus]:
+        """The state of one version or of all."""
+        ...
+
+    def reload_config(self, config: Any) -> None:
+        """Serve what a ModelServerConfig lists; returns when that is so. Called from a thread of its own."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """The models configured now."""
+        ...
+
 
 TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))

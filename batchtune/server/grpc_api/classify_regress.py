@@ -18,8 +18,7 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.contract import Models, Outputs
-from batchtune.server.calls.pending_call import PendingCall, PendingCalls
+from batchtune.server.calls.pending_call import Models, Outputs, PendingCall, PendingCalls
 from batchtune.server.calls.request_counts import CallKind
 from batchtune.server.grpc_api.predict_decoding import read_model_spec
 from batchtune.server.sessions.request import Queued, Servable

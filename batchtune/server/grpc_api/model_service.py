@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from batchtune.server.calls.contract import Models
+from batchtune.server.calls.pending_call import Models
 from batchtune.server.grpc_api.classify_regress import parse_message
 from batchtune.server.grpc_api.front_end import fail_call
 from batchtune.server.grpc_api.predict_decoding import read_model_spec

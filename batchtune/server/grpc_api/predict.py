@@ -18,8 +18,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.contract import Models, Outputs
-from batchtune.server.calls.pending_call import PendingCall, PendingCalls, check_predict_method
+from batchtune.server.calls.pending_call import (
+    Models,
+    Outputs,
+    PendingCall,
+    PendingCalls,
+    check_predict_method,
+)
 from batchtune.server.calls.request_counts import CallKind, ModelTimes
 from batchtune.server.grpc_api.predict_decoding import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.sessions.request import Servable

@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection_pb2
 
-from batchtune.server.calls.contract import Models
-from batchtune.server.calls.pending_call import PendingCalls
+from batchtune.server.calls.pending_call import Models, PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
 from batchtune.server.grpc_api.front_end import GrpcFrontEnd, fail_call
 from batchtune.server.grpc_api.model_service import ModelServiceCalls

@@ -19,13 +19,12 @@ from typing import Any, Protocol
 import orjson
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.calls.contract import Models
+from batchtune.server.calls.pending_call import Models
 from batchtune.server.calls.request_counts import RequestMetrics
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.rest.calls import RestCalls
+from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.message import PROXY_FIELDS, Head, KnownHeads, Request
-from batchtune.server.rest.routes import TUNING_PATH, Route, find_route, is_api_path
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from batchtune.server.rest.calls import Route
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.message import CONTINUE, STATUS_LINES, Head, KnownHeads, Request
 from batchtune.server.rest.parser import RequestParser, RestLimits
-from batchtune.server.rest.routes import Route
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedBytes, bound_unsent
 from batchtune.wire.turns import LARGE_READ_BYTES
 

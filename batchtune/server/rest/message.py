@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import httptools
 
-from batchtune.server.rest.routes import Route
+from batchtune.server.rest.calls import Route
 
 PROXY_FIELDS = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 """Header fields of a request that came by way of a proxy."""

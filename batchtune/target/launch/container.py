@@ -24,8 +24,7 @@ from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.cpus import text_of
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.server_words import DockerSpec
-from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.spec.target import DockerSpec, TargetSpec
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""

@@ -19,13 +19,12 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.endpoint import Endpoint
+from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
 from batchtune.target.triton.repository import ADDED, EXPLICIT, ModelRepository, OriginalModel, put_back
-from batchtune.target.urls import external_endpoint, tls_options
 from batchtune.wire.signature import Signature
 
 DYING_S: Final = 0.2

@@ -28,8 +28,8 @@ from batchtune.tune.answer.recommendation import (
 from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
 from batchtune.tune.evidence.bracket import Run
 from batchtune.tune.search.capacity import CapacitySearch
-from batchtune.tune.search.choice import search_of
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
+from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search import Search
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.search_summary import SearchSummary

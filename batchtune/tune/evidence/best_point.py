@@ -10,8 +10,7 @@ from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.cpus import usable_cpus
-from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
-from batchtune.measure.bottleneck_advice import TRY_BATCHING
+from batchtune.measure.bottleneck import TRY_BATCHING, Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.server_settings import settings_of

@@ -16,6 +16,7 @@ from typing import Final
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
+from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search import (
     COMPARE_SHARE,
@@ -473,3 +474,9 @@ class FixedLoadSearch(Search):
 def _is_step(contender: Contender, leader: Contender) -> bool:
     """In size or threads: tried whatever the curve says, which may be wrong."""
     return (contender.rows, contender.threads) != (leader.rows, leader.threads)
+
+
+def search_of(scenario: Scenario, *, budget_s: float) -> Search:
+    """A capacity is searched by rates; throughput and latency under the scenario's own load."""
+    kind = CapacitySearch if scenario.objective == "capacity" else FixedLoadSearch
+    return kind(scenario, budget_s=budget_s)

@@ -19,8 +19,8 @@ from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
 from batchtune.scenario.units import format_duration
 from batchtune.tune.bench import SEED_STRIDE, Bench, Plan
 from batchtune.tune.loader import Fleet, Target
-from batchtune.tune.search.choice import search_of
-from batchtune.tune.sweep.nodes import Nodes, OneServer, TrialBench
+from batchtune.tune.search.fixed_load import search_of
+from batchtune.tune.sweep.ray_nodes import Nodes, OneServer, TrialBench
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
 from batchtune.tune.trials.search_summary import SearchSummary

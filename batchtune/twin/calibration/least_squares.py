@@ -22,9 +22,8 @@ from batchtune.twin.calibration.parameters import (
     Law,
     laws,
 )
-from batchtune.twin.model.play import enough_requests, play
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
-from batchtune.twin.model.twin import FitError
+from batchtune.twin.model.twin import FitError, enough_requests, play
 from batchtune.twin.simulator.summary import Summary
 
 EVALUATIONS_AGAIN: Final = 3

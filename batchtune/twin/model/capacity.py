@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES
-from batchtune.twin.model.play import MOST_REQUESTS, enough_requests, play
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import Prediction, Twin
+from batchtune.twin.model.twin import MOST_REQUESTS, Prediction, Twin, enough_requests, play
 from batchtune.twin.simulator.replica import Batcher, Routing
 
 

@@ -11,23 +11,24 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from batchtune.wire.grpc.client_answers import (
+from batchtune.wire.grpc.framing import FIRST_DATA, status_of_reset
+from batchtune.wire.grpc.prepared_call import (
     HEADER_LIST_BYTES,
+    OPENING,
     PLAIN_HEAD,
     Answer,
+    PreparedCall,
     ResponseHead,
     known_heads,
     read_response_head,
 )
-from batchtune.wire.grpc.framing import FIRST_DATA, status_of_reset
-from batchtune.wire.grpc.prepared_call import OPENING, PreparedCall
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.flow import OutgoingFlow
 from batchtune.wire.http2.frames import (
     FRAME,
     STREAM_ID,
     ErrorCode,
     HeaderBlock,
+    OutgoingFlow,
     PartialFrame,
     PeerError,
     Setting,

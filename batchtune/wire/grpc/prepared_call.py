@@ -7,11 +7,126 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchtune.wire.grpc.client_answers import HEADER_LIST_BYTES
-from batchtune.wire.grpc.framing import PREFIX, encode_timeout
+from batchtune.wire.grpc.framing import (
+    PREFIX,
+    MessageBuffer,
+    decode_grpc_message,
+    encode_timeout,
+    status_of_http,
+)
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import Setting
-from batchtune.wire.http2.header_blocks import encode_block
+from batchtune.wire.http2.frames import ErrorCode, PeerError, Setting
+from batchtune.wire.http2.header_blocks import Fields, decode_block, encode_block, new_decoder
+from batchtune.wire.status import GRPC_CODES, StatusError
+
+HEADER_LIST_BYTES = 65_536
+_MEMO_ENTRIES = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """A decoded header block of an answer: its initial headers, its trailers or both in one.
+
+    `plain`: HTTP 200, gRPC, not compressed and no status yet. `status` is None where grpc-status is absent.
+    """
+
+    plain: bool
+    is_grpc: bool
+    http_status: str
+    status: int | None
+    message: str
+    encoding: str
+
+    @property
+    def informational(self) -> bool:
+        """Tell a 1xx head, which precedes the real one."""
+        return len(self.http_status) == 3 and self.http_status[0] == "1"
+
+
+PLAIN_HEAD = ResponseHead(plain=True, is_grpc=True, http_status="200", status=None, message="", encoding="")
+
+# Blocks are pure functions of their bytes (see header_blocks), so all connections share one memo.
+known_heads: dict[bytes, ResponseHead] = {}
+
+
+def read_response_head(block: bytes) -> ResponseHead:
+    """Decode a block that `known_heads` lacks and remember it; raises PeerError when it is malformed."""
+    head = _head_of(decode_block(new_decoder(table_bytes=0, header_list_bytes=HEADER_LIST_BYTES), block))
+    if len(known_heads) >= _MEMO_ENTRIES:
+        known_heads.clear()
+    known_heads[block] = head
+    return head
+
+
+def _head_of(fields: Fields) -> ResponseHead:
+    values = dict(fields)
+    http_status = values.get(":status", "")
+    if http_status and not (http_status.isascii() and http_status.isdigit()):
+        raise PeerError(ErrorCode.PROTOCOL_ERROR, f":status is {http_status!r}")
+    encoding = values.get("grpc-encoding", "")
+    message = decode_grpc_message(values.get("grpc-message", ""))
+    status: int | None = None
+    if "grpc-status" in values:
+        text = values["grpc-status"]
+        status = int(text) if text.isascii() and text.isdigit() and len(text) < 3 else -1
+        if not 0 <= status <= max(GRPC_CODES.values()):
+            status, message = GRPC_CODES["UNKNOWN"], f"grpc-status is {text!r}: {message}"
+    is_grpc = values.get("content-type", "").startswith("application/grpc")
+    if http_status and not is_grpc and not message:
+        message = f"HTTP status {http_status} with content-type {values.get('content-type', '')!r}"
+    return ResponseHead(
+        plain=http_status == "200" and is_grpc and status is None and encoding in {"", "identity"},
+        is_grpc=is_grpc,
+        http_status=http_status,
+        status=status,
+        message=message,
+        encoding=encoding,
+    )
+
+
+class Answer:
+    """An answer in several frames, compressed, or broken; collects until the stream ends."""
+
+    __slots__ = ("_buffer", "_failure", "_head", "_messages", "unacknowledged_bytes")
+
+    def __init__(self, head: ResponseHead, message_bytes_max: int) -> None:
+        self._head = head
+        self._buffer = MessageBuffer(head.encoding, message_bytes_max)
+        self._messages: list[bytes] = []
+        self._failure: StatusError | None = None
+        self.unacknowledged_bytes = 0
+
+    def add_message(self, message: bytes) -> None:
+        """Take a message that the fast path had read already."""
+        self._messages.append(message)
+
+    def feed(self, data: bytes) -> bool:
+        """Add DATA; False when the stream should be reset because nothing more of it is wanted."""
+        self.unacknowledged_bytes += len(data)
+        if not self._head.is_grpc:
+            return True  # an error page
+        try:
+            self._messages += self._buffer.feed(data)
+        except StatusError as error:
+            self._failure = error
+            return False
+        return True
+
+    def settle(self, trailers: ResponseHead | None) -> tuple[int, bytes, str]:
+        """Say how the call ended: (gRPC status number, message, grpc-message); `trailers` None: they are missing."""
+        if self._failure is not None:
+            return GRPC_CODES[self._failure.code], b"", self._failure.message
+        if trailers is None or trailers.status is None:
+            http_status = self._head.http_status
+            detail = self._head.message or "the stream ended without grpc-status"
+            return status_of_http(http_status), self._messages[0] if self._messages else b"", detail
+        if trailers.status:
+            return trailers.status, b"", trailers.message
+        if len(self._messages) == 1 and not self._buffer.incomplete:
+            return 0, self._messages[0], trailers.message
+        cut_short = "a message cut short" if self._buffer.incomplete else f"{len(self._messages)} messages"
+        return GRPC_CODES["INTERNAL"], b"", f"the call ended OK with {cut_short}; one was expected"
+
 
 OPENING = (
     h2.PREFACE

@@ -16,8 +16,7 @@ from batchtune.wire.grpc.server_call import (
     write_reply,
 )
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.flow import OutgoingFlow
-from batchtune.wire.http2.frames import STREAM_ID, ErrorCode
+from batchtune.wire.http2.frames import STREAM_ID, ErrorCode, OutgoingFlow
 
 FEW_STREAMS = 1_024
 """As many are no burden."""

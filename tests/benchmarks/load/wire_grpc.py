@@ -27,8 +27,8 @@ import uvloop
 
 from batchtune.wire.grpc.client_connection import GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import PreparedCall, prepare_call
-from batchtune.wire.grpc.server import serve
 from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.tfserving.messages import PredictRequest
 from batchtune.wire.tfserving.tensors import encode_predict_request
 

@@ -85,4 +85,4 @@ def test_workers_without_a_cluster_are_refused(scenario: Path) -> None:
 def test_the_options_of_before_say_what_to_write(command: str, scenario: Path) -> None:
     error = invoke(command, scenario, "--fleet=auto")
     assert isinstance(error, UsageError)
-    assert (error.exit_code, error.hint) == (2, "say it with --set load.fleet.ray=ADDRESS")
+    assert (error.exit_code, error.hint) == (2, "use --set load.fleet.ray=ADDRESS")

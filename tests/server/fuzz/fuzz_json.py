@@ -10,8 +10,7 @@ import json
 import time
 
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.json.example_request import parse_examples
-from batchtune.server.rest.json.predict_request import FloatRows, parse_predict
+from batchtune.server.rest.json.predict_request import FloatRows, parse_examples, parse_predict
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.fuzz.fuzz_mutations import Mutator, run

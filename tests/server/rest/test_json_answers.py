@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from batchtune.server.rest.json.answers import decimal, error_answer, predict_answer, quoted
-from batchtune.server.rest.json.example_request import (
+from batchtune.server.rest.json.predict_request import (
     classification_answer,
     parse_examples,
     regression_answer,

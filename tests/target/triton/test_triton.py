@@ -95,7 +95,7 @@ def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, 
 
 
 def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTriton) -> None:
-    with TritonTarget(spec(server)) as target, pytest.raises(ValueError, match="must be kept"):
+    with TritonTarget(spec(server)) as target, pytest.raises(ValueError, match="must run before"):
         target.apply(BATCHED)
     assert server.orders == []
 

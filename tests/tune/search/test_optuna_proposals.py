@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.search.choice import search_of
 from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.optuna_proposals import ATTEMPTS, proposed_points
 from tests.tune.tune_fakes import scenario_of
 

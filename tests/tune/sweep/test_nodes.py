@@ -11,7 +11,7 @@ from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
-from batchtune.tune.sweep.nodes import NodeBenches
+from batchtune.tune.sweep.ray_nodes import NodeBenches
 from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.tune.node_fakes import FakeNodes

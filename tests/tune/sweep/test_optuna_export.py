@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.tune.search.choice import search_of
+from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.sweep.optuna_export import export_study, opened_storage
 from batchtune.tune.sweep.sweep import sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of

@@ -136,7 +136,7 @@ def test_a_station_that_is_lost_leaves_its_trial_to_another() -> None:
 
 
 def test_one_live_load_is_told_while_trials_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchtune.tune.sweep.nodes.WAIT_S", 0.0)
+    monkeypatch.setattr("batchtune.tune.sweep.ray_nodes.WAIT_S", 0.0)
     nodes = nodes_of(FakeStation("a", "m1"))
     told: list[int] = []
     nodes.report = lambda plan, _live: told.append(plan.number)

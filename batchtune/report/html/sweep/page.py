@@ -10,15 +10,17 @@ from typing import Any, Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
+    Detail,
     Document,
+    TrialTable,
     gathered_caveats,
     provenance_rows,
     sentence,
     slo_text,
     traffic_text,
+    trial_rows,
 )
 from batchtune.report.html.shell.drawing import (
     MERITS,
@@ -34,8 +36,7 @@ from batchtune.report.html.shell.drawing import (
     numbers,
     safe,
 )
-from batchtune.report.html.shell.latency_figures import distribution, split, timeline
-from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_rows
+from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.html.sweep.account import LATEST, Account, keeping
 from batchtune.report.html.sweep.contender_figures import brackets, contenders, history, pareto, rates
 from batchtune.report.words import (

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from batchtune.server.calls.classification import example_inputs
 from batchtune.server.memory import share_one_heap, trim
-from batchtune.server.rest.json.example_request import parse_examples
-from batchtune.server.rest.json.predict_request import parse_predict
+from batchtune.server.rest.json.predict_request import parse_examples, parse_predict
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
 

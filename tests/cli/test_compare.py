@@ -173,7 +173,7 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     process.send_signal(2)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "kept in results/pair/" in err
+    assert "saved in results/pair/" in err
     assert "Against without" in out
     assert not servers_of(scenario.parent)
 

@@ -294,7 +294,7 @@ def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
     options = ["--slo-p95", "100ms", "--concurrency", "8", "--budget", "20s"]
     done = batchtune("sweep", emulated, *options, cwd=tmp_path)
     assert done.returncode in (0, 5), done.stderr
-    assert "Use " in done.stdout, done.stderr
+    assert "Recommended " in done.stdout, done.stderr
     assert "mkdir -p 'served/my model/1'" in done.stdout
     assert "most requests/s of 8 clients within p95 ≤ 100 ms are looked for" in done.stderr
     named = next(line for line in done.stderr.splitlines() if line.startswith("the scenario that ran: "))

@@ -196,7 +196,7 @@ def test_an_interrupt_ends_it_at_once_keeps_what_was_measured_and_leaves_nothing
     _, errors = check.communicate(timeout=30)
     assert check.returncode == 130, errors
     assert servers_of(scenario.parent) == []
-    assert "kept in" in errors
+    assert "saved in" in errors
     assert ledger.read_text().count("\n") >= 1
 
 

@@ -22,6 +22,21 @@ from batchtune.batching.parameters import (
 )
 from batchtune.errors import BatchingParametersError
 
+# Writing a config.pbtxt: its batching part from the parameters, the whole from what Triton says as JSON.
+#
+# | TF Serving | Triton |
+# |---|---|
+# | `max_batch_size` | `max_batch_size` |
+# | `batch_timeout_micros` | `dynamic_batching.max_queue_delay_microseconds` |
+# | `num_batch_threads` | `instance_group.count` (batches that run at once) |
+# | `max_enqueued_batches` | `dynamic_batching.default_queue_policy.max_queue_size`, in requests |
+#
+# Triton never pads and never splits, so the other fields have no counterpart there. (model_config.proto)
+#
+# Of the whole, scalars that have protobuf's default are left out; an empty block is kept, since being there is what it
+# says. Names of enumeration values stand bare in the text and quoted in JSON, and a map is a list of `{ key value }`;
+# which fields are which is in model_config.proto.
+
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 
 _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}

@@ -16,6 +16,13 @@ from batchtune.measure.statistics.paired import signed_rank_distribution, walsh_
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.units import parse_ratio, rounded
 
+# When the blocks are looked at, and which share of the error rate each look may spend.
+#
+# A group-sequential test: the looks and what each may spend are fixed beforehand by the number of blocks, whatever the
+# blocks say, so that the union bound holds over all looks (Jennison & Turnbull, "Group Sequential Methods", chapter 7,
+# with a spending function of the power family). The signed-rank test has steps: what a look cannot use goes to
+# the next.
+
 LOOKS: Final = (6, 10, 16, 24, 36, 54)
 """Blocks at which a check may end: the fewest that can say anything at 5 %, then half as many again."""
 

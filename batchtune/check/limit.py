@@ -27,6 +27,11 @@ from batchtune.scenario.units import (
 )
 from batchtune.tune.trials.trial import Trial
 
+# Where a change came from: the time of a batch, its size, the queue, the front end, or the host.
+#
+# By the server's own account of the runs of both sides, medians over the runs. What explains most of the change is
+# named; the others are told where they moved.
+
 Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "not known"]
 
 MOVED: Final = 0.02

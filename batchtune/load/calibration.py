@@ -24,6 +24,11 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.header_blocks import encode_block
 
+# A server that does nothing: fixed answers over HTTP/1.1 and gRPC, to measure the client alone.
+#
+# It reads just enough of a request to know where it ends. It runs in a process of its own, and only for us: it
+# checks nothing.
+
 REST_ANSWER: Final = b'{"predictions": [[0.0]]}'
 GRPC_ANSWER: Final = b""
 START_LIMIT_S: Final = 20.0

@@ -329,6 +329,13 @@ def interrupts_noted_here() -> Iterator[list[int]]:
         yield noted
 
 
+# The CPU time that a request costs two servers when the load goes from one to the other in short turns.
+#
+# On a shared host the CPU time of the same work changes by a fifth from second to second. What is slower than a turn
+# has the same part in both turns of a pair and cancels in their ratio: of two equal servers that of a pair of 25 ms
+# turns has a standard deviation of 0.15, its mean over a second 0.035, and of runs of a second, one after another, 0.19
+# (tests/benchmarks/check/duet.py).
+
 READ_BEFORE_NS: Final = 1_000_000
 """The clocks are read so long before the next turn begins: they have that time to be woken for it."""
 

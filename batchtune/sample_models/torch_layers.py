@@ -24,6 +24,11 @@ from batchtune.sample_models.sizes import (
     VOCABULARY,
 )
 
+# A text classifier that takes sequences of any length: transformer blocks over at most 256 words, two classes.
+#
+# `tokens` [batch, length], word indices as int64, 0 for padding, to `scores` [batch, 2]. Padding is masked: a sequence
+# has the same scores however far it is padded with zeros.
+
 _MASKED = -1e4
 """Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score."""
 
@@ -71,6 +76,10 @@ class _Block(nn.Module):  # type: ignore[misc]
         return self.after_forward(hidden + self.forwarded(hidden))
 
 
+# A cheap model before a dear one: how relevant a review is, by the weights of its words alone.
+#
+# `tokens` [batch, 200], word indices as float32, to `relevance` [batch, 1], from 0 to 1.
+
 class WordRelevance(nn.Module):  # type: ignore[misc]
     """The sum of the words' weights, which of random words is normal with a variance of one, as a probability."""
 
@@ -85,6 +94,11 @@ class WordRelevance(nn.Module):  # type: ignore[misc]
         words = tokens.long().clamp(0, VOCABULARY - 1)
         return torch.sigmoid(self.words(words).sum(dim=1))
 
+
+# The text classifier of the Keras examples in PyTorch: one transformer block over 200 words, two classes.
+#
+# `tokens` [batch, 200], word indices as float32, to `scores` [batch, 2]. Layer for layer the Keras one; each head is
+# as wide as the embedding.
 
 class ImdbTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
@@ -173,6 +187,13 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
     return nn.Sequential(*convolution(given, gives, 1, stride=stride, relu=False))
 
 
+# The text recogniser None-ResNet-None-CTC in PyTorch: no rectification, ResNet features, no sequence model, CTC.
+#
+# The features are the 29-layer residual network of the Focusing Attention Network (Cheng et al., 2017) with 512
+# channels at its end, as Baek et al. (2019) describe it: pooling halves the height four times but the width only
+# twice, so that a line of 32 × 100 becomes 26 places of 512 features. Each place is classified by itself into 36
+# characters and CTC's blank (Shi et al., 2015, without its recurrent layers).
+
 class TextRecognition(nn.Module):  # type: ignore[misc]
     """`image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
 
@@ -218,6 +239,10 @@ def _blocks(given: int, gives: int, count: int) -> list[Any]:
         given = gives
     return blocks
 
+
+# ResNet-50 in PyTorch (He et al., 2015), with the stride in the middle convolution of a block ("v1.5").
+#
+# `image` [batch, 3, 224, 224] to `scores` [batch, 1000], which are probabilities.
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Inner channels and blocks of each stage; each after the first halves the image."""

@@ -222,6 +222,11 @@ def _shown(shape: Sequence[int | None]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
+# Requests recorded in a file.
+#
+# .npz: one array per input, the first axis being rows. .jsonl: one TensorFlow Serving predict body a line.
+# Anything else: TFRecords of PredictionLog, TensorFlow Serving's `tf_serving_warmup_requests`.
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
     """One request before it is encoded: its inputs by name, and its outputs if they are known.

@@ -17,6 +17,12 @@ from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import WorkerJob
 from batchtune.scenario.payloads import RequestSet
 
+# How a host's clock stands to ours, and whether it runs on as ours does.
+#
+# Each machine counts its own CLOCK_MONOTONIC from its own boot. A round trip bounds the offset between two of them by
+# half its length, whichever leg was the slow one (Cristian, Probabilistic clock synchronization, 1989); the shortest of
+# many is the best bound. Offsets place a worker's start; a latency is the difference of two readings of one clock.
+
 PINGS: Final = 24
 """On an idle loopback cluster the best of so many round trips is within 20 % of the best of 1,000."""
 

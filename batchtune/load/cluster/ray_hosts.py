@@ -21,6 +21,11 @@ from batchtune.load.worker.job import WorkerJob
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.load import FleetSpec, LoadSpec
 
+# A station: parts of jobs for a head elsewhere, in a worker process of a local fleet, the same as at home.
+#
+# The process of the station itself (a Ray actor's) only waits and answers the head: nothing of Ray runs in the process
+# that sends.
+
 START_LIMIT_S: Final = 120.0
 """How long a part that is ready waits for the head to name the instant: longer than any other host takes to connect."""
 ENDING_S: Final = 5.0

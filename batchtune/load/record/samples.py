@@ -274,6 +274,12 @@ def _sum_or_none(values: list[Number | None]) -> Number | None:
     return sum(present[1:], start=present[0]) if present else None
 
 
+# The class of failure of an answer.
+#
+# gRPC's codes and HTTP's are ambiguous: RESOURCE_EXHAUSTED is an expired queue, a full thread pool or an oversized
+# message; UNAVAILABLE is a full queue or a dead server. So the words decide first, then the code. The texts are those
+# of TensorFlow Serving (servables, batching_util/basic_batch_scheduler.h, gRPC's server_cc.cc) and Triton.
+
 _WORDS: Final = (
     ("batch scheduling queue", Status.QUEUE_FULL),
     ("queue is full", Status.QUEUE_FULL),

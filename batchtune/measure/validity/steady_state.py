@@ -16,6 +16,11 @@ from batchtune.measure.slo import ALPHA, Decision, Limit
 from batchtune.measure.statistics.quantiles import Z_95, t_quantile
 from batchtune.scenario.units import rounded
 
+# Whether a run can stop already: a verdict that grows with the run.
+#
+# `SloWatch` is a pure state machine: it hears the load driver's live counts and says when enough is known. A request
+# that is overdue is a miss before it has ended.
+
 GOOD_SHARE: Final = 0.7
 BAD_SHARE: Final = 1.4
 """The indifference zone: between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95)."""

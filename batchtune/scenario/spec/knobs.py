@@ -22,6 +22,11 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.batching.triton_words import ACTIONS, GROUPS, INSTANCES, MISSING, SETTINGS, WORDS
 from batchtune.errors import BatchingParametersError
 
+# The named values of a scenario as the configuration of a model on Triton.
+#
+# Inside the house the knobs that TensorFlow Serving has too go by its names; a scenario may use Triton's own, nested as
+# in config.pbtxt (`instance_group: {count: [1, 2]}`) or dotted.
+
 _SHARED: Final = ("max_batch_size", *WORDS)
 _KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching")
 _UNSEEN: Final = FoundBatching(max_batch_size=4)

@@ -27,6 +27,13 @@ from batchtune.wire.descriptors import read_varint, varint
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
+# Holding the large tables of an ONNX file once while it is loaded.
+#
+# ONNX Runtime reads the whole file and then copies each initializer, so that a load holds all weights twice. Here
+# tables that are only looked up in (Gather) are cut out of the graph and read into arrays that the session uses as they
+# are: 100 MB take 100 MB. Other weights stay: ONNX Runtime packs them anew and then lets go of its own, but not of
+# ours. (To map the file would do too, until somebody truncates it.) The fields are those of onnx.proto.
+
 WEIGHT_BYTES_MIN = 1 << 16
 """Smaller initializers stay where they are."""
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5

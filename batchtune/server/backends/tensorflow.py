@@ -25,6 +25,10 @@ from batchtune.wire.tfserving.messages import SignatureDef, SignatureDefMap
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 from batchtune.wire.tfserving.tensors import signature_from_def
 
+# Keeping a native library's start-up messages off stderr, and nothing else.
+#
+# TensorFlow 2.21 writes some lines before it looks at TF_CPP_MIN_LOG_LEVEL.
+
 _NATIVE_LOG_LINE = re.compile(
     rb"^(?:[IWEF]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog)"
 )

@@ -135,6 +135,11 @@ def _with_dependencies(file: Any) -> list[bytes]:
     return list(files.values())
 
 
+# grpc.health.v1.Health, as grpc's own service answers.
+#
+# "" asks for the whole server, and so do TensorFlow Serving's services, by their full names and by the short ones under
+# which it registers them (server.cc); a model's name asks for that model.
+
 _POLL_S = 0.5
 _UNKNOWN_NAME_BYTES_MAX = 256
 """Of a name that is watched before it exists; a client may send 64 MiB."""

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from batchtune.wire.tfserving.messages import ModelServerConfig
 
 
+# The state of each version of each model, and the servable that answers for a name, version or label.
+#
+# `find` runs on the event loop for every request: it reads dictionaries that are replaced, never changed, and takes
+# no lock. Everything else holds `changed`.
+
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 
 

@@ -58,6 +58,10 @@ from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
 
+# The routes of TensorFlow Serving's REST API, to the letter.
+#
+# http_rest_api_util.cc matches the raw path with its query, if any, in full and without regard to case.
+
 TUNING_PATH = b"/v1/tuning/batching_parameters"
 
 _API = re.compile(rb"/v1/.*", re.IGNORECASE | re.DOTALL)

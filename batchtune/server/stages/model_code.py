@@ -27,6 +27,10 @@ from batchtune.server.sessions.unbatched import WAITING_MAX
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
+# The threads that run what comes before and after the device part of a request.
+#
+# Requests that are nearly done come first, so that what the device has computed does not wait behind what it has not.
+
 Job = Callable[[], None]
 
 _logger = logging.getLogger(__name__)

@@ -86,6 +86,11 @@ def _quoted(path: str) -> str:
     return json.dumps(path, ensure_ascii=False)
 
 
+# How much will be asked of a server at once, and whether it has the threads for it.
+#
+# In TensorFlow Serving a request holds a thread from its arrival to its answer, also while its batch fills: fewer
+# threads than clients are a queue before the queue, and a batch never has more requests than there are threads.
+
 THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
 
 _OPEN_LOOP_REQUESTS: Final = 1024
@@ -151,6 +156,11 @@ def thread_words(configuration: Configuration, flags: Mapping[str, str], demand:
             f"{threads} threads ({name}) while it waits"
         )
 
+
+# A server in a container.
+#
+# Ports have the same number inside and outside, and lie on the loopback. The model, and what is written for the server,
+# are mounted read-only.
 
 MODELS_INSIDE: Final = "/models"
 SCRATCH_INSIDE: Final = "/batchtune"

@@ -309,6 +309,10 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
     return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
 
 
+# The capacity of a configuration under an SLO, from the ledger alone.
+#
+# Every command reads it here: what is recommended, planned or simulated cannot differ. A looser SLO never gives less.
+
 def capacity_of(
     configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
 ) -> Capacity | None:

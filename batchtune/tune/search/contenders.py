@@ -25,6 +25,20 @@ from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies
 from batchtune.tune.trials.trial import Source
 
 
+# The throughput × interval rule.
+#
+# Published with Cortex's server-side batching: measure the throughput X without batching, choose the largest interval
+# I that the application accepts, set `max_batch_size = X·I` and the batch timeout to I. X counts rows, not requests.
+#
+# The interval is what the SLO leaves. A request waits at most I for its batch to close; then the batch is executed,
+# which for X·I rows takes at worst (no economy of scale at all) X·I/X = I; and everything around the model costs the
+# latency L of a lone request. So 2·I + L ≤ SLO, and
+#
+#     I = (SLO − L) / 2        max_batch_size = round(X·I)        batch_timeout_micros = I
+#
+# The same 2·τ(b) ≤ SLO is Nexus's rule (Shen et al., SOSP 2019). Without an SLO on latency, I = L: batching may then
+# double the latency of a lone request.
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleAnswer:
     """The rule's own answer, not clamped to any search space. `interval_s` 0: the SLO leaves nothing to wait for."""

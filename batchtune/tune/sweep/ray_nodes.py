@@ -124,6 +124,11 @@ class NodeBenches:
         self._on_event(f"{name} is lost: {error.message}; its trial is run again on another node")
 
 
+# A station: trials on a node for a head elsewhere, with a server, load and bench of its own.
+#
+# The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same
+# for all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).
+
 ENDING_S = 5.0
 """How long a trial in flight may take to end once its server is gone."""
 

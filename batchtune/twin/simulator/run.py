@@ -338,6 +338,10 @@ def normals_of(seed: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).standard_normal(2**16)
 
 
+# Requests that are worked on as they come, while their batch is open (the streaming scheduler).
+#
+# One batch fills up after another, so that they are played one by one, as plain traffic is.
+
 NO_BATCH = -1
 
 

@@ -20,6 +20,12 @@ from google.protobuf.internal import enum_type_wrapper
 from batchtune.wire.descriptors import add_messages
 from batchtune.wire.status import GRPC_CODES
 
+# TensorFlow's messages that the serving APIs travel in, where the tensorflow package is not installed.
+#
+# tensorflow-serving-api names them but leaves them to tensorflow's wheel (600 MB). Here the few that a server or a
+# client reads are declared once more, field by field, with the names and numbers of TensorFlow's .proto files: what
+# is left out of a message is kept as unknown fields, as protobuf does with every field it has not heard of.
+#
 # Each file of tensorflow/core: the files it needs, and its messages in the notation of `wire.descriptors`; a message
 # without fields stands for one that nobody here reads.
 _FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

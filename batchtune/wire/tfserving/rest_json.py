@@ -19,6 +19,11 @@ from numpy.typing import NDArray
 from batchtune.wire.descriptors import read_varint
 from batchtune.wire.shared_bytes import MAX_RANK, as_bytes
 
+# The parameters with which a SavedModel batches inside its own graph.
+#
+# `tf.nondifferentiable_batch_function` leaves an op BatchFunction in the graph, in a function of its library as a rule
+# (tensorflow/core/ops/batch_ops.cc). It is read from the file, so that nobody needs TensorFlow for that.
+
 _FILE: Final = "saved_model.pb"
 _OP: Final = b"BatchFunction"
 _BYTES_MAX: Final = 1 << 28

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 
+# What the words of one side change in the scenario: its model, a git commit, an image, a command, flags.
+#
+# Paths are relative to where the command is called, as flags are; those in the scenario to the scenario.
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
     """The overrides of each side by its name, the commits of those that have a ref; `note` says both."""

@@ -35,6 +35,13 @@ from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.messages import Feature, Input
 
+# The rows of numbers of most predict bodies become an array without a Python float each.
+#
+# simdjson writes the numbers of `{"instances": [[…], …]}` into a buffer: 200 of them cost 4 µs less than by way of
+# orjson and `struct`. Whatever is not just that (another key than the default signature's name, another rank, uneven
+# rows, a value that is no number, an integer beyond 64 bits, text after the value) is left to json_tensors, which reads
+# the body anew.
+
 _new_parser: Callable[[], Any] | None
 try:
     import simdjson
@@ -318,6 +325,10 @@ def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict
         )
     return {name: column.stacked(len(instances)) for name, column in by_name.items()}
 
+
+# The body of a REST classify or regress call as Examples, and their result.
+#
+# The checks, in order, and their texts are TensorFlow Serving's (util/json_tensor.cc).
 
 _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 

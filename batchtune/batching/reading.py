@@ -41,11 +41,11 @@ from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.batching.triton_words import ACTIONS
 from batchtune.errors import BatchingParametersError
 
-
 # What a config.pbtxt says of batching, and what of it is left aside.
 #
 # Every field of the file must be one of ModelConfig's (model_config.proto); those that have nothing to do with batching
 # are passed over.
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())

@@ -14,12 +14,12 @@ from batchtune.cli.app import app
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.interrupts import hear_interrupts
 
-
 # When nobody reads our output any more, or when it cannot be written.
 #
 # A command whose reader goes away (`batchtune recommend | head -1`) ends as other Unix tools do: silently, by SIGPIPE.
 # A full disk is told in one line. Both are raised as an exception of our own, because typer and rich take a
 # BrokenPipeError for exit code 1, and because a pipe between our processes may break too.
+
 
 class ReaderGoneError(Exception):
     """Whoever read stdout or stderr has closed it."""

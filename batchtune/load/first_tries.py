@@ -40,10 +40,10 @@ from batchtune.target.endpoint import (
 )
 from batchtune.wire.signature import Signature
 
-
 # The answers of a server that nobody else asks; batched answers are to be the same.
 #
 # Each distinct request is asked once and alone, over httpx and grpcio rather than our own wire.
+
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
     """The set with `expected` filled from the server's own answers to each request alone.

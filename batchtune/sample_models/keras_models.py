@@ -3,66 +3,10 @@
 from __future__ import annotations
 
 import os
-import unicodedata
-from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchtune.sample_models.sizes import CLASSES, EMBEDDING, FEED_FORWARD, HEADS, LENGTH, SEED, VOCABULARY
-
-PLACES = 200
-PIECE_MAX = 3
-LABELS = np.array([b"negative", b"positive"], dtype=object)
-
-
-def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """`text` [batch] to `embedded` [batch, 200, width]: the pieces after the 200th are left out."""
-    indices, embeddings = tables()
-    rows = np.zeros((len(tensors["text"]), PLACES), np.int64)  # 0 is padding
-    for row, text in zip(rows, tensors["text"], strict=True):
-        known = [indices[piece] for piece in pieces_of(cleaned(text.decode()), indices)][:PLACES]
-        row[: len(known)] = known
-    return {"embedded": embeddings[rows]}
-
-
-def postprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """`scores` [batch, 2], and the `label` of the higher one."""
-    scores = tensors["scores"]
-    return {"scores": scores, "label": LABELS[scores.argmax(axis=1)]}
-
-
-def cleaned(text: str) -> str:
-    """Small letters without accents; what is no letter or digit parts words."""
-    letters = []
-    for letter in unicodedata.normalize("NFD", text.lower()):
-        kind = unicodedata.category(letter)
-        if kind != "Mn":
-            letters.append(letter if kind[0] in "LN" else " ")
-    return "".join(letters)
-
-
-def pieces_of(text: str, indices: Mapping[str, int]) -> Iterator[str]:
-    """Each word's longest known pieces, from its start; a letter that is not known is passed over."""
-    for word in text.split():
-        start = 0
-        while start < len(word):
-            sizes = (size for size in range(PIECE_MAX, 0, -1) if word[start : start + size] in indices)
-            size = next(sizes, 0)
-            if size:
-                yield word[start : start + size]
-            start += size or 1
-
-
-@cache
-def tables() -> tuple[dict[str, int], NDArray[np.float32]]:
-    """The index of each piece, and the embedding of each index."""
-    folder = Path(__file__).parent
-    pieces = (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
-    return {piece: index for index, piece in enumerate(pieces) if piece}, np.load(folder / "embeddings.npy")
 
 
 def write_saved_model(name: str, version_path: Path) -> None:

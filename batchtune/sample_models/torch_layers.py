@@ -80,6 +80,7 @@ class _Block(nn.Module):  # type: ignore[misc]
 #
 # `tokens` [batch, 200], word indices as float32, to `relevance` [batch, 1], from 0 to 1.
 
+
 class WordRelevance(nn.Module):  # type: ignore[misc]
     """The sum of the words' weights, which of random words is normal with a variance of one, as a probability."""
 
@@ -99,6 +100,7 @@ class WordRelevance(nn.Module):  # type: ignore[misc]
 #
 # `tokens` [batch, 200], word indices as float32, to `scores` [batch, 2]. Layer for layer the Keras one; each head is
 # as wide as the embedding.
+
 
 class ImdbTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
@@ -193,6 +195,7 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
 # channels at its end, as Baek et al. (2019) describe it: pooling halves the height four times but the width only
 # twice, so that a line of 32 × 100 becomes 26 places of 512 features. Each place is classified by itself into 36
 # characters and CTC's blank (Shi et al., 2015, without its recurrent layers).
+
 
 class TextRecognition(nn.Module):  # type: ignore[misc]
     """`image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from batchtune.sample_models import keras_models as text_stages
+from batchtune.sample_models import text_stages
 from batchtune.sample_models.sizes import EMBEDDING, SEED
 from batchtune.sample_models.torch_layers import ImdbTransformer
 

@@ -227,6 +227,7 @@ def _shown(shape: Sequence[int | None]) -> str:
 # .npz: one array per input, the first axis being rows. .jsonl: one TensorFlow Serving predict body a line.
 # Anything else: TFRecords of PredictionLog, TensorFlow Serving's `tf_serving_warmup_requests`.
 
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
     """One request before it is encoded: its inputs by name, and its outputs if they are known.

@@ -30,14 +30,13 @@ from batchtune.server.memory import Trimming
 from batchtune.server.metrics.counters import LoopLagSampler, Metrics
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.listener import RestServer, serve_rest
-from batchtune.server.sessions.request import LoopPort
+from batchtune.server.sessions.request import LoadedVersion, LoopPort
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_connection import GrpcServer, serve

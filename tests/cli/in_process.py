@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from batchtune.cli import main
 from batchtune.load.calibration import Calibration
-from batchtune.load.cluster import ray_hosts as choice
+from batchtune.load.cluster import ray_hosts
 from batchtune.measure.validity import host
 from batchtune.measure.validity.host import HostReading
 
@@ -27,7 +27,7 @@ QUICK = Calibration(client_max_rps=1e6, reached_rps=1e6, cpu_per_request_s=1e-6,
 
 def undisturbed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(host, "read_host", _always(QUIET)))
-    stack.enter_context(patch.object(choice, "calibrate", _always(QUICK)))
+    stack.enter_context(patch.object(ray_hosts, "calibrate", _always(QUICK)))
 
 
 def _always(value: object) -> Callable[..., Any]:

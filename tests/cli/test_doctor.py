@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.cli.checks import backends, machine
-from batchtune.cli.checks import backends as programs
 from batchtune.cli.checks.backends import Backend, backend, simulator
 from batchtune.cli.checks.machine import Check, answers
 from batchtune.cli.commands import doctor
@@ -229,17 +228,17 @@ def test_a_container_program_needs_an_engine_that_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: str, text: str
 ) -> None:
     engine = program(tmp_path / "docker", script)
-    check = programs.container_engine(engine, limit_s=0.2)
+    check = backends.container_engine(engine, limit_s=0.2)
     assert (check.state, check.text) == (state, text)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert programs.container_engine().state == "missing"
-    assert programs.tritonserver().advice == programs.tensorflow_model_server().advice
+    assert backends.container_engine().state == "missing"
+    assert backends.tritonserver().advice == backends.tensorflow_model_server().advice
 
 
 def test_another_server_is_told_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = program(tmp_path / "tensorflow_model_server", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = programs.tensorflow_model_server()
+    check = backends.tensorflow_model_server()
     assert (check.state, check.text) == ("ok", path)
     assert "target: {command: [tensorflow_model_server]}" in check.advice
 
@@ -252,19 +251,19 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_a_gpu_is_told_with_what_its_measuring_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, "echo 'NVIDIA H200, 580.1, 143771'; echo 'NVIDIA H200, 580.1, 143771'")
-    monkeypatch.setattr(programs, "find_spec", lambda _name: None)
-    check = programs.gpu(tmp_path)
+    monkeypatch.setattr(backends, "find_spec", lambda _name: None)
+    check = backends.gpu(tmp_path)
     assert (check.state, check.text) == ("problem", "2 × NVIDIA H200, whose use cannot be measured")
     assert "batchtune[gpu]" in check.advice
-    monkeypatch.setattr(programs, "find_spec", lambda _name: object())
-    assert programs.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
+    monkeypatch.setattr(backends, "find_spec", lambda _name: object())
+    assert backends.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
 
 
 def test_a_gpu_whose_driver_is_silent_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, "exit 9")
-    assert programs.gpu(tmp_path).state == "missing"
+    assert backends.gpu(tmp_path).state == "missing"
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA A100\n")
-    check = programs.gpu(tmp_path)
+    check = backends.gpu(tmp_path)
     assert (check.state, check.text) == ("problem", "1 × NVIDIA A100: the driver does not answer")
 
 

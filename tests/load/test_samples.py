@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.load.live import LiveView
-from batchtune.load.record import samples as failures
 from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
-from batchtune.load.record.samples import NEVER_NS, Samples, Status, drawn_rows, kept_one_in, merge
+from batchtune.load.record.samples import (
+    NEVER_NS,
+    Samples,
+    Status,
+    drawn_rows,
+    kept_one_in,
+    merge,
+    of_grpc,
+    of_http,
+    of_lost_connection,
+)
 from batchtune.load.worker.job import LoadJob, WorkerReport, samples_of, split
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import a_job, evenly, requests_for
@@ -248,20 +257,20 @@ def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns,
 
 def test_words_decide_before_codes() -> None:
     full = "The batch scheduling queue to which this task was submitted is full; task size is 4 but …"
-    assert failures.of_grpc(14, full) is Status.QUEUE_FULL
-    assert failures.of_grpc(14, "Exceeds maximum queue size") is Status.QUEUE_FULL
-    assert failures.of_grpc(14, "Request timeout expired") is Status.EXPIRED
-    assert failures.of_grpc(14, "Socket closed") is Status.SERVER_ERROR
-    assert failures.of_grpc(8, "") is Status.THREAD_POOL_EXHAUSTED
-    assert failures.of_grpc(8, "out of memory") is Status.SERVER_ERROR
-    assert failures.of_grpc(14, "the peer reset the stream: REFUSED_STREAM") is Status.RESET
-    assert failures.of_http(413, "") is Status.TOO_LARGE
-    assert failures.of_http(408, "") is Status.TIMEOUT
-    assert failures.of_http(429, "slow down") is Status.SERVER_ERROR
-    assert failures.of_http(401, "who are you?") is Status.INVALID_REQUEST
-    assert failures.of_http(302, "") is Status.INVALID_REQUEST
-    assert failures.of_lost_connection("PROTOCOL_ERROR: DATA before HEADERS") is Status.MALFORMED
-    assert failures.of_lost_connection("the peer closed the connection") is Status.RESET
+    assert of_grpc(14, full) is Status.QUEUE_FULL
+    assert of_grpc(14, "Exceeds maximum queue size") is Status.QUEUE_FULL
+    assert of_grpc(14, "Request timeout expired") is Status.EXPIRED
+    assert of_grpc(14, "Socket closed") is Status.SERVER_ERROR
+    assert of_grpc(8, "") is Status.THREAD_POOL_EXHAUSTED
+    assert of_grpc(8, "out of memory") is Status.SERVER_ERROR
+    assert of_grpc(14, "the peer reset the stream: REFUSED_STREAM") is Status.RESET
+    assert of_http(413, "") is Status.TOO_LARGE
+    assert of_http(408, "") is Status.TIMEOUT
+    assert of_http(429, "slow down") is Status.SERVER_ERROR
+    assert of_http(401, "who are you?") is Status.INVALID_REQUEST
+    assert of_http(302, "") is Status.INVALID_REQUEST
+    assert of_lost_connection("PROTOCOL_ERROR: DATA before HEADERS") is Status.MALFORMED
+    assert of_lost_connection("the peer closed the connection") is Status.RESET
 
 
 def test_a_jobs_timeout_is_its_own_or_its_requests() -> None:

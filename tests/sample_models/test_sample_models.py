@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.sample_models import MODELS, cache_path, framework_for
-from batchtune.sample_models import keras_models as text_stages
+from batchtune.sample_models import MODELS, cache_path, framework_for, text_stages
 from batchtune.sample_models.__main__ import main
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model

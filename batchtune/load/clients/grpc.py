@@ -11,9 +11,8 @@ from typing import Final
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.record import samples as failures
 from batchtune.load.record.columns import ENDED, PENDING, Recorder
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Status, of_grpc, of_lost_connection
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import PreparedCall
@@ -144,7 +143,7 @@ class GrpcClient:
                 self.fill()
                 return
             else:
-                recorder.fail(tag, failures.of_grpc(code, text), f"{GRPC_NAMES.get(code, code)}: {text}")
+                recorder.fail(tag, of_grpc(code, text), f"{GRPC_NAMES.get(code, code)}: {text}")
             if connection.capacity <= 0:
                 self._in_flight -= 1
                 source.released(now_ns)
@@ -205,7 +204,7 @@ class GrpcClient:
             return
         self._connections.remove(connection)
         now_ns = _monotonic_ns()
-        status = failures.of_lost_connection(reason)
+        status = of_lost_connection(reason)
         for tag in tags:
             self._recorder.fail(tag, status, reason)
             self._in_flight -= 1

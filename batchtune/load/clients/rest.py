@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.record import samples as failures
 from batchtune.load.record.columns import ENDED, Recorder
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Status, of_http
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http1_client import NO_TAG, Http1ClientConnection, KnownHeads
 
@@ -121,7 +120,7 @@ class RestClient:
                 self._recorder.keep_answer(tag, body)
         else:
             text = (body or b"").decode("utf-8", "replace")
-            self._recorder.fail(tag, failures.of_http(status, text), f"HTTP {status}: {text}")
+            self._recorder.fail(tag, of_http(status, text), f"HTTP {status}: {text}")
         if not connection.reusable:
             self._source.released(now_ns)
             return

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.server.log import say, warn
-from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
+from batchtune.server.sessions.request import LoadedVersion
 from batchtune.wire.status import StatusError
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from batchtune.wire.status import FAULT, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
 from batchtune.wire.tfserving.tensors import signature_to_def
 
-
 # How many requests may be inside the server at once: Cortex's processes_per_replica × threads_per_process.
 #
 # A server whose workers block on their request can batch no more requests than it has workers: the limit caps the
 # batch size. Source: Cortex 0.31 API reference and `pkg/types/spec/validations.go`. TF Serving's front ends meet the
 # same limit in two ways: gRPC refuses (RESOURCE_EXHAUSTED), REST lets the request wait.
+
 
 class ConcurrencyLimit:
     """Counts the requests inside; for one thread, the event loop. None: no limit."""

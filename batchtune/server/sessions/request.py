@@ -235,3 +235,15 @@ class Servable(Protocol):
         StatusError is raised at once. `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands
         for the request in a batching queue, if there is one."""
         ...
+
+
+class LoadedVersion(Servable, Protocol):
+    """One version; the front ends see it as a Servable."""
+
+    def summary(self) -> str:
+        """What it takes and gives, in a line."""
+        ...
+
+    def close(self) -> None:
+        """Answer what is queued, free what it holds. Not on the loop."""
+        ...

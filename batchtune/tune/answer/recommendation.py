@@ -313,6 +313,7 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
 #
 # Every command reads it here: what is recommended, planned or simulated cannot differ. A looser SLO never gives less.
 
+
 def capacity_of(
     configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
 ) -> Capacity | None:

@@ -24,7 +24,6 @@ from batchtune.tune.evidence.bracket import Bracket, Run
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
 from batchtune.tune.trials.trial import Source
 
-
 # The throughput × interval rule.
 #
 # Published with Cortex's server-side batching: measure the throughput X without batching, choose the largest interval
@@ -38,6 +37,7 @@ from batchtune.tune.trials.trial import Source
 #
 # The same 2·τ(b) ≤ SLO is Nexus's rule (Shen et al., SOSP 2019). Without an SLO on latency, I = L: batching may then
 # double the latency of a lone request.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleAnswer:

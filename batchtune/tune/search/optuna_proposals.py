@@ -51,13 +51,6 @@ def proposed_points(
             yield point
 
 
-def proposed_point(
-    values: Mapping[str, Sequence[Any]], known: Sequence[tuple[Mapping[str, Any], float]], *, seed: int
-) -> dict[str, Any] | None:
-    """The first of `proposed_points`; None: every knob has one value."""
-    return next(proposed_points(values, known, seed=seed), None)
-
-
 def usual_sampler(seed: int) -> BaseSampler:
     """TPE of all parameters together: it did best beside neighbours in tests/benchmarks/noisy/proposers.py.
 

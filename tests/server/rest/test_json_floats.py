@@ -15,7 +15,7 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.rest.json import predict_request as json_floats
+from batchtune.server.rest.json import predict_request
 from batchtune.server.rest.json.predict_request import FloatRows, parse_predict, takes_float_rows
 from batchtune.wire.status import StatusError
 from tests.server.server_fakes import FakeServable, RunningRest, running_rest, signature, spec
@@ -121,7 +121,7 @@ def test_importing_silences_the_warning_of_that_cast() -> None:
 
 
 def test_without_the_library_every_body_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_floats, "_new_parser", None)
+    monkeypatch.setattr(predict_request, "_new_parser", None)
     assert FloatRows().read(b'{"instances": [[1]]}') is None
 
 

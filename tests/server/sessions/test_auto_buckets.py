@@ -12,7 +12,7 @@ import pytest
 
 from batchtune.batching.length_buckets import BUCKETS_MOST, PAYS_FROM, boundaries_for, rounded_up
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.sessions import length_buckets as auto_buckets
+from batchtune.server.sessions import length_buckets
 from batchtune.server.sessions.length_buckets import (
     FIRST_REQUESTS,
     WINDOW_REQUESTS,
@@ -110,8 +110,8 @@ def test_a_window_ends_sooner_the_first_time() -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """One that looks at six requests at once; a batch has room for eight."""
-    monkeypatch.setattr(auto_buckets, "FIRST_REQUESTS", FEW)
-    monkeypatch.setattr(auto_buckets, "WINDOW_REQUESTS", FEW)
+    monkeypatch.setattr(length_buckets, "FIRST_REQUESTS", FEW)
+    monkeypatch.setattr(length_buckets, "WINDOW_REQUESTS", FEW)
     server = Server(signature(OPEN), Metrics(), length_buckets="auto", zero_padding=True)
     yield server
     server.pool.close()

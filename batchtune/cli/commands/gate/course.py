@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 #
 # Paths are relative to where the command is called, as flags are; those in the scenario to the scenario.
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
     """The overrides of each side by its name, the commits of those that have a ref; `note` says both."""

@@ -338,7 +338,8 @@ def stated_capacity(bracket: Bracket) -> Capacity | None:
     if not held_rps:
         # What closed loops kept is believed as far as no open loop missed: where one held instead, no less is stated.
         missed = (run.rate_rps or 0.0 for run in bracket.open_runs)
-        held_rps = min(LOOP_SHARE * bracket.loop_rps, UNCONFIRMED * BACK * min(missed, default=math.inf))
+        # Multiplied in the order in which a bracket does it: else a looser SLO gives less by a rounding.
+        held_rps = min(LOOP_SHARE * bracket.loop_rps, UNCONFIRMED * (BACK * min(missed, default=math.inf)))
         missed_rps = max(bracket.missed_rps, held_rps)
     if not held_rps and not math.isfinite(missed_rps):
         return None

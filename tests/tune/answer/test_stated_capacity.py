@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.measure.statistics.quantiles import Estimate
@@ -125,6 +125,8 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.floats(min_value=1.0, max_value=100.0), st.floats(min_value=1.0, max_value=100.0))
+@example([(34.0, 1.0, "loop"), (36.0, 2.0, "open"), (35.0625, 3.0, "open")], 1.0, 2.0)
+@example([(11.0, 1.0, "loop"), (11.0, 2.0, "open"), (11.0, 3.0, "open")], 1.0, 2.0)
 @settings(max_examples=300, deadline=None)
 def test_a_looser_slo_never_gives_less(
     runs: list[tuple[float, float, str]], one_ms: float, other_ms: float

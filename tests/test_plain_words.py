@@ -87,3 +87,19 @@ def test_no_exception_is_left_over() -> None:
     assert all((ROOT / folder).is_dir() for folder in APART)
     for path, text in CODES:
         assert text in {constant for _, constant in constants(ROOT / path)}, (path, text)
+
+
+MANUALS: Final = (
+    "README.md",
+    "scenarios/README.md",
+    "results/README.md",
+    "docker/README.md",
+    "batchtune/GLOSSARY.md",
+)
+
+
+@pytest.mark.parametrize("manual", MANUALS)
+def test_a_manual_has_none_of_them(manual: str) -> None:
+    lines = (ROOT.parent / manual).read_text(encoding="utf-8").splitlines()
+    found_in = [f"{number}: {line}" for number, line in enumerate(lines, 1) if WORDS.search(line)]
+    assert not found_in

@@ -211,10 +211,10 @@ def test_two_formats_at_once_are_refused(run):
 
 def test_the_notebook_example_of_the_manual_runs(run, monkeypatch):
     text = re.search(
-        r"```python\n(from batchtune\.archive.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+        r"```python\n(from batchtune\.archive.*?)```", (ROOT / "results" / "README.md").read_text(), re.DOTALL
     )
     lines = [line for line in text.group(1).splitlines() if "matplotlib" not in line]
     for trial in run.ledger():
         run.append(trial, of_three())
     code = "\n".join(lines).replace("results/quickstart", str(run.path))
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "results/README.md", "exec"), {})

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuReading
-from batchtune.server.metrics.model_use import ModelUse
 from batchtune.server.metrics.prometheus_text import (
     Histogram,
     Labels,
@@ -23,7 +22,6 @@ from batchtune.server.metrics.prometheus_text import (
     render_histograms,
     render_values,
 )
-from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.request import BatchRecord
 
 _SAMPLE_INTERVAL_S = 0.05
@@ -60,6 +58,73 @@ class LoopLagSampler:
 
     def _heard(self, handed_ns: int) -> None:
         self._record((time.monotonic_ns() - handed_ns) / 1000)
+
+
+_OF_A_MODEL = ("batches", "batch_rows", "batch_micros")
+
+
+class ModelUse:
+    """Batches of each model that ran, their rows with padding, and how long they took; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[str, tuple[int, int, int]] = {}
+
+    def add(self, model_name: str, rows: int, nanoseconds: int) -> None:
+        """One batch has run."""
+        with self._lock:
+            batches, all_rows, all_ns = self._sums.get(model_name, (0, 0, 0))
+            self._sums[model_name] = batches + 1, all_rows + rows, all_ns + nanoseconds
+
+    def lines(self, prefix: str) -> Iterable[str]:
+        """As Prometheus text: `<prefix>model_<figure>_total{model_name="m"}`."""
+        with self._lock:
+            sums = dict(self._sums)
+        for at, figure in enumerate(_OF_A_MODEL):
+            values: dict[Labels, float] = {
+                (("model_name", name),): own[at] / 1000 if figure == "batch_micros" else own[at]
+                for name, own in sums.items()
+            }
+            yield from render_values(f"{prefix}model_{figure}_total", "counter", values)
+
+
+_OF_A_STAGE = ("calls", "rows", "micros", "wait_micros")
+
+
+class StageUse:
+    """Calls of each model's stages, their rows, how long they ran and were waited for; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[tuple[str, str], list[float]] = {}
+
+    def add(self, model_name: str, stage: str, rows: int, nanoseconds: int) -> None:
+        """One call has run; of a lookup it may be for many requests."""
+        with self._lock:
+            sums = self._of(model_name, stage)
+            sums[0] += 1
+            sums[1] += rows
+            sums[2] += nanoseconds / 1000
+
+    def add_wait(self, model_name: str, stage: str, nanoseconds: int) -> None:
+        """Requests have waited for a stage, so long in all."""
+        with self._lock:
+            self._of(model_name, stage)[3] += nanoseconds / 1000
+
+    def lines(self, prefix: str) -> Iterable[str]:
+        """As Prometheus text: `<prefix>stage_<figure>_total{model_name="m",stage="pre"}`; none without stages."""
+        with self._lock:
+            sums = {key: list(own) for key, own in self._sums.items()}
+        if not sums:
+            return
+        for at, figure in enumerate(_OF_A_STAGE):
+            values: dict[Labels, float] = {
+                (("model_name", name), ("stage", stage)): own[at] for (name, stage), own in sums.items()
+            }
+            yield from render_values(f"{prefix}stage_{figure}_total", "counter", values)
+
+    def _of(self, model_name: str, stage: str) -> list[float]:
+        return self._sums.setdefault((model_name, stage), [0, 0, 0.0, 0.0])
 
 
 _FIGURES = ("rows", "sent_elements", "padding_elements", "execution_micros")

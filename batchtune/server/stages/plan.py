@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.metrics.counters import StageUse
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource

@@ -16,7 +16,7 @@ from typing import Literal
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.metrics.counters import StageUse
 from batchtune.server.sessions.length_buckets import open_axes_of
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import BatchObserver, Deliver

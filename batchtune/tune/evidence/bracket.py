@@ -111,11 +111,12 @@ class Bracket:
     def missed_above(self, rate_rps: float) -> float:
         """The lowest rate above this one missed by far, or twice and more often than held; else saturation."""
         votes = 0
-        missed = [run for run in self.open_runs if not run.held and _rate(run) > rate_rps]
-        for run in sorted(missed, key=_rate):
-            votes += 2 if run.far else 1
-            if votes >= 2 and votes > self.held(_rate(run)):
-                return max(min(self.saturated_rps, _rate(run)), rate_rps)
+        missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
+        missed += [(run.answered_rps, 1) for run in self.runs if run.full]
+        for rate, count in sorted(missed):
+            votes += count if rate > rate_rps else 0
+            if votes >= 2 and votes > self.held(rate):
+                return max(min(self.saturated_rps, rate), rate_rps)
         return max(self.saturated_rps, rate_rps)
 
     @cached_property

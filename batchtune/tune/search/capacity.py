@@ -74,9 +74,6 @@ SAFE = 0.94
 STEP_DOWN = 0.95
 """The next rate of a leader that failed its fresh runs."""
 
-LEADS = 0.93
-"""Of a rate that was held, but not by enough fresh runs, this share counts when it is asked who leads."""
-
 REQUESTS_MIN = 4
 """Of a run: where no rate holds, lower ones are tried until so few requests would be sent."""
 
@@ -118,8 +115,7 @@ class CapacitySearch(Search):
     # Who leads, and who may still win.
 
     def worth(self, contender: Contender) -> float:
-        bracket = contender.bracket
-        return max(bracket.confirmed_rps, LEADS * bracket.held_rps)
+        return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
         """The highest rate held, else the best hope; of equals the simplest."""
@@ -129,11 +125,13 @@ class CapacitySearch(Search):
         return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
 
     def upper(self, contender: Contender) -> float:
-        """The upper end of its bracket; closer by its closed loop, where two of the fastest loops agree."""
+        """The upper end of its bracket; closer by its closed loop, where others say that this was not disturbed."""
         bracket = contender.bracket
-        full = [run.answered_rps for run in contender.runs if run.full]
-        if full and self._loops_agree():
-            return max(min(bracket.missed_rps, AGREED * max(full)), bracket.held_rps)
+        full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
+        if full and (
+            self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration)
+        ):
+            return max(min(bracket.missed_rps, AGREED * full), bracket.held_rps)
         return bracket.missed_rps
 
     def _loops_agree(self) -> bool:
@@ -461,11 +459,9 @@ class CapacitySearch(Search):
 
     def _fresh(self, top: Contender, left_s: float) -> Ask | None:
         """The next fresh run of the leader; None: it is confirmed, or there is no time."""
-        bracket = top.bracket
-        if bracket.confirmed_rps and bracket.confirmed_rps >= 0.999 * self.worth(top):
-            return None
         rate = self._fresh_rate(top)
-        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if rate else None
+        is_new = rate > 1.001 * top.bracket.confirmed_rps
+        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if is_new else None
         if seconds is None:
             return None
         return self.ask(top, "confirm", "confirmation of the leader", rate_rps=rate, duration_s=seconds)

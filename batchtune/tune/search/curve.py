@@ -72,6 +72,7 @@ class Curve:
         self._cache: dict[Batcher, float] = {}
         self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
         self.contention: float | None = None
+        self.is_line = False
 
     @property
     def is_known(self) -> bool:
@@ -110,6 +111,10 @@ class Curve:
         batcher = self._batcher(configuration)
         rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
+
+    def checked_rps(self, configuration: Configuration) -> float:
+        """The same where three sizes or more lie on one line, so that each is checked by the others; else inf."""
+        return self.most_rps(configuration) if self.is_line and len(self.rows_read) > 2 else math.inf
 
     def capacity_rps(self, configuration: Configuration) -> float:
         """The highest rate of Poisson arrivals within the limit, by simulation."""
@@ -192,7 +197,9 @@ class Curve:
             if reading.threads or self.contention is None
         ]
         if readings:
-            self.tau_s = np.concatenate(([1.0], curve_through(*_medians(readings))))
+            rows, seconds = _medians(readings)
+            self.tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
+            self.is_line = bool(np.ptp(np.diff(self.tau_s[1:])) < 1e-9 * self.tau_s[-1])
 
     def _contended(self) -> float | None:
         """How far batches that run at once slow each other down, by readings of several threads beside those of one.

@@ -179,7 +179,9 @@ class Bracket:
     def is_unsteady(self) -> bool:
         """Whether fresh runs missed the rate stated, or several runs missed a rate below one that another held."""
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
-        return self.has_fresh_misses or self.missed(INVERTED * highest) >= CONTRADICTIONS
+        return self.has_fresh_misses or (
+            len(self.fresh) < 2 * FRESH and self.missed(INVERTED * highest) >= CONTRADICTIONS
+        )
 
     @property
     def fresh(self) -> tuple[Run, ...]:

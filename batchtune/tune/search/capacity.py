@@ -267,8 +267,7 @@ class CapacitySearch(Search):
             return None  # no configuration answers sooner than a lone request is
         self._ask_curve()
         top = self.leader()
-        begun = any(c.bracket.open_runs and any(run.fresh for run in c.runs) for c in self.contenders)
-        if not begun and self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
+        if self._is_comparing(top, left_s):
             reserve_s = FRESH_RUNS * self._cost_s(top, self._belief(top) or 1.0, fresh=True)
             reserve_s = min(reserve_s, (1.0 - COMPARE_SHARE) * self.budget_s)
             ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
@@ -283,6 +282,13 @@ class CapacitySearch(Search):
         if probe is not None and not probe[0].runs:
             reserve_s = self._cost_s(*probe[:2]) + FRESH_RUNS * self._cost_s(*probe[:2], fresh=True)
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
+
+    def _is_comparing(self, top: Contender, left_s: float) -> bool:
+        """Before the first fresh run; and while a new leader climbs: each fresh run would be one too many."""
+        bracket = top.bracket
+        if any(run.fresh for c in self.contenders for run in c.runs):
+            return bool(bracket.held_rps) and not bracket.confirmed_rps and bracket.missed_rps > WIDEST * bracket.held_rps
+        return self.spent_s(left_s) < COMPARE_SHARE * self.budget_s
 
     def _affordable(
         self, probe: tuple[Contender, float, str] | None, *, left_s: float, reserve_s: float

@@ -36,7 +36,6 @@ from batchtune.tune.joint.space import Indices, JointAsk, JointLoad, JointSpace,
 from batchtune.tune.search.capacity import (
     BEAT,
     CLOSED,
-    LEADS,
     LEVEL,
     NEIGHBOUR,
     OPEN,
@@ -107,8 +106,8 @@ class Contender:
     def worth(self) -> float:
         """What it is ranked by: the factor held or the mean room left, less where too few fresh loads say so."""
         if self.objective == "capacity":
-            return max(self.bracket.confirmed_rps, LEADS * self.bracket.held_rps)
-        return self.score if len(self.fresh) >= FRESH else LEADS * self.score
+            return max(self.bracket.confirmed_rps, SAFE * self.bracket.held_rps)
+        return self.score if len(self.fresh) >= FRESH else SAFE * self.score
 
     @property
     def score(self) -> float:

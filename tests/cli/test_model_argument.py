@@ -255,7 +255,7 @@ def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
 
 @pytest.mark.parametrize("slo", ["slo=20ms", "slo=5", "slo=[1]"])
 def test_a_limit_without_a_quantile_is_told(emulated: Path, slo: str) -> None:
-    with pytest.raises(UsageError, match="--set slo=.*: expected keys and values"):
+    with pytest.raises(UsageError, match=r"--set slo=.*: expected keys and values"):
         looked_at(emulated, slo)
 
 

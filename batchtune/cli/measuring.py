@@ -71,10 +71,12 @@ def sweep(
     A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate
     and --concurrency the highest rate within the SLO is looked for.
     """
-    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.arguments.slo import positive_s, slo_overrides
     from batchtune.cli.commands.subject import subject_of_sweep
     from batchtune.cli.commands.sweep import run_sweep
 
+    if budget is not None:
+        positive_s("--budget", budget, units=("s", "m"))
     overrides = [
         *(set_ or []),
         *slo_overrides(slo),

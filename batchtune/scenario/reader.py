@@ -257,7 +257,8 @@ def _problem(error: Mapping[str, Any], document: Document) -> tuple[int, str, st
     what, hint = _described(error, path)
     place = document.place_of(path)
     line = place.rpartition(":")[2]
-    return int(line) if line.isdigit() else 0, place, f"{key}: {what}" if key else what, hint
+    is_said = not key or f" {key}=" in place  # by an option, which has the key
+    return int(line) if line.isdigit() else 0, place, what if is_said else f"{key}: {what}", hint
 
 
 def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str, str]:

@@ -36,8 +36,10 @@ _PER_SECOND = {"/s": 1.0, "rps": 1.0, None: 1.0, "/min": 1 / 60, "/m": 1 / 60, "
 _PERCENT = re.compile(rf"({_NUMBER}) ?%")
 
 
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
     """Seconds from a duration with its unit: `20ms`, `1.5s`, `3m`, `1m30s`, `500us`; `0` needs none.
+
+    `units` are those that the hint proposes where the text is a bare number.
 
     Raises:
         UsageError: no number, no unit or an unknown one.
@@ -53,9 +55,13 @@ def parse_duration_s(text: str) -> float:
         bare = re.fullmatch(_NUMBER, stripped)
         raise UsageError(
             f"expected a duration with its unit, such as 20ms, 1.5s or 3m; was {text!r}",
-            hint=f"write {stripped}ms or {stripped}s" if bare else "units: ns, us, ms, s, m, h",
+            hint=_with_unit(stripped, units) if bare else "units: ns, us, ms, s, m, h",
         )
     return float(total)
+
+
+def _with_unit(number: object, units: tuple[str, str]) -> str:
+    return f"write {number}{units[0]} or {number}{units[1]}"
 
 
 def format_duration(seconds: float) -> str:
@@ -137,9 +143,10 @@ def _seconds(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
         return _parsed(parse_duration_s, value)
     if info.context and isinstance(value, int | float) and value != 0:
+        is_latency = (info.field_name or "").startswith("p")
         raise problem(
             f"expected a duration with its unit, such as 20ms, 1.5s or 3m; was {value}",
-            hint=f"write {value}ms or {value}s",
+            hint=_with_unit(value, ("ms", "s") if is_latency else ("s", "m")),
         )
     return _number(value, "a duration such as 20ms, 1.5s or 3m")
 

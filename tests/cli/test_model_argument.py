@@ -173,6 +173,8 @@ def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
         (("load", "net", "--gate", "speed=3"), "speed"),
         (("load", "net", "--gate", "p95=soon"), "--gate: expected a duration"),
         (("load", "net", "--batching-parameters-file", "gone.txt"), "gone.txt"),
+        (("sweep", "net", "--budget", "45"), "--budget: expected a duration"),
+        (("sweep", "net", "--budget", "0s"), "--budget: '0s' is not above 0"),
     ],
 )
 def test_a_mistake_in_an_option_is_told_before_a_model_is_looked_for(
@@ -253,7 +255,7 @@ def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
 
 @pytest.mark.parametrize("slo", ["slo=20ms", "slo=5", "slo=[1]"])
 def test_a_limit_without_a_quantile_is_told(emulated: Path, slo: str) -> None:
-    with pytest.raises(UsageError, match="slo: expected keys and values"):
+    with pytest.raises(UsageError, match=r"--set slo=.*: expected keys and values"):
         looked_at(emulated, slo)
 
 

@@ -56,6 +56,12 @@ def test_nothing_given_changes_nothing() -> None:
     assert slo_overrides({"p95": None}) == []
 
 
+def test_a_limit_without_a_unit_is_proposed_with_each() -> None:
+    with pytest.raises(UsageError) as raised:
+        slo_overrides({"p95": "30"})
+    assert raised.value.hint == "write 30ms or 30s"
+
+
 @pytest.mark.parametrize(
     ("slo", "words"),
     [

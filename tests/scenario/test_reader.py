@@ -143,7 +143,7 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
         (
             changed(SMALL, ("concurrency: 8", "concurrency: 8\n  duration: 2")),
             f"s.yaml:6: load.duration: {DURATION}; was 2",
-            "write 2ms or 2s",
+            "write 2s or 2m",
         ),
         (
             changed(SMALL, ("concurrency: 8", "concurrency: 8\n  duration: 2 fortnights")),
@@ -324,7 +324,7 @@ def test_keys_of_before_are_refused_with_what_takes_their_place(tmp_path: Path) 
     ]
     assert "take it out: close configurations run again" in lines[3]
     override = refused(SMALL, ("search.sampler=gp",))
-    assert override.message == "--set search.sampler=gp: search.sampler: this key no longer exists"
+    assert override.message == "--set search.sampler=gp: this key no longer exists"
     path = tmp_path / "scenario.yaml"
     path.write_text(old)
     kept = read_kept_scenario(path)
@@ -359,8 +359,8 @@ def test_overrides_replace_single_keys() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("load.duration=3", "--set load.duration=3: load.duration: expected a duration with its unit"),
-        ("load.duraton=3s", "--set load.duraton=3s: load.duraton: unknown key"),
+        ("load.duration=3", "--set load.duration=3: expected a duration with its unit"),
+        ("load.duraton=3s", "--set load.duraton=3s: unknown key"),
         ("load", "--set load: expected key=value"),
         ("=3", "--set =3: expected key=value"),
         ("load.seed=[", "--set load.seed=[: the value is not YAML"),
@@ -369,11 +369,23 @@ def test_overrides_replace_single_keys() -> None:
             "load.ramp={from: -1, to: 5}",
             "--set load.ramp={from: -1, to: 5}: load.ramp.from: expected 0 or more",
         ),
-        ("slo.p59=20ms", "--set slo.p59=20ms: slo.p59: unknown key"),
+        ("slo.p59=20ms", "--set slo.p59=20ms: unknown key"),
     ],
 )
 def test_a_wrong_override_is_named_as_it_was_given(override: str, message: str) -> None:
     assert refused(SMALL, (override,)).message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("load.duration=3", "write 3s or 3m"),
+        ("search.budget.time=45", "write 45s or 45m"),
+        ("slo.p95=30", "write 30ms or 30s"),
+    ],
+)
+def test_a_missing_unit_is_proposed_as_long_as_its_key_means(override: str, hint: str) -> None:
+    assert refused(SMALL, (override,)).hint == hint
 
 
 VARIANTS = (

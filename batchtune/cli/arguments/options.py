@@ -47,7 +47,7 @@ SubjectArgument = Annotated[
 RestOption = Annotated[
     bool, typer.Option("--rest", help="Send requests by REST; without, as the scenario says, or gRPC.")
 ]
-RowsOption = Annotated[int | None, typer.Option(min=1, help="Rows in a request.")]
+RowsOption = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Rows in a request.")]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(

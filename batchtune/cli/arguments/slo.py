@@ -59,17 +59,22 @@ def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
     return overrides if errors is None else [*overrides, f"slo.{ERRORS}={errors}"]
 
 
+def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
+    """The seconds of an option's text; `units` as `parse_duration_s`.
+
+    Raises:
+        UsageError: no duration above 0; it names the option.
+    """
+    with of_option(option):
+        seconds = parse_duration_s(text, units=units)
+    if seconds <= 0:
+        raise UsageError(f"{option}: {text!r} is not above 0", hint=f"write a duration such as 20{units[0]}")
+    return seconds
+
+
 def _limits_s(given: Mapping[str, str]) -> dict[str, float]:
     """Seconds by quantile, of the latency limits."""
-    return {name: _limit_s(name, text) for name, text in given.items() if name != ERRORS}
-
-
-def _limit_s(name: str, text: str) -> float:
-    with of_option(f"--slo-{name}", hint="write a duration such as 20ms or 1.5s"):
-        limit_s = parse_duration_s(text)
-    if limit_s <= 0:
-        raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
-    return limit_s
+    return {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != ERRORS}
 
 
 def _error_ratio(text: str) -> float:

@@ -128,9 +128,7 @@ class CapacitySearch(Search):
         """The upper end of its bracket; closer by its closed loop, where others say that this was not disturbed."""
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
-        if full and (
-            self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration)
-        ):
+        if full and (self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration)):
             return max(min(bracket.missed_rps, AGREED * full), bracket.held_rps)
         return bracket.missed_rps
 
@@ -287,7 +285,11 @@ class CapacitySearch(Search):
         """Before the first fresh run; and while a new leader climbs: each fresh run would be one too many."""
         bracket = top.bracket
         if any(run.fresh for c in self.contenders for run in c.runs):
-            return bool(bracket.held_rps) and not bracket.confirmed_rps and bracket.missed_rps > WIDEST * bracket.held_rps
+            return (
+                bool(bracket.held_rps)
+                and not bracket.confirmed_rps
+                and bracket.missed_rps > WIDEST * bracket.held_rps
+            )
         return self.spent_s(left_s) < COMPARE_SHARE * self.budget_s
 
     def _affordable(

@@ -104,6 +104,11 @@ class Document:
         return Document(data=data, places=places)
 
 
+def too_deep(error: yaml.YAMLError) -> bool:
+    """Whether the parser refused a document for its depth alone, as PyYAML does from 6.0.4 on."""
+    return getattr(error, "problem", None) == "exceeded maximum nesting depth"
+
+
 def parse_yaml(text: str, *, source: str) -> Document:
     """The document of one YAML mapping.
 
@@ -115,6 +120,8 @@ def parse_yaml(text: str, *, source: str) -> Document:
     try:
         root = yaml.compose(text, Loader=_ComposeLoader)
     except yaml.MarkedYAMLError as error:
+        if too_deep(error):
+            raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
         raise _syntax_error(error, text, source) from error
     except yaml.YAMLError as error:
         raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
@@ -146,6 +153,8 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
     try:
         root = yaml.compose(value, Loader=_ComposeLoader)
     except yaml.YAMLError as error:
+        if too_deep(error):
+            raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
         raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ScenarioError(f"{source}: {_TOO_DEEP}") from error

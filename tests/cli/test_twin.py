@@ -424,7 +424,7 @@ def test_a_plan_without_a_rate_asks_for_one(ask: Ask) -> None:
         (("simulate", "--rate", "0"), 2, "not above 0"),
         (("simulate", "--concurrency", "1.5"), 2, "no number of clients"),
         (("plan", "--rate", "0"), 2, "not above 0"),
-        (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "write a duration"),
+        (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "--slo-p95: expected a duration"),
         (
             ("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p50", "1us"),
             5,

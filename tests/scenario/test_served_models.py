@@ -133,7 +133,7 @@ def test_one_of_the_models_is_changed_by_its_number() -> None:
     override = "target.models.1.rats=50/s"
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(TWO, overrides=[override])
-    assert caught.value.message.startswith(f"--set {override}: target.models.1.rats: unknown key")
+    assert caught.value.message.startswith(f"--set {override}: unknown key")
 
 
 def test_a_wrong_value_that_is_fixed_is_none_of_a_models_own() -> None:
@@ -146,7 +146,7 @@ def test_a_wrong_value_that_is_fixed_is_none_of_a_models_own() -> None:
 def test_a_model_beside_the_list_is_refused_even_if_it_is_the_first_of_it(name: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(TWO, overrides=[f"target.model={name}"])
-    words = "target.model: several models are listed in target.models"
+    words = "several models are listed in target.models"
     assert caught.value.message == f"--set target.model={name}: {words}"
     assert caught.value.hint == "remove target.model, or target.models to serve this one"
 

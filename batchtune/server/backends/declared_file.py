@@ -188,7 +188,7 @@ def _check_size(path: Path, events: Iterable[Any]) -> None:
             if event.anchor is not None:
                 counts[event.anchor] = 1
         if len(begun) > _DEPTH_MAX:
-            raise _fault(path, line, "cannot be read: nested too deeply")
+            raise _fault(path, line, "cannot be read: exceeded maximum nesting depth")
         if nodes > _NODES_MAX:
             what = f"more than {_NODES_MAX:,} keys and values, each alias counted as what it stands for"
             raise _fault(path, line, f"{what}; expected a small file")

@@ -490,7 +490,7 @@ def test_a_scenario_says_where_its_workers_run() -> None:
     [
         ("load.fleet.ray=somewhere", r"load\.fleet\.ray"),
         ("load.fleet.workers=0", r"load\.fleet\.workers"),
-        ("load.processes=2", r"load\.processes: a fleet's workers are its processes"),
+        ("load.processes=2", r"load\.processes=2: a fleet's workers are its processes"),
         ("load.fleet.ray=null", r"load\.fleet\.ray"),
         ("load.fleet.resources={gpu: 0}", r"load\.fleet\.resources"),
     ],

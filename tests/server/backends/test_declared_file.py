@@ -43,7 +43,7 @@ def test_a_document_and_the_lines_of_its_keys(tmp_path: Path) -> None:
         ("a: &a {b: 1}\nc: [" + "*a, " * 10_000 + "]", ":2: more than 20,000 keys and values"),
         ("a: &a [*a]", ":1: *a: an alias that contains itself"),
         ("a: *b", ":1: cannot be read: found undefined alias"),
-        ("[" * 100_000, ":1: cannot be read: nested too deeply"),
+        ("[" * 100_000, ":1: cannot be read: exceeded maximum nesting depth"),
         ("a: 1\nb: 2\na: 3\n", ":1: a: given twice, in line 1 and in line 3"),
         ("a:\n  - 1\n  - 2026-13-13\n", ":3: a[1]: '2026-13-13' cannot be read: month must be in 1..12"),
         ("a: 1\nb: c: d\n", ":2: cannot be read: mapping values are not allowed"),

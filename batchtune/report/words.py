@@ -229,7 +229,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     else:
         how = f"held in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
-    missed = "no rate was missed"
+    missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
         missed = f"{'at most' if capacity.is_bound else 'missed at'} {number(capacity.missed_rps)}/s"
     return f"capacity {number(capacity.held_rps)}/s {how}{shown}; {missed}"

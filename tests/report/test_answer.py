@@ -100,11 +100,11 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
         ),
         (
             Capacity(held_rps=84_600, missed_rps=None, held=1, missed=0, confirmed=False),
-            "capacity 84,600/s held in 1 of 1 confirmation run; no rate was missed",
+            "capacity 84,600/s held in 1 of 1 confirmation run; no rate was clearly missed",
         ),
         (
             Capacity(held_rps=84_600, missed_rps=None, held=0, missed=0, confirmed=False),
-            "capacity 84,600/s by the search alone; no rate was missed",
+            "capacity 84,600/s by the search alone; no rate was clearly missed",
         ),
         (
             Capacity(held_rps=84_600, missed_rps=90_000, held=0, missed=0, confirmed=False, by_loops=True),

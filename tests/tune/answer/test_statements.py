@@ -42,7 +42,7 @@ EXCLUDE = [
     (r"Batching helps:", r"cannot pay"),
     (r"[Cc]onfirmed:", r"[Nn]ot established"),
     (r"[Cc]onfirmed:", r"Whether it is better than [\w' ]+ is open"),
-    (r"[Cc]onfirmed:", r"by the search alone|by closed loops alone|no rate was missed"),
+    (r"[Cc]onfirmed:", r"by the search alone|by closed loops alone|no rate was clearly missed"),
     (r"[Cc]onfirmed:", r"may be better|it may still be better"),
     (r"[Cc]onfirmed:", r"of the search[,.;]"),
     (r"[Nn]ot established", r"may find more"),

@@ -23,7 +23,6 @@ SCHEMA_VERSION = 1
 _PACKAGES = (
     "batchtune",
     "tensorflow",
-    "tensorflow-serving-api",
     "torch",
     "onnxruntime",
     "nvidia-pytriton",

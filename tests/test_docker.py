@@ -107,7 +107,7 @@ def test_a_server_s_image_can_load_every_model_that_is_given_to_it(stage: str) -
     """`recommend --format docker` names these images for what TensorFlow's own cannot serve."""
     extras = re.search(r"/wheels/\*\.whl\)\[(.*?)\]", STAGES[stage])
     assert extras is not None
-    assert {"torch", "onnx"} <= set(extras[1].split(","))
+    assert {"tensorflow", "torch", "onnx"} <= set(extras[1].split(","))
 
 
 def test_the_pods_of_a_fleet_can_be_probed() -> None:
@@ -149,19 +149,6 @@ def test_a_fleet_s_manifests_name_one_cluster_and_what_batchtune_takes() -> None
         services(compose)["worker"]["deploy"]["replicas"]
         == cluster["spec"]["workerGroupSpecs"][0]["replicas"]
     )
-
-
-def test_the_command_line_s_requirements_leave_tensorflow_out() -> None:
-    program = ROOT / "docker" / "requirements_without_tensorflow.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(ROOT / "pyproject.toml")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
-    assert any(line.startswith("grpcio>=") for line in lines)
-    assert not any(line.startswith("tensorflow") for line in lines)
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)

@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
     try:
         print(export(asked.name, framework), flush=True)
     except ModuleNotFoundError as error:
-        extra = "pip install tensorflow" if framework == "keras" else "pip install 'batchtune[torch]'"
-        print(f"error: {asked.name} needs {error.name}: {extra}", file=sys.stderr)
+        extra = "tensorflow" if framework == "keras" else "torch"
+        print(f"error: {asked.name} needs {error.name}: pip install 'batchtune[{extra}]'", file=sys.stderr)
         return 2
     return 0
 

@@ -96,7 +96,7 @@ BACKENDS: Final = {
     "TensorFlow": Backend(
         module="tensorflow",
         gpus="len(module.config.list_physical_devices('GPU'))",
-        install="pip install tensorflow",
+        install="pip install 'batchtune[tensorflow]'",
     ),
     "ONNX Runtime": Backend(
         module="onnxruntime",

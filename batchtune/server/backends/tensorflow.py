@@ -69,7 +69,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
         StatusError: the file cannot be loaded, or has no signature.
     """
     with nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else native_log_lines_dropped():
-        tf = _import_tensorflow(options)
+        tf = _import_tensorflow(version_directory, options)
         config = _session_config(tf.compat.v1, options)
         session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
     try:
@@ -79,7 +79,10 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         session.close()
         raise _load_failure(error, version_directory) from error
-    definitions = dict(meta_graph.signature_def)
+    definitions = {
+        name: SignatureDef.FromString(theirs.SerializeToString())
+        for name, theirs in meta_graph.signature_def.items()
+    }
     signatures = {
         name: signature
         for name, definition in definitions.items()
@@ -147,11 +150,16 @@ class _SignatureRun:
         }
 
 
-def _import_tensorflow(options: BackendOptions) -> Any:
+def _import_tensorflow(path: Path, options: BackendOptions) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for what it logs later
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    import tensorflow as tf
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        raise StatusError(
+            "FAILED_PRECONDITION", f"{path} needs TensorFlow: pip install 'batchtune[tensorflow]'"
+        ) from error
 
     tf.get_logger().setLevel("ERROR")
     gpu_count = len(tf.config.list_physical_devices("GPU")) if options.wants_cuda else 0

@@ -21,7 +21,7 @@ from batchtune.server.grpc_api.predict import PredictCalls
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
-from batchtune.wire.tfserving.messages import PredictRequest
+from batchtune.wire.tfserving.messages import POOL
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
@@ -44,7 +44,7 @@ class Reflection:
         own_pool.Add(_reflection_file(package.rpartition(".")[2]))
         self._request: Any = _message_class(own_pool, f"{package}.ServerReflectionRequest")
         self._response: Any = _message_class(own_pool, f"{package}.ServerReflectionResponse")
-        self._pools = (PredictRequest.DESCRIPTOR.file.pool, own_pool)
+        self._pools = (POOL, HealthCheckRequest.DESCRIPTOR.file.pool, own_pool)
         self._services = services
 
     def serve(self, stream: GrpcStream) -> None:
@@ -110,13 +110,6 @@ class Reflection:
     def _refuse(self, response: Any, why: str) -> None:
         response.error_response.error_code = _NOT_FOUND
         response.error_response.error_message = why
-
-
-def load_service_descriptions() -> None:
-    """Register the files of TensorFlow Serving's services, so that reflection finds them."""
-    from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
-
-    del model_service_pb2, prediction_service_pb2
 
 
 def _message_class(pool: Any, name: str) -> Any:
@@ -310,7 +303,6 @@ def make_grpc_api(repository: Models, metrics: Metrics, *, options: GrpcOptions 
         handlers[f"/{HEALTH_SERVICE}/Check"] = health.check
         streams[f"/{HEALTH_SERVICE}/Watch"] = health.watch
     if options.reflection:
-        load_service_descriptions()
         services.extend(REFLECTION_SERVICES)
         for name in REFLECTION_SERVICES:
             streams[f"/{name}/ServerReflectionInfo"] = Reflection(name, tuple(services)).serve

@@ -100,7 +100,7 @@ def test_a_job_passes_what_is_inconclusive_and_the_change_that_adds_the_model_an
 @pytest.mark.parametrize(
     ("files", "target", "installed"),
     [
-        (["m/1/saved_model.pb"], "model: ./m", "pip install batchtune"),
+        (["m/1/saved_model.pb"], "model: ./m", "pip install 'batchtune[tensorflow]'"),
         (["m/1/model.onnx"], "model: ./m", "pip install 'batchtune[onnx]'"),
         (["m.onnx"], "model: ./m.onnx", "pip install 'batchtune[onnx]'"),
         (["m.onnx"], "model: ./m.onnx, docker: {image: i}", "pip install batchtune"),

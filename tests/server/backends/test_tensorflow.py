@@ -22,6 +22,7 @@ from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictionLog, PredictRequest, SignatureDefMap
 from tests.server.server_process import ServerProcess
+from tests.wire.stubs import Stub
 from tests.wire.tensor_protos import tensor_to_proto
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
@@ -158,7 +159,6 @@ def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorflow as tf
-    from tensorflow_serving.apis import prediction_service_pb2_grpc
 
     x = np.array([1.0, 2.5, -3.0], np.float32)
     expected = tf.saved_model.load(str(directory)).signatures["serving_default"](x=tf.constant(x))
@@ -169,7 +169,7 @@ def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
     flags = ("--enable_batching", "--tensorflow_session_parallelism=1")
     with ServerProcess(directory.parent, *flags) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-            response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=20)
+            response = Stub(channel, "PredictionService").Predict(request, timeout=20)
         outputs = server.predict({"inputs": x.tolist()})["outputs"]
         for name in ("y", "twice"):
             np.testing.assert_array_equal(tf.make_ndarray(response.outputs[name]), expected[name].numpy())

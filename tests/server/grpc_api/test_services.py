@@ -1,4 +1,4 @@
-"""Do grpcio's clients, with tensorflow-serving-api's own stubs, get what tensorflow_model_server would answer?"""
+"""Do grpcio's clients get what tensorflow_model_server would answer?"""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto
 from tests.server.server_fakes import FakeModels, FakeServable, RunningGrpc, running_grpc, signature, spec
-from tests.wire.tensor_protos import tensor_to_proto
-
-# Their message modules are those of wire.protos, so TensorFlow itself is not imported.
-from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc  # isort: skip
 from tests.waiting import wait_until
+from tests.wire.stubs import Stub
+from tests.wire.tensor_protos import tensor_to_proto
 
 TIMEOUT_S = 20.0
 MANY = {
@@ -97,7 +95,7 @@ def channel(shared: RunningGrpc) -> Iterator[grpc.Channel]:
 
 @pytest.fixture
 def stub(channel: grpc.Channel) -> Any:
-    return prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    return Stub(channel, "PredictionService")
 
 
 def predict_request(**inputs: Any) -> PredictRequest:
@@ -202,7 +200,7 @@ def test_refused_requests_leave_nothing_behind(server: RunningGrpc) -> None:
 
 def test_an_output_filter_selects_and_orders_nothing_else(stub: Any) -> None:
     with running_grpc(FakeServable(MANY)) as server, grpc.insecure_channel(server.address) as channel:
-        many = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        many = Stub(channel, "PredictionService")
         for numbers in ([1, 2], [3, 4], [5, 6]):
             request = predict_request(a=floats(0.5, 1.5), b=np.array(numbers, np.int64))
             response = many.Predict(request, timeout=TIMEOUT_S)
@@ -231,7 +229,7 @@ def test_tensor_content_is_answered_when_the_flag_asks_for_it() -> None:
         running_grpc(FakeServable(MANY), serialize_as_content=True) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        many = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        many = Stub(channel, "PredictionService")
         for number in (1, 2, 3):
             request = predict_request(a=floats(0.5), b=np.array([number]))
             outputs = many.Predict(request, timeout=TIMEOUT_S).outputs
@@ -272,7 +270,7 @@ def test_outputs_of_every_type_and_no_rows_at_all_arrive(dtype: str, as_content:
         running_grpc(FakeServable(model), serialize_as_content=as_content) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        one = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        one = Stub(channel, "PredictionService")
         for rows in (2, 2, 1, 0, 0):
             response = one.Predict(predict_request(x=np.zeros(rows, np.float32)), timeout=TIMEOUT_S)
             assert tensor_from_proto(response.outputs["y"]).tolist() == values[:rows].tolist()
@@ -357,7 +355,7 @@ def test_signature_defaults_fill_in_for_missing_inputs() -> None:
     defaults["b"].CopyFrom(tensor_to_proto(np.array([40, 50]), as_content=True))
     servable.metadata = definitions.SerializeToString()
     with running_grpc(servable) as server, grpc.insecure_channel(server.address) as channel:
-        many = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        many = Stub(channel, "PredictionService")
         for _ in range(3):
             response = many.Predict(predict_request(a=floats(1, 2)), timeout=TIMEOUT_S)
             assert list(response.outputs["sum"].float_val) == [41, 52]
@@ -477,7 +475,7 @@ def test_a_large_tensor_goes_both_ways(server: RunningGrpc) -> None:
     values = np.arange(2**20, dtype=np.float32)
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(server.address, options=options) as channel:
-        call = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        call = Stub(channel, "PredictionService")
         response = call.Predict(predict_request(x=values), timeout=TIMEOUT_S)
     np.testing.assert_array_equal(tensor_from_proto(response.outputs["y"]), values / 2 + 2)
 
@@ -485,7 +483,7 @@ def test_a_large_tensor_goes_both_ways(server: RunningGrpc) -> None:
 def test_aio_stubs_get_the_same_answers(server: RunningGrpc) -> None:
     async def ask() -> list[float]:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            aio = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            aio = Stub(channel, "PredictionService")
             calls = [aio.Predict(predict_request(x=floats(one)), timeout=TIMEOUT_S) for one in range(50)]
             return [response.outputs["y"].float_val[0] for response in await asyncio.gather(*calls)]
 
@@ -516,7 +514,7 @@ def example_stub() -> Iterator[Any]:
         running_grpc(FakeServable(EXAMPLE_MODEL)) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        yield prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        yield Stub(channel, "PredictionService")
 
 
 def test_classify_gives_labels_and_scores(example_stub: Any) -> None:
@@ -648,7 +646,7 @@ def test_method_names_are_checked_when_the_flag_asks_for_it() -> None:
         running_grpc(FakeServable(EXAMPLE_MODEL), check_methods=True) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        strict = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        strict = Stub(channel, "PredictionService")
         assert failure(strict.Classify, examples_of(ClassificationRequest(), "a")) == (
             "INVALID_ARGUMENT",
             (
@@ -696,7 +694,7 @@ def test_metadata_refusals(stub: Any, request_: Any, code: str, text: str) -> No
 
 
 def test_status_shows_the_versions(channel: grpc.Channel) -> None:
-    models = model_service_pb2_grpc.ModelServiceStub(channel)
+    models = Stub(channel, "ModelService")
     request = GetModelStatusRequest()
     assert failure(models.GetModelStatus, request) == ("INVALID_ARGUMENT", "Missing ModelSpec")
     request.model_spec.name = "m"
@@ -715,7 +713,7 @@ def test_status_shows_the_versions(channel: grpc.Channel) -> None:
 def test_reload_hands_over_the_configuration_or_says_why_not(
     server: RunningGrpc, channel: grpc.Channel
 ) -> None:
-    models = model_service_pb2_grpc.ModelServiceStub(channel)
+    models = Stub(channel, "ModelService")
     config = Parse('model_config_list { config { name: "m" base_path: "/x" } }', ModelServerConfig())
     response = models.HandleReloadConfigRequest(ReloadConfigRequest(config=config), timeout=TIMEOUT_S)
     assert response.status.error_code == 0
@@ -740,7 +738,7 @@ def test_reload_tells_by_how_much_metrics_grew_meanwhile() -> None:
     Parse('model_config_list { config { name: "m" base_path: "/x" } }', request.config)
     with running_grpc() as server, grpc.insecure_channel(server.address) as channel:
         server.models.on_reload = lambda: server.metrics.request_count("m", "OK")
-        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        models = Stub(channel, "ModelService")
         response = models.HandleReloadConfigRequest(request, timeout=TIMEOUT_S)
     grown = {metric.name: metric.int64_value_increase for metric in response.metric}
     assert grown == {count: 1, "/no/such/metric": 0}

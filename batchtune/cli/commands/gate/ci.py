@@ -24,7 +24,11 @@ _LEAST_MIN: Final = 30
 _LAUNCHES_S: Final = 15.0
 """Of both servers with their first requests."""
 
-_EXTRAS: Final = {"onnx": (".onnx",), "torch": (".pt2", ".pt")}
+_EXTRAS: Final = {
+    "tensorflow": ("saved_model.pb", "saved_model.pbtxt"),
+    "onnx": (".onnx",),
+    "torch": (".pt2", ".pt"),
+}
 """Of the package, by the files of a model that need them."""
 
 
@@ -62,7 +66,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     if not Path(model).exists():
         print(
             f"note: {model} is not here: have the job build or fetch it, and base/{model}, and name in its pip install "
-            "the extra that the model needs: batchtune[onnx] or batchtune[torch]",
+            "the extra that the model needs: batchtune[tensorflow], batchtune[onnx] or batchtune[torch]",
             file=sys.stderr,
         )
     if output == Path("-"):
@@ -151,9 +155,8 @@ def _minutes(scenario: Scenario) -> int:
 
 
 def _extras(scenario: Scenario, model: Path) -> list[str]:
-    """What the bundled server needs beside TensorFlow to run this model."""
+    """What the bundled server needs to run this model."""
     if scenario.target.kind != "tfserving" or scenario.target.runs != "bundled":
         return []
     files = list(model.rglob("*")) if model.is_dir() else [model]
-    suffixes = {file.suffix for file in files}
-    return [extra for extra, own in _EXTRAS.items() if suffixes.intersection(own)]
+    return [extra for extra, ends in _EXTRAS.items() if any(file.name.endswith(ends) for file in files)]

@@ -100,8 +100,8 @@ def brackets(account: Account) -> Section:
             height_px=120 + 24 * len(names),
         ),
         how=(
-            "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was clearly missed. "
-            "What held at no rate that was tried has no point."
+            "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was clearly "
+            "missed. What held at no rate that was tried has no point."
             if capacity
             else "Median and range of the runs of each configuration: of confirmation runs where there are any."
         ),

@@ -236,11 +236,16 @@ class _ModelsBench:
 
     def run(self, plan: Plan) -> Sequence[FinishedTrial]:
         bench = self.benches.joint_bench(self.variant)
-        ask = JointAsk(configuration=plan.configuration, factor=1.0, source=plan.source, block=plan.block)
+        ask = JointAsk(
+            configuration=plan.request.configuration,
+            factor=1.0,
+            source=plan.request.source,
+            block=plan.request.block,
+        )
         finished = bench.run(ask, number=plan.number, first_trial=plan.number).trials
         arms = self.variant.arms()
         return [
-            replace(done, trial=replace(done.trial, reason=arm.name))
+            replace(done, trial=replace(done.trial, request=replace(done.trial.request, reason=arm.name)))
             for arm, done in zip(arms, finished, strict=True)
         ]
 

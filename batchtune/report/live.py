@@ -232,7 +232,7 @@ def measured_load(measured: Measurement) -> str:
 
 def _own_load(trial: Trial) -> bool:
     """Whether it is a scout, under another load than that of the scenario."""
-    asked = trial.asked_concurrency is not None or trial.asked_rate_rps is not None
+    asked = trial.request.concurrency is not None or trial.request.rate_rps is not None
     return trial.source in NO_CANDIDATES and asked
 
 
@@ -360,8 +360,8 @@ class TerminalView(_SilentView):
             yield "time left", f"{left} of {rounded_duration(progress.budget_s)}, confirmation included", ""
         done = f"{progress.trials_done}" + (f" of {progress.trials_max}" if progress.trials_max else "")
         yield "trial", f"{plan.number} ({done} tried), {plan_load(plan, self._scenario)}", ""
-        yield "trying", plan.configuration.label(), ""
-        yield "because", plan.reason, ""
+        yield "trying", plan.request.configuration.label(), ""
+        yield "because", plan.request.reason, ""
         if self._thought:
             yield "now", self._thought, ""
         elif progress.live is not None:
@@ -407,10 +407,10 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
     """Under which load a trial runs that has not ended yet."""
-    if plan.rate_rps is not None:
-        return f"{rounded(plan.rate_rps)}/s offered"
+    if plan.request.rate_rps is not None:
+        return f"{rounded(plan.request.rate_rps)}/s offered"
     load = None if scenario is None else scenario.load
-    clients = plan.concurrency or (load.concurrency if load is not None else None)
+    clients = plan.request.concurrency or (load.concurrency if load is not None else None)
     if clients is not None:
         return counted(clients, "client")
     if scenario is not None and scenario.objective == "capacity":

@@ -26,10 +26,10 @@ from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
-    Ask,
     FinishedTrial,
     Probe,
     Trial,
+    TrialRequest,
     is_feasible,
     violations,
 )
@@ -45,10 +45,11 @@ HOPELESS_RATIO = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Ask):
+class Plan:
     """A trial that is to be run; `pace`: what is known of the server's speed (None: the scenario's own times hold)."""
 
     number: int
+    request: TrialRequest
     seed: int
     pace: Pace | None = None
 
@@ -94,7 +95,7 @@ class Bench:
         failure: str | None = None
         startup_s: float | None = None
         try:
-            startup_s = self._target.apply(plan.configuration).startup_s
+            startup_s = self._target.apply(plan.request.configuration).startup_s
             outcome = self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
             failure = self._defect(outcome)
         except (TargetError, BatchingParametersError) as error:
@@ -103,13 +104,9 @@ class Bench:
         constraints = {} if outcome is None else self._constraints(outcome)
         trial = Trial(
             number=plan.number,
-            configuration=plan.configuration,
-            source=plan.source,
-            reason=plan.reason,
+            request=plan.request,
             state="complete" if failure is None else "failed",
             failure=failure,
-            point=plan.point,
-            block=plan.block,
             seed=plan.seed,
             rate_rps=None if measurement is None else measurement.offered_rps,
             concurrency=None if measurement is None else measurement.concurrency,
@@ -118,9 +115,6 @@ class Bench:
             feasible=failure is None and bool(constraints) and is_feasible(constraints),
             measurement=measurement,
             probes=() if outcome is None else outcome.probes,
-            asked_rate_rps=plan.rate_rps,
-            asked_concurrency=plan.concurrency,
-            asked_duration_s=plan.duration_s,
             error_texts={} if outcome is None else texts_by_class(outcome.figures.samples),
             startup_s=startup_s,
             seconds=self._now_s() - started_s,
@@ -137,27 +131,27 @@ class Bench:
     def _asks_capacity(self, plan: Plan) -> bool:
         return (
             self._scenario.objective == "capacity"
-            and plan.source == "variant"
-            and plan.rate_rps is None
-            and plan.concurrency is None
+            and plan.request.source == "variant"
+            and plan.request.rate_rps is None
+            and plan.request.concurrency is None
         )
 
     def _one_load(self, plan: Plan) -> _Outcome:
         load = self._scenario.load
-        short = plan.duration_s is not None
+        short = plan.request.duration_s is not None
         if load.requests is not None and not short:
             return self._counted_requests(plan)
         times = self._times(plan)
         warm_up_s = times.warm_up_s
         duration_s = warm_up_s + times.duration_s
         arrivals: Arrivals
-        if plan.concurrency is not None and (short or load.open_loop):
-            arrivals = ClosedLoop(concurrency=plan.concurrency, duration_s=duration_s)
+        if plan.request.concurrency is not None and (short or load.open_loop):
+            arrivals = ClosedLoop(concurrency=plan.request.concurrency, duration_s=duration_s)
         else:
             arrivals = arrivals_of(
                 load,
-                rate_rps=plan.rate_rps,
-                concurrency=plan.concurrency,
+                rate_rps=plan.request.rate_rps,
+                concurrency=plan.request.concurrency,
                 duration_s=duration_s,
                 seed=plan.seed,
             )
@@ -171,10 +165,10 @@ class Bench:
             should_stop=watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s)),
             timeout_s=times.timeout_s,
             batch_s=times.batch_s,
-            patient=plan.source in NO_CANDIDATES,
+            patient=plan.request.source in NO_CANDIDATES,
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
-        if plan.source == "probe" and plan.concurrency == 1:
+        if plan.request.source == "probe" and plan.request.concurrency == 1:
             figures = self._with_enough_answers(plan, run, figures)
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 
@@ -196,15 +190,15 @@ class Bench:
             return times_of(
                 plan.pace,
                 scenario,
-                plan.configuration,
-                clients=plan.concurrency,
-                rate_rps=plan.rate_rps,
-                short_s=plan.duration_s,
+                plan.request.configuration,
+                clients=plan.request.concurrency,
+                rate_rps=plan.request.rate_rps,
+                short_s=plan.request.duration_s,
             )
-        short = plan.duration_s is not None
+        short = plan.request.duration_s is not None
         return Times(
             warm_up_s=min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s,
-            duration_s=load.duration_s if plan.duration_s is None else plan.duration_s,
+            duration_s=load.duration_s if plan.request.duration_s is None else plan.request.duration_s,
             timeout_s=scenario.request.timeout_s,
         )
 
@@ -213,20 +207,24 @@ class Bench:
         limit = primary_limit(self._scenario.slo)
         if (
             limit is None
-            or plan.rate_rps is None
+            or plan.request.rate_rps is None
             or self._scenario.objective != "capacity"
-            or plan.source == "confirm"
+            or plan.request.source == "confirm"
         ):
             return None
         rows = self._scenario.request.rows_most
-        size = 1 if plan.configuration.batching is None else in_force(plan.configuration, "max_batch_size")
+        size = (
+            1
+            if plan.request.configuration.batching is None
+            else in_force(plan.request.configuration, "max_batch_size")
+        )
         batch_requests_max = max(1, size // rows)
         return SloWatch(
             WatchPlan(
                 limit=limit,
                 error_ratio=self._scenario.slo.error_ratio,
                 warm_up_s=warm_up_s,
-                rate_rps=plan.rate_rps,
+                rate_rps=plan.request.rate_rps,
                 requests_per_batch=max(1.0, 0.5 * batch_requests_max),
                 batch_rows_max=batch_requests_max,
             )
@@ -235,7 +233,7 @@ class Bench:
     def _counted_requests(self, plan: Plan) -> _Outcome:
         """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
         load = self._scenario.load
-        arrivals = arrivals_of(load, concurrency=plan.concurrency, duration_s=load.duration_s)
+        arrivals = arrivals_of(load, concurrency=plan.request.concurrency, duration_s=load.duration_s)
         if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
             warm_up = replace(arrivals, duration_s=load.warm_up_s, requests_max=None)
             self._loader.run(
@@ -248,23 +246,18 @@ class Bench:
     def _objective(self, plan: Plan, measurement: Measurement) -> Estimate:
         if self._scenario.objective == "latency":
             return measurement.latency_s["p95"]
-        if self._scenario.objective == "capacity" and plan.rate_rps is not None:
-            return Estimate(value=plan.rate_rps, low=plan.rate_rps, high=plan.rate_rps)
+        if self._scenario.objective == "capacity" and plan.request.rate_rps is not None:
+            return Estimate(
+                value=plan.request.rate_rps, low=plan.request.rate_rps, high=plan.request.rate_rps
+            )
         return measurement.throughput_rps
 
     def _capacity(self, plan: Plan) -> _Outcome:
-        def load(ask: Ask, number: int) -> Figures:
-            load_plan = replace(
-                plan,
-                rate_rps=ask.rate_rps,
-                concurrency=ask.concurrency,
-                duration_s=ask.duration_s,
-                seed=plan.seed + number,
-            )
-            return self._one_load(load_plan).figures
+        def load(request: TrialRequest, number: int) -> Figures:
+            return self._one_load(replace(plan, request=request, seed=plan.seed + number)).figures
 
         capacity = find_capacity(
-            load, self._scenario, plan.configuration, pace=plan.pace or Pace(), now_s=self._now_s
+            load, self._scenario, plan.request, pace=plan.pace or Pace(), now_s=self._now_s
         )
         held_rps, missed_rps = capacity.bracket.held_rps, capacity.bracket.missed_rps
         objective = Estimate(value=held_rps, low=held_rps, high=missed_rps) if held_rps else None

@@ -17,7 +17,7 @@ from batchtune.tune.evidence.bracket import Bracket, Run, runs_of
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
-from batchtune.tune.trials.trial import Ask, Probe, Trial
+from batchtune.tune.trials.trial import Probe, Trial, TrialRequest
 
 BURST_S, CLIENTS_MAX = 1.0, 256
 """Measured part of the closed loop, at least, and its clients at most: where more fill a batch it bounds nothing."""
@@ -59,17 +59,20 @@ class FoundCapacity:
 
 
 def find_capacity(
-    load: Callable[[Ask, int], Figures],
+    load: Callable[[TrialRequest, int], Figures],
     scenario: Scenario,
-    configuration: Configuration,
+    plain: TrialRequest,
     *,
     pace: Pace,
     now_s: Callable[[], float],
 ) -> FoundCapacity:
-    """Search; `load` sends what is asked as the load of this number, from 0 on; whatever it raises ends the search."""
+    """Search for what is asked of `plain`, which names no load.
+
+    `load` sends what is asked as the load of this number, from 0 on; whatever it raises ends the search.
+    """
+    configuration = plain.configuration
     search_s = search_seconds(scenario, configuration, pace)
     ends_s = now_s() + search_s
-    plain = Ask(configuration=configuration, source="variant", reason="")
     ask = replace(plain, concurrency=_burst_clients(scenario, configuration), duration_s=BURST_S)
     tried: list[tuple[Run, Figures]] = []
     while True:
@@ -123,20 +126,16 @@ def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     return min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
 
 
-def _judged(ask: Ask, figures: Figures, scenario: Scenario) -> Run:
+def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> Run:
     """A load as every trial is judged."""
     trial = Trial(
         number=0,
-        configuration=ask.configuration,
-        source=ask.source,
-        reason=ask.reason,
         state="complete",
         seconds=figures.samples.wall_s,
         started_utc="",
         seed=0,
         measurement=figures.measurement,
-        asked_rate_rps=ask.rate_rps,
-        asked_concurrency=ask.concurrency,
+        request=ask,
     )
     return runs_of([trial], scenario.slo, scenario)[0]
 

@@ -23,7 +23,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.loader import Fleet, Target, loaded_cpus
-from batchtune.tune.trials.trial import FinishedTrial, Source, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialRequest
 
 READY_LIMIT_S: Final = 120.0
 """How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
@@ -87,10 +87,10 @@ def load_together(
         bench = Bench(load.scenario, load.target, fleet, on_live=lambda _plan, live: tell(load.name, live))
         plan = Plan(
             number=number,
-            configuration=load.configuration,
-            source=source,
-            reason=reason.format(name=load.name),
             seed=load.scenario.load.seed,
+            request=TrialRequest(
+                configuration=load.configuration, source=source, reason=reason.format(name=load.name)
+            ),
         )
         try:
             return bench.run(plan)

@@ -26,7 +26,7 @@ from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.trial import Company
 from tests.tune.answer.ledgers import SCENARIO, helping_ledger
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import asked, planted
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,7 +187,7 @@ def test_of_several_models_each_trial_says_which_beside_whom_and_at_how_many_tim
         (("ranker", "together", ""), ("reader", "together", ""), ("reader", "flood", "ranker")), start=1
     ):
         company = Company(model=model, load=(number + 1) // 2, kind=kind, factor=1.5, of=of)
-        run.append(replace(first, number=number, configuration=configuration, company=company), None)
+        run.append(replace(asked(first, configuration=configuration), number=number, company=company), None)
     frame = run.trials()
     assert tuple(frame.columns[frame.columns.get_loc("model") :][: len(COMPANY_COLUMNS)]) == COMPANY_COLUMNS
     assert set(frame.columns) == {*TRIAL_COLUMNS, *COMPANY_COLUMNS}

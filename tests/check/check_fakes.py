@@ -13,7 +13,7 @@ from batchtune.check.paired import Conclusion, judge_fixed
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 
 SERVER = ServerActivity(
     duration_s=1.0,
@@ -64,17 +64,16 @@ def trial(name: str, block: int, measured: Measurement | None = None, **changes:
 
     given: dict[str, Any] = {
         "number": 2 * block,
-        "configuration": Configuration(batching=None),
-        "source": "variant",
-        "reason": name,
         "state": "complete",
         "seconds": 1.0,
         "started_utc": "2026-11-22T12:00:00.000+00:00",
         "seed": block,
-        "block": block,
         "measurement": measured or measurement(),
     }
-    return Trial(**{**given, **changes})
+    request = TrialRequest(
+        configuration=Configuration(batching=None), source="variant", reason=name, block=block
+    )
+    return Trial(**{"request": request, **given, **changes})
 
 
 def slower_blocks(count: int = 10, *, by: float = 1.06) -> list[BlockFigures]:

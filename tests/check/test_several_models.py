@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from batchtune.batching.parameters import Configuration
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
@@ -54,7 +53,7 @@ class PlayedBench:
         self.attempts += 1
         done = []
         for at, arm in enumerate(self.variant.arms()):
-            factor = 1.0 + 0.002 * (plan.block or 0)
+            factor = 1.0 + 0.002 * (plan.request.block or 0)
             factor *= self.slower if (self.variant.name, arm.model) == ("none", "slow") else 1.0
             late_s = {
                 name: exactly(factor * second)
@@ -65,11 +64,10 @@ class PlayedBench:
             measured = measurement(None, latency_s=late_s, offered_rps=100.0, concurrency=None, caveats=notes)
             made = trial(
                 arm.name,
-                plan.block or 0,
+                plan.request.block or 0,
                 measured,
                 number=plan.number + at,
                 company=company,
-                configuration=Configuration(batching=None),
             )
             done.append(FinishedTrial(trial=made, samples=None))
         return done

@@ -23,6 +23,7 @@ from batchtune.report.live import sweep_view
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
+from batchtune.tune.trials.trial import TrialRequest
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.server.server_process import ServerProcess
@@ -199,7 +200,9 @@ def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
     )
     batching = BatchingParameters(max_batch_size=8, num_batch_threads=1)
     plan = Plan(
-        number=1, seed=1, source="load", reason="load", configuration=Configuration(batching=batching)
+        number=1,
+        seed=1,
+        request=TrialRequest(source="load", reason="load", configuration=Configuration(batching=batching)),
     )
     with sweep_view(quiet=True) as view:
         (finished,) = repeated_points(bench, [plan], scenario=scenario, view=view)

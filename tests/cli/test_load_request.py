@@ -192,7 +192,7 @@ def test_a_rate_keeps_the_pattern(tmp_path: Path, arrivals: str, load: str) -> N
     wanted, question = asked(tmp_path, OPEN.replace("LOAD", load), rate="100,200")
     assert question.scenario.load.arrivals == arrivals
     plans = list(asked_plans(question.scenario, wanted, Configuration(batching=None)))
-    assert [plan.rate_rps for plan in plans] == [100, 200]
+    assert [plan.request.rate_rps for plan in plans] == [100, 200]
 
 
 def test_a_trace_of_one_instant_has_no_rate_and_the_option_is_blamed(tmp_path: Path) -> None:

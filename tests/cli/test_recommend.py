@@ -28,7 +28,7 @@ from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.search_summary import SearchSummary
 from tests.cli.in_process import answered
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SUMMARY = SearchSummary(
     strategy="guided", space_size=30, stop_reason="the time is spent", proposals={"grid": 5, "sampler": 1}
@@ -184,7 +184,7 @@ def test_flags_of_the_server_are_not_lost(tmp_path):
     flags = {"num_intra_op": "1", "odd": "two words"}
     trial = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 10}, throughput=900, p95_s=0.01)
     configuration = replace(trial.configuration, flags=tuple(flags.items()))
-    chosen = choose([replace(trial, configuration=configuration)], scenario=SCENARIO)
+    chosen = choose([asked(trial, configuration=configuration)], scenario=SCENARIO)
     assert formatted(chosen, "flags").endswith(" --num_intra_op=1 '--odd=two words'\n")
     assert "# --num_intra_op=1 has no counterpart in Triton\n" in formatted(chosen, "triton")
     assert "# --odd=two words has no counterpart in Cortex\n" in formatted(chosen, "cortex")

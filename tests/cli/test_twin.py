@@ -22,7 +22,7 @@ from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import Source
+from batchtune.tune.trials.trial import Source, TrialRequest
 from batchtune.twin.calibration.calibrate import Observation, calibrate
 from batchtune.twin.model.measured_rates import MeasuredRates
 from batchtune.twin.model.twin import FitError, Twin
@@ -58,16 +58,23 @@ def recorded(
     plans = [
         Plan(
             number=number,
-            configuration=configuration_of(size, threads),
-            source="calibration" if scenario.objective == "capacity" else "sampler",
-            reason="for the test",
             seed=number,
-            concurrency=clients,
+            request=TrialRequest(
+                configuration=configuration_of(size, threads),
+                source="calibration" if scenario.objective == "capacity" else "sampler",
+                reason="for the test",
+                concurrency=clients,
+            ),
         )
         for number, (size, threads, clients) in enumerate(probed, 1)
     ]
     plans += [
-        replace(plans[2], number=number, seed=number, source=source, concurrency=None, rate_rps=rate_rps)
+        replace(
+            plans[2],
+            number=number,
+            seed=number,
+            request=replace(plans[2].request, source=source, concurrency=None, rate_rps=rate_rps),
+        )
         for number, (rate_rps, source) in enumerate(rates, len(plans) + 1)
     ]
     for plan in plans:

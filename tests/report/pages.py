@@ -30,7 +30,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import asked, planted
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results/reference/2026-11-21-epyc-2-cores"
@@ -94,7 +94,9 @@ def two_arms_run(
                 )
                 noisy = (STEAL,) if (block, at) == (NOISY_BLOCK, 0) else ()
                 measured = replace(trial.measurement, caveats=noisy)
-                run.append(replace(trial, reason=name, measurement=measured), latencies([1.0, 2.0, 4.0]))
+                run.append(
+                    replace(asked(trial, reason=name), measurement=measured), latencies([1.0, 2.0, 4.0])
+                )
     return run
 
 
@@ -209,7 +211,8 @@ def evil_page(root: Path) -> str:
     """Of a run whose names are scripts, wherever names come from outside; no reader would let the scenario's pass."""
     run = kept_run(root, samples=of_three())
     trial = helping_ledger()[0]
-    run.append(replace(trial, number=99, reason=f"{EVIL}<a href='https://x'>", failure=EVIL), None)
+    evil = asked(trial, reason=f"{EVIL}<a href='https://x'>")
+    run.append(replace(evil, number=99, failure=EVIL), None)
     account = account_of(run)
     target = SCENARIO.target.model_copy(update={"model": EVIL})
     scenario = SCENARIO.model_copy(update={"name": EVIL, "target": target})

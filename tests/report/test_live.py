@@ -13,7 +13,7 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report import live
 from batchtune.report.tables import span
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 
@@ -55,10 +55,12 @@ def trial(**asked: Any) -> Trial:
     bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
     plan = Plan(
         number=7,
-        configuration=Configuration(batching=BatchingParameters(max_batch_size=4, num_batch_threads=1)),
-        reason="for the test",
         seed=1,
-        **{"source": "sampler", **asked},
+        request=TrialRequest(
+            configuration=Configuration(batching=BatchingParameters(max_batch_size=4, num_batch_threads=1)),
+            reason="for the test",
+            **{"source": "sampler", **asked},
+        ),
     )
     return bench.run(plan).trial
 

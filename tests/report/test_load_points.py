@@ -19,7 +19,7 @@ from batchtune.report.several_models import print_models
 from batchtune.report.tables import Marks, console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
 LATE = caveat("client_late", lag_s=0.003, late_ratio=0.1, tolerance_s=0.001)
@@ -242,13 +242,13 @@ def test_a_server_that_fills_its_one_cpu_is_limited_by_it():
 def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():
     server = replace(SERVER, gpu_busy_ratio=0.97)
     batched = point(8, server=server)
-    trial = replace(batched, configuration=replace(batched.configuration, batching=None))
+    trial = asked(batched, configuration=replace(batched.configuration, batching=None))
     alone = trial_bottleneck(trial)
     measured = usual_bottleneck(trial.configuration, [trial.measurement])
     assert (alone.kind, measured.kind) == ("device", "device")
     assert "batching was off: `batchtune sweep`" in alone.advice
     assert "batching" not in measured.advice
-    foreign = replace(trial, configuration=replace(trial.configuration, known=False))
+    foreign = asked(trial, configuration=replace(trial.configuration, known=False))
     assert "batching was off" not in trial_bottleneck(foreign).advice
 
 

@@ -18,7 +18,8 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import SweepProgress, Watcher, sweep
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, planted, scenario_of
+from batchtune.tune.trials.trial import TrialRequest
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, asked, planted, scenario_of
 
 SCENARIO = scenario_of(
     slo={"p95": "60ms"},
@@ -40,7 +41,11 @@ LIVE = LiveAggregate(
 
 
 def progress(phase: str = "comparing", elapsed_s: float = 30.0, **changes: Any) -> SweepProgress:
-    plan = Plan(number=14, seed=1, configuration=BATCHING, source="sampler", reason="the sampler's own")
+    plan = Plan(
+        number=14,
+        seed=1,
+        request=TrialRequest(configuration=BATCHING, source="sampler", reason="the sampler's own"),
+    )
     standing = SweepProgress(
         phase=phase,
         plan=plan,
@@ -116,10 +121,10 @@ def test_a_thought_between_trials_keeps_the_panel(monkeypatch: pytest.MonkeyPatc
 def test_only_trials_under_the_scenarios_load_are_plotted() -> None:
     """256 clients look ten times better than the 16 of the scenario."""
     own = planted(1, batching={"max_batch_size": 8}, throughput=900, p95_s=0.02)
-    probe = replace(
+    probe = asked(
         planted(2, batching={"max_batch_size": 8}, throughput=9000, p95_s=0.02), source="calibration"
     )
-    probe = replace(probe, asked_concurrency=256)
+    probe = asked(probe, concurrency=256)
     failed = planted(3, batching={"max_batch_size": 8}, throughput=0, p95_s=math.nan, failure="broken")
     silent = replace(own, measurement=replace(own.measurement, latency_s={}))
     assert [point.throughput_rps for point in live._points([own, probe, failed, silent], None)] == [900.0]
@@ -196,7 +201,9 @@ def test_markup_in_a_models_name_is_text(monkeypatch: pytest.MonkeyPatch) -> Non
     console = terminal()
     with view_of(console, monkeypatch) as view:
         view.event("[bold]launching [/nonsense]")
-        view.progress(progress(plan=replace(progress().plan, reason="[red]why[/]")))
+        plan = progress().plan
+        request = replace(plan.request, reason="[red]why[/]")
+        view.progress(progress(plan=replace(plan, request=request)))
     text = shown(console)
     assert "[bold]launching [/nonsense]" in text
     assert "[red]why[/]" in text

@@ -18,6 +18,7 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import TrialRequest
 from tests.load.load_servers import run_here
 from tests.server.server_process import write_emulated
 from tests.target.stand_in_docker import StandInDocker
@@ -167,4 +168,8 @@ def test_a_server_that_is_ready_and_then_not_fails_its_trial_alone(
 
 
 def plan_of(configuration: Configuration) -> Plan:
-    return Plan(number=1, configuration=configuration, source="sampler", reason="", seed=1)
+    return Plan(
+        number=1,
+        seed=1,
+        request=TrialRequest(configuration=configuration, source="sampler", reason=""),
+    )

@@ -10,7 +10,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.validity.host import HostGuard
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 pytestmark = pytest.mark.smoke
@@ -35,16 +35,9 @@ def run(scenario, plan, *, law=None, guard=None):
 
 
 def plan_for(configuration, **changes) -> Plan:
-    return Plan(
-        **{
-            "number": 1,
-            "configuration": configuration,
-            "source": "sampler",
-            "reason": "",
-            "seed": 1,
-            **changes,
-        }
-    )
+    own = {name: changes.pop(name) for name in ("number", "seed", "pace") if name in changes}
+    request = TrialRequest(configuration=configuration, **{"source": "sampler", "reason": "", **changes})
+    return Plan(**{"number": 1, "seed": 1, "request": request, **own})
 
 
 def open_loop(rate, **changes):

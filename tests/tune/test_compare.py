@@ -41,7 +41,7 @@ from batchtune.tune.compare.result import Comparison, summarise
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import RUN_BATCHES, Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, asked, planted, scenario_of
 
 OFF = {"enable_batching": False}
 BATCHED = {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}
@@ -223,9 +223,7 @@ class NoisyBench:
     def run(self, plan: Any) -> FinishedTrial:
         failure = "the server died" if plan.number in self._failed else None
         trial = replace(
-            planted(plan.number, throughput=100.0, p95_s=0.01, failure=failure),
-            reason=plan.reason,
-            block=plan.block,
+            planted(plan.number, throughput=100.0, p95_s=0.01, failure=failure), request=plan.request
         )
         return FinishedTrial(trial=noisy(trial) if self._disturbed(plan.number) else trial, samples=None)
 
@@ -307,7 +305,7 @@ def test_a_client_at_its_limit_makes_the_pair_invalid():
             assert trial.measurement is not None
             busy = replace(trial.measurement, caveats=(caveat("client_busy", cpu_ratio=0.97),))
             trials.append(
-                replace(trial, reason=name, measurement=busy if name == "on" else trial.measurement)
+                replace(asked(trial, reason=name), measurement=busy if name == "on" else trial.measurement)
             )
     found = summarise(trials, variants)
     (pair,) = found.pairs
@@ -390,7 +388,7 @@ def test_everything_survives_json():
 def test_a_line_for_each_trial_names_its_block_and_variant():
     trials, _ = run(chosen_variants(scenarios(off=OFF, on=BATCHED)), blocks=1)
     assert variant_line(trials[0]).startswith(f"block 1, {trials[0].reason}, ")
-    failed = replace(planted(1, throughput=1.0, p95_s=1.0, failure="no memory"), reason="on", block=2)
+    failed = asked(planted(1, throughput=1.0, p95_s=1.0, failure="no memory"), reason="on", block=2)
     assert variant_line(failed) == "block 2, on: failed: no memory"
 
 

@@ -14,7 +14,7 @@ from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.bracket import Bracket, Run
 from batchtune.tune.one_capacity import CLOSED, LEAST, SEARCH_S, next_rate, search_seconds
 from batchtune.tune.trials.pace import Pace
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 LIMITS = {"p95": 0.020}
@@ -122,7 +122,10 @@ def searched(law: Law, *, seed: int = 1, slo: str = "20ms", **load: object) -> t
     fleet = FakeFleet(target, seed=seed)
     bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
     plan = Plan(
-        number=1, configuration=SIXTEEN, source="variant", reason="with", seed=1000 * seed, pace=Pace()
+        number=1,
+        seed=1000 * seed,
+        pace=Pace(),
+        request=TrialRequest(configuration=SIXTEEN, source="variant", reason="with"),
     )
     return bench.run(plan).trial, fleet, clock() - 1000.0
 

@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from batchtune.wire.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -332,6 +332,11 @@ def scenario_of(**changes: Any) -> Scenario:
     return Scenario.model_validate({**given, **changes})
 
 
+def asked(trial: Trial, **changes: Any) -> Trial:
+    """The trial, had something else been asked for."""
+    return replace(trial, request=replace(trial.request, **changes))
+
+
 def planted(
     number: int,
     *,
@@ -374,18 +379,17 @@ def planted(
     )
     return Trial(
         number=number,
-        configuration=Configuration(batching=parameters),
-        source=source,  # type: ignore[arg-type]
-        reason="planted",
         state="complete" if failure is None else "failed",
         failure=failure,
         seconds=2.0,
         started_utc="2026-01-01T00:00:00.000+00:00",
         seed=1,
-        block=block,
         concurrency=16,
         objective=None if failure else about(p95_s if objective == "latency" else throughput),
         constraints=constraints,
         feasible=failure is None and all(value <= 0 for value in constraints.values()),
         measurement=None if failure else measurement,
+        request=TrialRequest(
+            configuration=Configuration(batching=parameters), source=source, reason="planted", block=block
+        ),
     )

@@ -32,6 +32,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import parse_rate_rps
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan
+from batchtune.tune.trials.trial import TrialRequest
 
 _RANGE_MAX = 10_000
 _FEW = f" and at most {_RANGE_MAX:,} values"
@@ -342,13 +343,14 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
     """One plan a point; without a range the scenario's own load."""
-    plan = Plan(number=1, configuration=configuration, source="load", reason="load", seed=scenario.load.seed)
+    request = TrialRequest(configuration=configuration, source="load", reason="load")
+    plan = Plan(number=1, seed=scenario.load.seed, request=request)
     if wanted.rate is not None:
         for number, rate in enumerate(rates_rps(wanted.rate), 1):
-            yield replace(plan, number=number, rate_rps=rate)
+            yield replace(plan, number=number, request=replace(request, rate_rps=rate))
     elif wanted.concurrency is not None:
         for number, clients in enumerate(client_counts(wanted.concurrency), 1):
-            yield replace(plan, number=number, concurrency=clients)
+            yield replace(plan, number=number, request=replace(request, concurrency=clients))
     else:
         yield plan
 

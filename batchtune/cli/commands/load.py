@@ -216,12 +216,14 @@ def _kept_in(scenario: Scenario, results: Path | None, view: View) -> Run | None
 
 def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
     """The same points, as long as a server of this speed needs; says so where that is longer than usual."""
-    configuration = plans[0].configuration
-    clients = max((plan.concurrency or 0 for plan in plans), default=0)
+    configuration = plans[0].request.configuration
+    clients = max((plan.request.concurrency or 0 for plan in plans), default=0)
     pace = probed_pace(bench, scenario, configuration, clients=clients or None)
     paced = [replace(plan, pace=pace) for plan in plans]
     times = [
-        times_of(pace, scenario, configuration, clients=plan.concurrency, rate_rps=plan.rate_rps)
+        times_of(
+            pace, scenario, configuration, clients=plan.request.concurrency, rate_rps=plan.request.rate_rps
+        )
         for plan in paced
     ]
     if max(point_times.duration_s for point_times in times) > scenario.load.duration_s:

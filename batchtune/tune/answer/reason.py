@@ -215,14 +215,14 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
 
 def _is_scout(trial: Trial, scenario: Scenario) -> bool:
     """Whether it ran under another load than that of a fixed one: what it misses is no miss of its configuration."""
-    other = trial.asked_concurrency not in (None, scenario.load.concurrency)
+    other = trial.request.concurrency not in (None, scenario.load.concurrency)
     return scenario.objective != "capacity" and trial.source in NO_CANDIDATES and other
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
     """Why it is not known that nothing meets the SLO; None: it is."""
     lone = next(
-        (trial for trial in trials if trial.asked_concurrency == 1 and trial.measurement is not None), None
+        (trial for trial in trials if trial.request.concurrency == 1 and trial.measurement is not None), None
     )
     if lone is not None and not _keeps(lone, slo):
         return None  # no configuration answers sooner than a lone request is

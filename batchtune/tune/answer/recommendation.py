@@ -359,4 +359,4 @@ def stated_capacity(bracket: Bracket) -> Capacity | None:
 
 def _is_foreign(trial: Trial) -> bool:
     """Whether it says nothing of its configuration: a lone request, or a load that compares nodes."""
-    return trial.source == "node" or (trial.source == "probe" and trial.asked_concurrency == 1)
+    return trial.source == "node" or (trial.source == "probe" and trial.request.concurrency == 1)

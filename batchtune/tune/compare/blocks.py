@@ -22,7 +22,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import Pace
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
 
 REPEATS_SHARE = 0.5
 """Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
@@ -188,10 +188,12 @@ def plan_of(turn: Turn, pace: Pace | None) -> Plan:
     """The trial of a turn; all of a block have the seed of the block."""
     return Plan(
         number=turn.number,
-        configuration=turn.variant.configuration,
-        source="variant",
-        reason=turn.variant.name,
         seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,
-        block=turn.block,
         pace=pace,
+        request=TrialRequest(
+            configuration=turn.variant.configuration,
+            source="variant",
+            reason=turn.variant.name,
+            block=turn.block,
+        ),
     )

@@ -18,7 +18,7 @@ from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.one_capacity import search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import FinishedTrial, Source, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialRequest
 
 TURN_S: Final = 0.008
 """Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most
@@ -227,11 +227,13 @@ def _plan(
     """A short closed loop whose answers are waited for as those of a server of unknown speed."""
     return Plan(
         number=0,
-        configuration=configuration,
-        source=source,
-        reason="how fast the server is",
         seed=scenario.load.seed,
-        concurrency=clients,
-        duration_s=duration_s,
         pace=Pace(),
+        request=TrialRequest(
+            configuration=configuration,
+            source=source,
+            reason="how fast the server is",
+            concurrency=clients,
+            duration_s=duration_s,
+        ),
     )

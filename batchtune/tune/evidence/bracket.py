@@ -228,10 +228,10 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
 
 def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
     measured = trial.measurement
-    rate_rps = trial.asked_rate_rps if trial.asked_concurrency is None else None
-    if rate_rps is None and trial.asked_concurrency is None and trial.concurrency is None:
+    rate_rps = trial.request.rate_rps if trial.request.concurrency is None else None
+    if rate_rps is None and trial.request.concurrency is None and trial.concurrency is None:
         rate_rps = trial.rate_rps
-    clients = trial.asked_concurrency or (trial.concurrency if rate_rps is None else None)
+    clients = trial.request.concurrency or (trial.concurrency if rate_rps is None else None)
     if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
         latency_s: dict[str, float] = {}
         answered_rps, error_ratio, held, kept, far, requests = 0.0, 1.0, False, False, True, 0

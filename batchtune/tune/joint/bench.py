@@ -15,7 +15,7 @@ from batchtune.tune.bench import SEED_STRIDE
 from batchtune.tune.joint.space import JointAsk, JointLoad
 from batchtune.tune.loader import Fleet
 from batchtune.tune.together import ModelLoad, load_together
-from batchtune.tune.trials.trial import Company, FinishedTrial, Trial
+from batchtune.tune.trials.trial import Company, FinishedTrial, Trial, TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +100,17 @@ def model_scenario(scenario: Scenario, name: str, ask: JointAsk) -> Scenario:
 
 def _placed(trial: Trial, name: str, ask: JointAsk, number: int) -> Trial:
     company = Company(model=name, load=number, kind=ask.kind, factor=ask.factor, of=ask.of)
-    return replace(trial, configuration=ask.configuration, company=company, block=ask.block)
+    request = replace(trial.request, configuration=ask.configuration, block=ask.block)
+    return replace(trial, request=request, company=company)
 
 
 def _failed(ask: JointAsk, number: int, why: str) -> Trial:
     return Trial(
         number=number,
-        configuration=ask.configuration,
-        source=ask.source,
-        reason="",
         state="failed",
         failure=why,
         seed=0,
         seconds=0.0,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        request=TrialRequest(configuration=ask.configuration, source=ask.source, reason=""),
     )

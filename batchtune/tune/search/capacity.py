@@ -28,7 +28,7 @@ from batchtune.tune.search.search import (
     Search,
 )
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS
-from batchtune.tune.trials.trial import Ask, Source
+from batchtune.tune.trials.trial import Source, TrialRequest
 
 CLOSED = 1.10
 """Missed over held rate of a leader that is known well enough to go on."""
@@ -158,7 +158,7 @@ class CapacitySearch(Search):
 
     # 1. Scouts.
 
-    def _scout(self, left_s: float) -> Ask | None:
+    def _scout(self, left_s: float) -> TrialRequest | None:
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
@@ -181,7 +181,7 @@ class CapacitySearch(Search):
     def _loop_rps(self, contender: Contender) -> float:
         return max((run.answered_rps for run in contender.runs if run.clients is not None), default=0.0)
 
-    def _defaults(self) -> Ask | None:
+    def _defaults(self) -> TrialRequest | None:
         """The defaults, by as many clients as can be answered in time."""
         defaults = self.contenders.of("defaults")
         if defaults is None:
@@ -191,7 +191,7 @@ class CapacitySearch(Search):
         clients = int(min(max(0.75 * most * finite, 16), CLIENTS_MAX))
         return self.loop(defaults, clients, "the server's own defaults under many clients")
 
-    def _unknown_size(self) -> Ask | None:
+    def _unknown_size(self) -> TrialRequest | None:
         """A size that the curve likes and does not know: growth, or a peak between those known."""
         if self.contenders.is_empty:
             return None
@@ -260,7 +260,7 @@ class CapacitySearch(Search):
 
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
 
-    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+    def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         if self.lone_s > self._limit_s:
             return None  # no configuration answers sooner than a lone request is
         self._ask_curve()
@@ -294,7 +294,7 @@ class CapacitySearch(Search):
 
     def _affordable(
         self, probe: tuple[Contender, float, str] | None, *, left_s: float, reserve_s: float
-    ) -> Ask | None:
+    ) -> TrialRequest | None:
         if probe is None:
             return None
         contender, rate_rps, why = probe
@@ -465,7 +465,7 @@ class CapacitySearch(Search):
         has_words = any(isinstance(value, str | bool) for values in knobs for value in values)
         return self._is_optunas or len(knobs) >= 3 or has_words
 
-    def _fresh(self, top: Contender, left_s: float) -> Ask | None:
+    def _fresh(self, top: Contender, left_s: float) -> TrialRequest | None:
         """The next fresh run of the leader; None: it is confirmed, or there is no time."""
         rate = self._fresh_rate(top)
         is_new = rate > 1.001 * top.bracket.confirmed_rps
@@ -474,7 +474,7 @@ class CapacitySearch(Search):
             return None
         return self.ask(top, "confirm", "confirmation of the leader", rate_rps=rate, duration_s=seconds)
 
-    def _equal_loop(self, top: Contender) -> Ask | None:
+    def _equal_loop(self, top: Contender) -> TrialRequest | None:
         """What is answered one by one by as many instances as the leader has."""
         equal = self.equal_unbatched(top)
         if equal is None:
@@ -482,7 +482,7 @@ class CapacitySearch(Search):
         clients = 2 * top.threads * UNBATCHED_CLIENTS
         return self.loop(equal, min(clients, CLIENTS_MAX), "no batching, with as many instances")
 
-    def _steadying(self, top: Contender, left_s: float) -> Ask | None:
+    def _steadying(self, top: Contender, left_s: float) -> TrialRequest | None:
         """One more fresh run at the rate stated, where one missed there; not for ever."""
         bracket = top.bracket
         rate = bracket.confirmed_rps

@@ -26,7 +26,7 @@ from batchtune.tune.search.search import (
     SCOUT_SHARE,
     Search,
 )
-from batchtune.tune.trials.trial import Ask, Source
+from batchtune.tune.trials.trial import Source, TrialRequest
 
 SPREAD, SPREAD_LEAST = 0.05, 0.015
 """Between runs of one configuration, in logs: until some were repeated, and at least."""
@@ -120,7 +120,7 @@ class FixedLoadSearch(Search):
         """Numbers of the trials under other loads: probes and scouts."""
         for trial in self.trials[self._looked_at :]:
             is_scout = trial.source == "calibration" and (
-                self._clients is None or trial.asked_concurrency not in (None, self._clients)
+                self._clients is None or trial.request.concurrency not in (None, self._clients)
             )
             if is_scout or trial.source in ("probe", "node"):
                 self._foreign_numbers.add(trial.number)
@@ -198,7 +198,7 @@ class FixedLoadSearch(Search):
 
     # What is asked next.
 
-    def _scout(self, left_s: float) -> Ask | None:
+    def _scout(self, left_s: float) -> TrialRequest | None:
         """A lone client; one by one; in an open loop what full batches answer."""
         if (lone := self.lone_probe()) is not None:
             return lone
@@ -251,7 +251,7 @@ class FixedLoadSearch(Search):
         rate_rps = None if self._clients is not None else self.scenario.load.rate_rps
         return rate_rps is not None and contender.bracket.saturated_rps < rate_rps
 
-    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+    def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         leader = self.leader()
         standing = self.standing(leader)
         if standing is None or not standing.keeps:  # nothing to confirm: all the time is for finding it
@@ -261,7 +261,7 @@ class FixedLoadSearch(Search):
             ask = self._compared(left_s - FRESH_RUNS * self._cost_s(leader, fresh=True), taken)
         return ask or self._fresh(left_s, taken)
 
-    def _compared(self, left_s: float, taken: set[Contender]) -> Ask | None:
+    def _compared(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         if self.scenario.search.strategy == "grid":
             return next(
                 (
@@ -359,7 +359,7 @@ class FixedLoadSearch(Search):
             return False
         return contender.hope < top.mean + math.log(UNLIKELY)
 
-    def _fresh(self, left_s: float, taken: set[Contender]) -> Ask | None:
+    def _fresh(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         """Fresh runs: the leader's, then beside it those of whoever may be better, then of the references."""
         leader = self.leader()
         top = self.standing(leader)
@@ -445,7 +445,7 @@ class FixedLoadSearch(Search):
 
     # What a run is, and costs.
 
-    def _own_run(self, contender: Contender, why: str, *, fresh: bool = False) -> Ask:
+    def _own_run(self, contender: Contender, why: str, *, fresh: bool = False) -> TrialRequest:
         seconds = self._seconds(contender, fresh=fresh)
         return self.ask(contender, "confirm" if fresh else None, why, duration_s=seconds)
 

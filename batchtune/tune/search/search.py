@@ -32,7 +32,7 @@ from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_poin
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
-from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Ask, Source, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
 
 SCOUT_SHARE = 0.2
 """Of the budget, for scouting at most; two scouts are made in any case."""
@@ -108,9 +108,9 @@ class Search(ABC):
 
     def _take(self, trial: Trial) -> None:
         if trial.source in ("probe", "node", "variant", "load"):
-            if trial.asked_concurrency == 1 and trial.measurement is not None:
+            if trial.request.concurrency == 1 and trial.measurement is not None:
                 self.lone_s = trial.measurement.latency_s["p50"].value
-            if trial.source != "probe" or trial.asked_concurrency == 1:
+            if trial.source != "probe" or trial.request.concurrency == 1:
                 return
         contender = self.contenders.find(trial.configuration)
         if contender is None or _proposer(trial.source) != "grid":
@@ -130,12 +130,12 @@ class Search(ABC):
 
     # What is asked next.
 
-    def next_asks(self, count: int, *, left_s: float) -> list[Ask]:
+    def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
         """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done.
 
         Nothing is asked beside what decides about it: scouts tell who is compared, comparisons who is confirmed.
         """
-        asks: list[Ask] = []
+        asks: list[TrialRequest] = []
         self.pending = set()
         while len(asks) < count:
             ask = self._scout(left_s)
@@ -155,11 +155,11 @@ class Search(ABC):
         return asks
 
     @abstractmethod
-    def _scout(self, left_s: float) -> Ask | None:
+    def _scout(self, left_s: float) -> TrialRequest | None:
         """The next short load that tells who is worth a longer one; None: scouting is over."""
 
     @abstractmethod
-    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+    def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         """The next run that may change the answer or confirms it; None: none that there is time for."""
 
     @abstractmethod
@@ -250,9 +250,9 @@ class Search(ABC):
     def overhead_s(self) -> float:
         """What runs took beside their length: applying, warming up, draining."""
         beside = [
-            trial.seconds - trial.asked_duration_s
+            trial.seconds - trial.request.duration_s
             for trial in self.trials[-8:]
-            if trial.asked_duration_s is not None and trial.state == "complete"
+            if trial.request.duration_s is not None and trial.state == "complete"
         ]
         return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
 
@@ -266,8 +266,10 @@ class Search(ABC):
             return self.curve.batch_s(rows)
         return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
 
-    def ask(self, contender: Contender, source: Source | None, reason: str, **load: float | None) -> Ask:
-        return Ask(
+    def ask(
+        self, contender: Contender, source: Source | None, reason: str, **load: float | None
+    ) -> TrialRequest:
+        return TrialRequest(
             configuration=contender.configuration,
             source=source or contender.source,
             reason=reason,
@@ -277,11 +279,11 @@ class Search(ABC):
 
     # Scouts of an open loop, and of the rule.
 
-    def lone_probe(self) -> Ask | None:
+    def lone_probe(self) -> TrialRequest | None:
         """One client, one by one: the latency that no configuration beats."""
-        if any(trial.asked_concurrency == 1 for trial in self.trials):
+        if any(trial.request.concurrency == 1 for trial in self.trials):
             return None
-        return Ask(
+        return TrialRequest(
             configuration=self._lone,
             source="probe",
             reason="the latency of a lone request",
@@ -289,7 +291,7 @@ class Search(ABC):
             duration_s=LONE_S,
         )
 
-    def loop(self, contender: Contender, clients: int, why: str) -> Ask | None:
+    def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
         """A closed loop of a contender, unless one was made or is asked for."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
@@ -299,7 +301,7 @@ class Search(ABC):
         seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
-    def full_loop(self, contender: Contender) -> Ask | None:
+    def full_loop(self, contender: Contender) -> TrialRequest | None:
         """A closed loop that fills every batch of a contender."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
@@ -333,7 +335,7 @@ class Search(ABC):
         )
         return [c for c in matching if c is not None]
 
-    def unbatched_loop(self) -> Ask | None:
+    def unbatched_loop(self) -> TrialRequest | None:
         """What is answered one by one: by fewer clients where the last of them would wait for long."""
         patient_s = max(RUN_SHARE * self.budget_s, 1.0)
         clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
@@ -377,7 +379,7 @@ class Search(ABC):
                 contender.hope = near[2]
 
 
-def _stage(ask: Ask) -> int:
+def _stage(ask: TrialRequest) -> int:
     """Scouts, comparisons, fresh runs."""
     return {"probe": 0, "calibration": 0, "confirm": 2}.get(ask.source, 1)
 

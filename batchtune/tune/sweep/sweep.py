@@ -24,7 +24,14 @@ from batchtune.tune.sweep.ray_nodes import Nodes, OneServer, TrialBench
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import NO_CANDIDATES, Ask, FinishedTrial, Source, Trial, spent_s
+from batchtune.tune.trials.trial import (
+    NO_CANDIDATES,
+    FinishedTrial,
+    Source,
+    Trial,
+    TrialRequest,
+    spent_s,
+)
 
 _PHASES: dict[Source, str] = {
     "probe": "scouting",
@@ -175,13 +182,13 @@ class _Sweep:
         finally:
             self._watcher.on_summary(self._summary(nodes))
 
-    def _asks(self, nodes: Nodes) -> list[Ask]:
+    def _asks(self, nodes: Nodes) -> list[TrialRequest]:
         left_s = self._left_s()
         if left_s <= 0.0:
             return []
         return self._search.next_asks(max(len(nodes.names), 1), left_s=left_s)
 
-    def _measure(self, asks: Sequence[Ask], nodes: Nodes) -> Iterator[FinishedTrial]:
+    def _measure(self, asks: Sequence[TrialRequest], nodes: Nodes) -> Iterator[FinishedTrial]:
         first = 1 + max((trial.number for trial in self._trials), default=0)
         plans = [self._plan(ask, first + turn) for turn, ask in enumerate(asks)]
         self.report(plans[0], None)
@@ -189,7 +196,7 @@ class _Sweep:
         while True:
             started_s = self._now_s()
             done = next(attempts, None)
-            self._phase_s[phase_of(plans[0].source)] += self._now_s() - started_s
+            self._phase_s[phase_of(plans[0].request.source)] += self._now_s() - started_s
             if done is None:
                 return
             trial = replace(done.trial, elapsed_s=self._now_s() - self._started_s)
@@ -204,20 +211,9 @@ class _Sweep:
                     hint="the failed trials are in the ledger; see whether the server works by hand",
                 )
 
-    def _plan(self, ask: Ask, number: int) -> Plan:
-        return Plan(
-            number=number,
-            configuration=ask.configuration,
-            source=ask.source,
-            reason=ask.reason,
-            seed=self._scenario.load.seed + SEED_STRIDE * number,
-            point=ask.point,
-            block=ask.block,
-            concurrency=ask.concurrency,
-            duration_s=ask.duration_s,
-            rate_rps=ask.rate_rps,
-            pace=self._search.pace(),
-        )
+    def _plan(self, ask: TrialRequest, number: int) -> Plan:
+        seed = self._scenario.load.seed + SEED_STRIDE * number
+        return Plan(number=number, request=ask, seed=seed, pace=self._search.pace())
 
     def _set_budget(self) -> None:
         """What a sweep may take where nobody says, by the speed of the server; told once."""
@@ -244,7 +240,7 @@ class _Sweep:
         """Tell the watcher where the sweep stands."""
         self._watcher.on_progress(
             SweepProgress(
-                phase=phase_of(plan.source),
+                phase=phase_of(plan.request.source),
                 plan=plan,
                 elapsed_s=self._now_s() - self._started_s,
                 budget_s=self._search.budget_s,

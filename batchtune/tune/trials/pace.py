@@ -108,7 +108,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
         measured = trial.measurement
         if measured is None:
             continue
-        if trial.source in RULE_PROBES and trial.asked_concurrency == 1:
+        if trial.source in RULE_PROBES and trial.request.concurrency == 1:
             lone_s = measured.latency_s["p50"].value
         if measured.server is None or trial.configuration.batching is None:
             continue

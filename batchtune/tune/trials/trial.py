@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
@@ -57,12 +57,12 @@ WORST_VIOLATION = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A trial that a search wants, with its reason in words.
+class TrialRequest:
+    """A load that somebody wants, with its reason in words.
 
-    `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
-    scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `block` numbers runs made side by
-    side under one seed.
+    `point` is the point of the search space, None where the configuration lies outside it. `rate_rps`, `concurrency`
+    (a closed loop of so many clients) and `duration_s` (the measured part) replace the scenario's; with `rate_rps` a
+    capacity is not searched but this one rate measured. `block` numbers runs made side by side under one seed.
     """
 
     configuration: Configuration
@@ -73,6 +73,12 @@ class Ask:
     rate_rps: float | None = None
     concurrency: int | None = None
     duration_s: float | None = None
+
+
+_ASKED = {name: f"asked_{name}" for name in ("rate_rps", "concurrency", "duration_s")}
+"""Keys of a trial's JSON, where the plain names are of what was measured."""
+
+_REQUEST = {field.name: _ASKED.get(field.name, field.name) for field in fields(TrialRequest)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,33 +109,25 @@ class Company:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One configuration under load, once.
+    """What came of a request: one configuration under load, once.
 
-    `number` counts from 1 and names the samples file. `point` is the point of the search space, None when the
-    configuration lies outside it. `objective` is throughput in requests/s, p95 in seconds or capacity in requests/s,
-    as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when met. `block`
-    numbers the round of runs made side by side under one seed. `seconds` is everything it took, from applying the
-    parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the
-    number of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's
-    words, one for each class of error. `startup_s` is what a server launched for this trial took until its model was
-    AVAILABLE; None: none was launched, or it does not tell. `elapsed_s` is what its sweep had spent of the budget
-    when it ended, thinking included; None: a ledger of before, or no sweep. `company` is its part in a load of several
-    models. `node` is where it ran, of several; None: there was one. `node_speed` is that node's speed over the
-    geometric mean of all, as they were compared before; the `objective` of a trial of the search is divided by it (a
-    latency: multiplied), that of a fresh run is not. `measurement` is what was measured there.
+    `number` counts from 1 and names the samples file. `objective` is throughput in requests/s, p95 in seconds or
+    capacity in requests/s, as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when
+    met. `seconds` is everything it took, from applying the parameters to the measurement. `rate_rps` and `concurrency`
+    are the load that was measured. `repeat_of` is the number of the trial, spoilt by the host or the client, that this
+    one repeats. `error_texts` are the server's words, one for each class of error. `startup_s` is what a server
+    launched for this trial took until its model was AVAILABLE; None: none was launched, or it does not tell.
+    `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a ledger of before, or
+    no sweep. `company` is its part in a load of several models. `node` is where it ran; None: there was one server.
     """
 
     number: int
-    configuration: Configuration
-    source: Source
-    reason: str
+    request: TrialRequest
     state: State
     seconds: float
     started_utc: str
     seed: int
     failure: str | None = None
-    point: dict[str, Any] | None = None
-    block: int | None = None
     rate_rps: float | None = None
     concurrency: int | None = None
     objective: Estimate | None = None
@@ -137,20 +135,38 @@ class Trial:
     feasible: bool = False
     measurement: Measurement | None = None
     probes: tuple[Probe, ...] = ()
-    asked_rate_rps: float | None = None
-    asked_concurrency: int | None = None
-    asked_duration_s: float | None = None
     repeat_of: int | None = None
     error_texts: dict[str, str] = field(default_factory=dict)
     startup_s: float | None = None
     elapsed_s: float | None = None
     company: Company | None = None
     node: str | None = None
-    node_speed: float = 1.0
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.request.configuration
+
+    @property
+    def source(self) -> Source:
+        return self.request.source
+
+    @property
+    def reason(self) -> str:
+        return self.request.reason
+
+    @property
+    def point(self) -> dict[str, Any] | None:
+        return self.request.point
+
+    @property
+    def block(self) -> int | None:
+        return self.request.block
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
-        return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
+        """Plain types, safe for JSON; the fields of the request stand beside the others."""
+        plain = fields_to_plain(self)
+        request = {_ASKED.get(name, name): value for name, value in plain.pop("request").items()}
+        return {"schema_version": SCHEMA_VERSION, **request, **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
@@ -166,7 +182,8 @@ class Trial:
         try:
             # An older ledger has these names in capitals, and those of the errors not.
             texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
-            return from_plain(cls, {**values, "error_texts": texts})
+            request = {name: values[key] for name, key in _REQUEST.items() if key in values}
+            return from_plain(cls, {**values, "request": request, "error_texts": texts})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a trial: {error!r}") from error
 

@@ -22,7 +22,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import trial_bottleneck
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.benchmarks.gpu.gpu_models import ROOT, settings
 
 if TYPE_CHECKING:
@@ -71,12 +71,14 @@ class Served:
     ) -> Trial:
         plan = Plan(
             number=next(self.numbers),
-            configuration=configuration,
-            source="probe",
-            reason="gpu check",
             seed=self.scenario.load.seed + block,
-            concurrency=concurrency,
-            duration_s=duration_s or self.scenario.load.duration_s,
+            request=TrialRequest(
+                configuration=configuration,
+                source="probe",
+                reason="gpu check",
+                concurrency=concurrency,
+                duration_s=duration_s or self.scenario.load.duration_s,
+            ),
         )
         return self.bench.run(plan).trial
 

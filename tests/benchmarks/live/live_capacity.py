@@ -20,7 +20,7 @@ import numpy as np
 from batchtune.measure.slo import Limit
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.pace import Pace
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.benchmarks.live.live_target import Calibrated, Case, Live, live
 from tests.measure.measure_streams import batch_streams, exact_latency, highest_rate
 
@@ -51,11 +51,9 @@ def _search(server: Live, seed: int) -> Trial:
     bench = Bench(server.scenario, server.target, server.fleet, on_live=lambda _plan, _live: None)
     plan = Plan(
         number=seed,
-        configuration=server.case.configuration,
-        source="variant",
-        reason="",
         seed=1000 * seed,
         pace=Pace(),
+        request=TrialRequest(configuration=server.case.configuration, source="variant", reason=""),
     )
     return bench.run(plan).trial
 

@@ -142,7 +142,7 @@ def swept(scenario: Scenario, *, show: bool) -> tuple[list[Trial], SearchSummary
 def print_trial(trial: Trial, elapsed_s: float) -> None:
     measured = trial.measurement
     p95_ms = measured.latency_s["p95"].value * 1e3 if measured else float("nan")
-    rate = f"{trial.asked_rate_rps:.0f}/s" if trial.asked_rate_rps else ""
+    rate = f"{trial.request.rate_rps:.0f}/s" if trial.request.rate_rps else ""
     objective = f"{trial.objective.value:.1f}" if trial.objective else "-"
     print(
         f"  {elapsed_s:5.1f} s {trial.source:11s} {trial.configuration.label():80s} {rate:>7s} {objective:>7s} "

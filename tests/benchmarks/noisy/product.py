@@ -113,6 +113,6 @@ def _tried(trial: Trial) -> Iterator[Tried]:
         for probe in trial.probes:
             yield Tried(configuration=trial.configuration, rate_rps=probe.rate_rps, held=probe.met)
     elif measured is not None:
-        rate_rps, answered_rps = trial.asked_rate_rps, measured.throughput_rps.value
+        rate_rps, answered_rps = trial.request.rate_rps, measured.throughput_rps.value
         held = trial.feasible and answered_rps >= ANSWERED_RATIO * (rate_rps or 0.0)
         yield Tried(configuration=trial.configuration, rate_rps=rate_rps or answered_rps, held=held)

@@ -29,7 +29,7 @@ from batchtune.target.choice import target_of
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.search.contenders import one_by_one, reference_configurations
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.benchmarks.zoo.zoo_table import TARGETS
 
 TABLES = Path(__file__).parents[3] / "results" / "reference" / "tables"
@@ -146,13 +146,15 @@ def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, unt
                     return
                 plan = Plan(
                     number=number,
-                    configuration=configuration,
-                    source="probe" if clients else "grid",
-                    reason="recorded",
                     seed=number,
-                    point=space.locate(configuration),
-                    concurrency=clients,
-                    duration_s=1.0 if clients else None,
+                    request=TrialRequest(
+                        configuration=configuration,
+                        source="probe" if clients else "grid",
+                        reason="recorded",
+                        point=space.locate(configuration),
+                        concurrency=clients,
+                        duration_s=1.0 if clients else None,
+                    ),
                 )
                 trial = bench.run(plan).trial
                 lines.write(json.dumps(trial.to_dict()) + "\n")

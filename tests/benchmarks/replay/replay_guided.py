@@ -87,25 +87,20 @@ class RecordedBench:
         return self._elapsed_s
 
     def run(self, plan: Plan) -> FinishedTrial:
-        trial = self._chance.choice(self._recorded[self._key(plan.configuration, plan.concurrency)])
-        recorded_s = self._recorded_s if trial.asked_duration_s is None else trial.asked_duration_s
-        asked_s = 0.0 if plan.duration_s is None else plan.duration_s - recorded_s
+        trial = self._chance.choice(
+            self._recorded[self._key(plan.request.configuration, plan.request.concurrency)]
+        )
+        recorded_s = self._recorded_s if trial.request.duration_s is None else trial.request.duration_s
+        asked_s = 0.0 if plan.request.duration_s is None else plan.request.duration_s - recorded_s
         seconds = max(trial.seconds + (asked_s if self._exact else max(asked_s, 0.0)), SHORTEST_S)
         self._elapsed_s += seconds
         return FinishedTrial(
             trial=replace(
                 trial,
                 number=plan.number,
-                configuration=plan.configuration,
-                source=plan.source,
-                reason=plan.reason,
+                request=plan.request,
                 seed=plan.seed,
-                point=plan.point,
-                block=plan.block,
                 seconds=seconds,
-                asked_concurrency=plan.concurrency,
-                asked_duration_s=plan.duration_s,
-                asked_rate_rps=plan.rate_rps,
             ),
             samples=None,
         )

@@ -27,7 +27,7 @@ from batchtune.archive.run import LEDGER, SCENARIO, Run
 from batchtune.cli.commands.report import write_report
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.report.chromium import Page, chromium_page
 from tests.report.pages import latencies, quickstart_run
 
@@ -80,14 +80,16 @@ def _varied(models: Sequence[Trial], number: int, drawn: np.random.Generator, sc
         return Estimate(value=estimate.value * factor, low=estimate.low * factor, high=estimate.high * factor)
 
     throughput = scaled(measured.throughput_rps, off)
+    request = TrialRequest(
+        configuration=scenario.configuration(point),
+        source="sampler",
+        reason="synthesised around a recorded trial",
+        point=point,
+    )
     return replace(
         trial,
         number=number,
-        source="sampler",
-        reason="synthesised around a recorded trial",
-        configuration=scenario.configuration(point),
-        point=point,
-        block=None,
+        request=request,
         repeat_of=None,
         objective=throughput,
         measurement=replace(

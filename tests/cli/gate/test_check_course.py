@@ -44,10 +44,10 @@ class FakeBenches:
                 self.running.add(variant.name)
                 self.launches.append(variant.name)
                 startup_s = (1.0 + 0.001 * plan.number) * (self.slower if variant.name == "new" else 1.0)
-            if plan.block is not None:
+            if plan.request.block is not None:
                 self.at_runs.append({*self.running})
             return FinishedTrial(
-                trial=trial(variant.name, plan.block or 0, startup_s=startup_s), samples=None
+                trial=trial(variant.name, plan.request.block or 0, startup_s=startup_s), samples=None
             )
 
         return SimpleNamespace(run=run)

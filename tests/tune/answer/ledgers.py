@@ -8,7 +8,7 @@ from typing import Any
 
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 LABEL_14 = "max_batch_size=14 batch_timeout_micros=2000 num_batch_threads=1"
 SEARCH = {
@@ -76,7 +76,7 @@ def at_rate(
     trial = planted(number, batching=batching, throughput=answered * rate, p95_s=p95_s, source=source)
     assert trial.measurement is not None
     measured = replace(trial.measurement, concurrency=None, offered_rps=rate, window_s=100.0)
-    return replace(trial, asked_rate_rps=rate, rate_rps=rate, concurrency=None, measurement=measured)
+    return replace(asked(trial, rate_rps=rate), rate_rps=rate, concurrency=None, measurement=measured)
 
 
 def loop(
@@ -86,8 +86,7 @@ def loop(
     trial = planted(number, batching=batching, throughput=throughput, p95_s=p95_s, source="calibration")
     assert trial.measurement is not None
     return replace(
-        trial,
-        asked_concurrency=clients,
+        asked(trial, concurrency=clients),
         concurrency=clients,
         measurement=replace(trial.measurement, concurrency=clients),
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from batchtune.batching.parameters import Configuration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import padding_note
 from batchtune.tune.trials.trial import Trial
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import asked, planted
 
 BATCH_8 = {"max_batch_size": 8, "batch_timeout_micros": 1000, "num_batch_threads": 1}
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
@@ -25,7 +23,7 @@ def run(
 ) -> Trial:
     trial = planted(number, batching=batching, throughput=throughput, p95_s=0.01, server=padded(padding))
     flags = (("length_buckets", buckets),) if buckets else ()
-    return replace(trial, configuration=Configuration(batching=trial.configuration.batching, flags=flags))
+    return asked(trial, configuration=Configuration(batching=trial.configuration.batching, flags=flags))
 
 
 def note_of(*trials: Trial) -> tuple[str, ...]:
@@ -54,7 +52,7 @@ def test_else_with_the_fastest_single_queue_and_more_padding_is_told_as_such():
 
 
 def test_a_calibration_of_one_queue_will_do():
-    calibration = replace(run(2, 100), source="calibration")
+    calibration = asked(run(2, 100), source="calibration")
     (note,) = note_of(run(1, 25, buckets="32,64"), calibration)
     assert note.startswith("padding saved: 75 %")
 

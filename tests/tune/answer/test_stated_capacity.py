@@ -16,7 +16,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
 from batchtune.tune.trials.trial import Probe, Trial
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SCENARIO = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "20ms"})
 SMALL: dict[str, Any] = {"max_batch_size": 8, "num_batch_threads": 1}
@@ -33,12 +33,12 @@ def at_rate(
 ) -> Trial:
     """A run at this rate that answered all of it."""
     trial = planted(number, throughput=rate_rps, p95_s=p95_ms / 1e3, batching=batching, source=source)
-    return replace(trial, asked_rate_rps=rate_rps, rate_rps=rate_rps, concurrency=None)
+    return replace(asked(trial, rate_rps=rate_rps), rate_rps=rate_rps, concurrency=None)
 
 
 def loop(number: int, clients: int, answered_rps: float, p95_ms: float) -> Trial:
     trial = planted(number, throughput=answered_rps, p95_s=p95_ms / 1e3, batching=SMALL, source="calibration")
-    return replace(trial, asked_concurrency=clients, concurrency=clients)
+    return replace(asked(trial, concurrency=clients), concurrency=clients)
 
 
 def stated(trials: Sequence[Trial], **slo: Any) -> Capacity | None:
@@ -86,7 +86,7 @@ def test_what_only_missed_has_the_rate_that_it_missed_and_no_run_says_nothing() 
     found = known([at_rate(1, 500.0, 30.0), at_rate(2, 500.0, 30.0)])
     assert (found.held_rps, found.missed_rps, found.missed) == (0.0, 500.0, 2)
     assert capacity_of(at_rate(1, 1.0, 1.0).configuration, [], scenario=SCENARIO) is None
-    lone = replace(loop(1, 1, 100.0, 5.0), source="probe")
+    lone = asked(loop(1, 1, 100.0, 5.0), source="probe")
     assert stated([lone]) is None
 
 

@@ -26,7 +26,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import Trial
 from tests.tune.answer.ledgers import at_rate, loop
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 LEDGERS = 250
 """Of each kind."""
@@ -112,7 +112,7 @@ def capacity_case(seed: int) -> Case:
 
     if draw.random() < 0.7:
         lone = loop(1, 50.0, draw.choice([0.002, 0.02, 0.08]), clients=1, batching=None)
-        trials.append(replace(lone, source="probe"))
+        trials.append(asked(lone, source="probe"))
     for batching, _, capacity_rps in truths:
         if draw.random() < 0.6:
             clients = draw.choice([4, 16, 64, 4000])

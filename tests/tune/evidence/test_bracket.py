@@ -22,7 +22,7 @@ from batchtune.tune.evidence.bracket import (
     runs_of,
 )
 from batchtune.tune.trials.trial import Probe
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 CAPACITY = {"objective": "capacity", "load": {"arrivals": "poisson"}, "slo": {"p95": "20ms"}}
 
@@ -175,7 +175,7 @@ def test_a_run_of_an_older_search_counts_each_of_its_rates() -> None:
 def test_a_trial_that_failed_is_a_miss_by_far() -> None:
     scenario = scenario_of(**CAPACITY)
     trial = planted(1, throughput=90.0, p95_s=0.01)
-    failed = replace(trial, state="failed", measurement=None, asked_rate_rps=100.0)
+    failed = replace(asked(trial, rate_rps=100.0), state="failed", measurement=None)
     (only,) = runs_of([failed], scenario.slo, scenario)
     assert only.far
     assert not only.held
@@ -185,7 +185,7 @@ def test_a_trial_that_failed_is_a_miss_by_far() -> None:
 def test_a_stricter_slo_is_judged_by_the_same_runs() -> None:
     scenario = scenario_of(**CAPACITY)
     trial = planted(1, throughput=100.0, p95_s=0.01)
-    trial = replace(trial, asked_rate_rps=100.0, concurrency=None)
+    trial = replace(asked(trial, rate_rps=100.0), concurrency=None)
     strict = SloSpec.model_validate({"p95": "5ms"})
     (loose_run,), (strict_run,) = (runs_of([trial], slo, scenario) for slo in (scenario.slo, strict))
     assert loose_run.held

@@ -20,7 +20,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.space import JointAsk, JointLoad
-from batchtune.tune.trials.trial import Company, Trial, is_feasible, violations
+from batchtune.tune.trials.trial import Company, Trial, TrialRequest, is_feasible, violations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,18 +139,17 @@ def simulated_load(
         broken = violations({"p95": p95_s}, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
         trials[name] = Trial(
             number=number,
-            configuration=ask.configuration,
-            source=ask.source,
-            reason=name,
             state="complete",
             seconds=duration_s,
             started_utc="",
             seed=scenario.load.seed,
-            block=ask.block,
             constraints=broken,
             feasible=is_feasible(broken),
             measurement=_measurement(values, error_ratio, duration_s=duration_s, offered_rps=rates_rps[name]),
             company=Company(model=name, load=number, kind=ask.kind, factor=ask.factor, of=ask.of),
+            request=TrialRequest(
+                configuration=ask.configuration, source=ask.source, reason=name, block=ask.block
+            ),
         )
     return JointLoad(number=number, ask=ask, trials=trials)
 

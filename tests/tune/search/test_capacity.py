@@ -183,7 +183,9 @@ def test_a_client_that_is_the_limit_is_seen_by_its_caveats_not_by_a_wrong_choice
 
 def test_every_rate_that_was_asked_is_positive_and_finite() -> None:
     for device, host, seed in SWEEPS:
-        rates = [trial.asked_rate_rps for trial in swept(device, host, seed).trials if trial.asked_rate_rps]
+        rates = [
+            trial.request.rate_rps for trial in swept(device, host, seed).trials if trial.request.rate_rps
+        ]
         assert all(math.isfinite(rate) and rate > 0.0 for rate in rates)
 
 

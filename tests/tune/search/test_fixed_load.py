@@ -81,7 +81,7 @@ def test_the_lowest_latency_at_a_rate_is_found() -> None:
     best = min(
         trial.measurement.latency_s["p95"].value
         for trial in trials
-        if trial.measurement is not None and trial.asked_concurrency is None and trial.feasible
+        if trial.measurement is not None and trial.request.concurrency is None and trial.feasible
     )
     assert p95_s.value <= 1.1 * best
 

@@ -13,7 +13,7 @@ from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import NodeBenches
 from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
 from tests.tune.node_fakes import FakeNodes
 from tests.tune.tune_fakes import Law, planted, scenario_of
 
@@ -61,15 +61,14 @@ def test_trials_run_at_once_on_every_node_and_each_says_where(four):
 def test_nodes_are_not_compared_and_nothing_is_corrected_by_a_speed(four):
     _, trials, _, _ = four
     assert "node" not in {trial.source for trial in trials}
-    assert {trial.node_speed for trial in trials} == {1.0}
 
 
 def test_what_is_asked_at_once_is_of_different_configurations_but_for_fresh_runs(four):
     _, _, nodes, _ = four
     for plans in at_once(nodes):
-        compared = [plan.configuration for plan in plans if plan.source != "confirm"]
+        compared = [plan.request.configuration for plan in plans if plan.request.source != "confirm"]
         assert len(set(compared)) == len(compared)
-        fresh = Counter(plan.configuration for plan in plans if plan.source == "confirm")
+        fresh = Counter(plan.request.configuration for plan in plans if plan.request.source == "confirm")
         assert max(fresh.values(), default=0) <= 3
         assert len({plan.seed for plan in plans}) == len(plans)
 
@@ -78,9 +77,9 @@ def test_nothing_is_asked_beside_what_decides_whether_it_is_asked(four):
     """A lone client alone; scouts beside scouts; no fresh run beside a comparison that was asked for before it."""
     _, _, nodes, _ = four
     groups = at_once(nodes)
-    assert [plan.source for plan in groups[0]] == ["probe"]
+    assert [plan.request.source for plan in groups[0]] == ["probe"]
     for plans in groups:
-        sources = [plan.source for plan in plans]
+        sources = [plan.request.source for plan in plans]
         assert "calibration" not in sources or set(sources) == {"calibration"}
         assert "confirm" not in sources or sources[0] == "confirm"
 
@@ -131,7 +130,11 @@ class _Bench:
 def plans(count: int) -> list[Plan]:
     configuration = one_by_one(CLOSED)
     return [
-        Plan(number=number, configuration=configuration, source="grid", reason="", seed=1)
+        Plan(
+            number=number,
+            seed=1,
+            request=TrialRequest(configuration=configuration, source="grid", reason=""),
+        )
         for number in range(1, count + 1)
     ]
 

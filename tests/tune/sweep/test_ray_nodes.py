@@ -17,7 +17,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import ServerNodes
-from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.tune.trials.trial import FinishedTrial, TrialRequest
 from tests.ray_script import answer_of
 from tests.tune.tune_fakes import planted, scenario_of
 
@@ -74,7 +74,11 @@ def nodes_of(*stations: FakeStation, told: list[str] | None = None) -> ServerNod
 def plans(count: int) -> list[Plan]:
     configuration = one_by_one(scenario_of())
     return [
-        Plan(number=number, configuration=configuration, source="grid", reason="", seed=1)
+        Plan(
+            number=number,
+            seed=1,
+            request=TrialRequest(configuration=configuration, source="grid", reason=""),
+        )
         for number in range(1, count + 1)
     ]
 

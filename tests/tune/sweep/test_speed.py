@@ -9,6 +9,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.sweep import Watcher, sweep, usual_budget_s
+from batchtune.tune.trials.trial import TrialRequest
 from batchtune.twin.simulator.replica import Device
 from tests.twin.simulated_fleet import simulated_server
 
@@ -88,6 +89,10 @@ def test_a_run_of_a_few_batches_has_an_exact_rate():
         sixteen = asked.configuration(
             {"max_batch_size": 16, "num_batch_threads": 1, "batch_timeout_micros": 0}
         )
-        plan = Plan(number=1, configuration=sixteen, source="sampler", reason="", seed=1)
+        plan = Plan(
+            number=1,
+            seed=1,
+            request=TrialRequest(configuration=sixteen, source="sampler", reason=""),
+        )
         measured = bench.run(plan).trial.measurement
         assert measured.throughput_rps.value == pytest.approx(6.4, rel=0.01)

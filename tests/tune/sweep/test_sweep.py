@@ -45,7 +45,7 @@ def swept(request):
 
 def test_a_lone_client_comes_first_and_fresh_runs_of_the_answer_after_others_of_it(swept):
     scenario, trials = swept
-    assert (trials[0].source, trials[0].asked_concurrency) == ("probe", 1)
+    assert (trials[0].source, trials[0].request.concurrency) == ("probe", 1)
     assert [one.number for one in trials] == list(range(1, len(trials) + 1))
     answer = recommend(trials, scenario=scenario).configuration
     fresh = [one for one in trials if one.source == "confirm" and one.configuration == answer]
@@ -195,7 +195,7 @@ def test_a_resumed_sweep_goes_on_where_it_stood_wherever_it_was_cut(objective):
         resumed = run(scenario, law=Law(), finished=whole[:cut])
         assert resumed[0].number == cut + 1
         assert resumed[0].configuration == whole[cut].configuration
-        assert resumed[0].asked_rate_rps == whole[cut].asked_rate_rps
+        assert resumed[0].request.rate_rps == whole[cut].request.rate_rps
         assert resumed[0].source == whole[cut].source
 
 

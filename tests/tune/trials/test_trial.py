@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.tune.trials.trial import WORST_VIOLATION, Probe, Trial, is_feasible, violations
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import asked, planted
 
 SECONDS = st.floats(min_value=1e-4, max_value=1e3)
 
@@ -46,11 +46,8 @@ def test_no_errors_at_all_may_be_promised():
 @pytest.mark.parametrize("failure", [None, "out of memory"])
 def test_a_trial_survives_json(failure):
     probe = Probe(rate_rps=100.0, met=False, latency_s={"p95": math.inf}, error_ratio=0.5)
-    trial = replace(
-        planted(3, batching={"max_batch_size": 8}, throughput=100.0, p95_s=0.01, block=2, failure=failure),
-        point={"max_batch_size": 8},
-        probes=(probe,),
-    )
+    trial = planted(3, batching={"max_batch_size": 8}, throughput=100.0, p95_s=0.01, block=2, failure=failure)
+    trial = replace(asked(trial, point={"max_batch_size": 8}, rate_rps=9.0), probes=(probe,))
     assert Trial.from_dict(json.loads(json.dumps(trial.to_dict(), allow_nan=False))) == trial
 
 

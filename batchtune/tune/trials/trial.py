@@ -75,10 +75,9 @@ class TrialRequest:
     duration_s: float | None = None
 
 
-_ASKED = {name: f"asked_{name}" for name in ("rate_rps", "concurrency", "duration_s")}
-"""Keys of a trial's JSON, where the plain names are of what was measured."""
-
-_REQUEST = {field.name: _ASKED.get(field.name, field.name) for field in fields(TrialRequest)}
+def _key(name: str) -> str:
+    """The key of a request's field in a trial's JSON, where the plain names of loads are of what was measured."""
+    return f"asked_{name}" if name in ("rate_rps", "concurrency", "duration_s") else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON; the fields of the request stand beside the others."""
         plain = fields_to_plain(self)
-        request = {_ASKED.get(name, name): value for name, value in plain.pop("request").items()}
+        request = {_key(name): value for name, value in plain.pop("request").items()}
         return {"schema_version": SCHEMA_VERSION, **request, **plain}
 
     @classmethod
@@ -182,7 +181,8 @@ class Trial:
         try:
             # An older ledger has these names in capitals, and those of the errors not.
             texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
-            request = {name: values[key] for name, key in _REQUEST.items() if key in values}
+            names = [field.name for field in fields(TrialRequest) if _key(field.name) in values]
+            request = {name: values[_key(name)] for name in names}
             return from_plain(cls, {**values, "request": request, "error_texts": texts})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a trial: {error!r}") from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.text_proto import format_config_pbtxt, format_triton
-from batchtune.batching.tfserving import parameters_file
+from batchtune.batching.tfserving import parameters_file, rendered
 from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
@@ -87,17 +87,22 @@ def _sync_folder(path: Path) -> None:
 
 BATCHING_PARAMETERS: Final = "batching_parameters.txt"
 CONFIG_PBTXT: Final = "config.pbtxt"
+PARAMETERS_JSON: Final = "parameters.json"
 
 
 def parameters_name(configuration: Configuration) -> str:
     """What the file is called in the run, and by the server."""
-    return CONFIG_PBTXT if configuration.dialect == "triton" else BATCHING_PARAMETERS
+    names = {"triton": CONFIG_PBTXT, "http": PARAMETERS_JSON}
+    return names.get(configuration.dialect, BATCHING_PARAMETERS)
 
 
 def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
     """The file for the server that was measured, with a comment that says what is in it."""
     if recommendation.configuration.dialect == "triton":
         return tritons_file(recommendation, model_config)
+    if recommendation.configuration.dialect == "http":
+        rows = recommendation.rows_per_request
+        return rendered(recommendation.configuration, "http", model="", rows_per_request=rows)
     return parameters_file(recommendation.configuration).text
 
 
@@ -344,7 +349,7 @@ class Run:
         Raises:
             ArchiveError: the directory cannot be written.
         """
-        for name in (BATCHING_PARAMETERS, CONFIG_PBTXT, RECOMMENDATION):
+        for name in (BATCHING_PARAMETERS, CONFIG_PBTXT, PARAMETERS_JSON, RECOMMENDATION):
             try:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as error:

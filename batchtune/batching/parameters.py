@@ -6,6 +6,7 @@ TensorFlow's `shared_batch_scheduler.h`.
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -76,8 +77,10 @@ TARGETS_FLAGS = {
 """Flags that what starts a server writes, and why nobody else may: the last of two counts."""
 PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
 UNKNOWN = "unknown"
-Dialect = Literal["tfserving", "triton"]
-"""Whose words and defaults a configuration has."""
+Dialect = Literal["tfserving", "triton", "http"]
+"""Whose words and defaults a configuration has; http: those of a scenario of kind http."""
+ServerWord = tuple[str, str, int]
+"""A batching parameter, the server's own word for it, and how many of ours its unit is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,8 @@ class Configuration:
     without dashes and a value, sorted by name. `known` False: a server that somebody else started and that tells
     nothing of its parameters. `dialect` says whose words it is told in, and whose defaults hold where it is silent; of
     Triton the fields of `dynamic_batching` that TensorFlow Serving lacks are among the `flags`, and without batching
-    `instance_group.count` too. `models` are the parameters of single models, by name, of a server of several: the
+    `instance_group.count` too. `words` are those of a server of kind http, of which the parameters without a word here
+    are the `flags`. `models` are the parameters of single models, by name, of a server of several: the
     threads of `batching` are shared.
     """
 
@@ -97,6 +101,7 @@ class Configuration:
     known: bool = True
     dialect: Dialect = "tfserving"
     models: tuple[tuple[str, BatchingParameters], ...] = ()
+    words: tuple[ServerWord, ...] = ()
 
     def label(self) -> str:
         """A short name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
@@ -105,8 +110,11 @@ class Configuration:
         elif self.batching is None:
             words = ["no batching"]
         else:
-            words = [f"{self.word(name)}={_shown(value)}" for name, value in to_dict(self.batching).items()]
-        words = words or ["server defaults"]
+            words = [
+                f"{self.word(name)}={_shown(self.in_its_unit(name, value))}"
+                for name, value in to_dict(self.batching).items()
+            ]
+        words = words or ([] if self.dialect == "http" and self.flags else ["server defaults"])
         words += [f"{self.flag_word(name)}={value}" for name, value in self.flags]
         own = [f"{name}: {Configuration(batching=parameters).label()}" for name, parameters in self.models]
         return "; ".join([" ".join(words), *own])
@@ -123,10 +131,36 @@ class Configuration:
 
     def word(self, name: str) -> str:
         """A batching parameter's name in the server's own words."""
-        return triton_words.WORDS.get(name, name) if self.dialect == "triton" else name
+        if self.dialect == "triton":
+            return triton_words.WORDS.get(name, name)
+        return next((word for ours, word, _ in self.words if ours == name), name)
+
+    def in_its_unit(self, name: str, value: Any) -> Any:
+        """A batching parameter's value in the server's own unit."""
+        units = next((units for ours, _, units in self.words if ours == name), 1)
+        if units == 1 or not isinstance(value, int):
+            return value
+        return value // units if value % units == 0 else value / units
+
+    def server_values(self, rows_per_request: int = 1) -> dict[str, Any]:
+        """What a server of kind http is told, by its own names; without batching each request is a batch."""
+        if self.batching is None:
+            ours: dict[str, Any] = {"max_batch_size": rows_per_request, "batch_timeout_micros": 0}
+        else:
+            ours = to_dict(self.batching)
+        known = {name for name, _, _ in self.words}
+        values = {self.word(name): self.in_its_unit(name, ours[name]) for name in ours if name in known}
+        return values | {self.word(name): _meant(text) for name, text in self.flags}
+
+    @property
+    def instances_flag(self) -> str:
+        """The flag that says without batching how many requests run at once; "": as many as come."""
+        return {"triton": triton_words.INSTANCES, "http": "num_batch_threads"}.get(self.dialect, "")
 
     def flag_word(self, name: str) -> str:
         """A flag's name as it is written, `--name`; a setting of Triton's model configuration is no flag."""
+        if self.dialect == "http":
+            return self.word(name)
         is_setting = name in triton_words.SETTINGS or name == triton_words.INSTANCES
         return name if self.dialect == "triton" and is_setting else f"--{name}"
 
@@ -141,6 +175,8 @@ class Configuration:
         fields: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
         if self.models:
             fields["models"] = {name: to_dict(parameters) for name, parameters in self.models}
+        if self.words:
+            fields["words"] = [list(word) for word in self.words]
         return fields if self.dialect == "tfserving" else {**fields, "dialect": self.dialect}
 
     @classmethod
@@ -166,6 +202,9 @@ class Configuration:
             dialect=dialect,
             flags=tuple(sorted((str(name), str(value)) for name, value in flags.items())),
             models=tuple((str(name), from_dict(own)) for name, own in models.items()),
+            words=tuple(
+                (str(ours), str(word), int(units)) for ours, word, units in mapping.get("words") or ()
+            ),
         )
 
 
@@ -319,6 +358,14 @@ def _whole(name: str, value: Any) -> int:
 
 def _wrong_type(name: str, value: object, expected: str) -> BatchingParametersError:
     return BatchingParametersError(f"{name} must be {expected}; was {value!r}")
+
+
+def _meant(text: str) -> Any:
+    """A flag is kept as a text; a number, true and false mean themselves."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _shown(value: object) -> str:

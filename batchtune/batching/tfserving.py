@@ -135,7 +135,7 @@ def _literal(value: int | bool | str) -> str:
     return str(value)
 
 
-RenderedDialect = Literal["tfserving", "triton", "cortex", "flags", "k8s", "kserve", "json"]
+RenderedDialect = Literal["tfserving", "triton", "cortex", "flags", "k8s", "kserve", "json", "http"]
 
 
 def rendered(
@@ -174,6 +174,8 @@ def rendered(
             return format_kserve(configuration, file or parameters_file(configuration), model=model)
         case "json":
             return json.dumps(configuration.to_dict(), indent=2) + "\n"
+        case "http":
+            return json.dumps(configuration.server_values(rows_per_request), indent=2) + "\n"
 
 
 def parameters_file(configuration: Configuration) -> ParametersFile:

@@ -85,6 +85,8 @@ def deployment(
     """
     if scenario.target.kind == "command":
         return _by_commands(scenario.target, recommend)
+    if configuration.dialect == "http":
+        return _by_settings(configuration, scenario)
     if configuration.dialect == "triton":
         model = Path(scenario.target.model)
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
@@ -194,6 +196,27 @@ def _by_commands(target: TargetSpec, recommend: str) -> str:
         for place, file in (files or {JSON_PLACE: "FILE"}).items()
     )
     return f"{writing}{shlex.join(filled)}{given}"
+
+
+def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
+    """The start of a server of kind http with its variables and flags; of what a file or a request sets the values."""
+    values, setting = configuration.server_values(scenario.request.rows_most), scenario.target.set
+    if setting is None:
+        return ""
+    named = {name: flag_text(value) for name, value in values.items()}
+    given = [
+        f"{variable}={shlex.quote(named[name])}" for name, variable in setting.env.items() if name in named
+    ]
+    flags = [word for name, flag in setting.flag.items() if name in named for word in (flag, named[name])]
+    start = shlex.join([*(scenario.target.launch or ()), *flags])
+    if setting.file is None and setting.request is None:
+        return " ".join([*given, start])
+    where = (
+        setting.request.url
+        if setting.file is None and setting.request is not None
+        else "its file of parameters"
+    )
+    return f"set {', '.join(f'{name}: {text}' for name, text in named.items())} in {where}"
 
 
 def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:

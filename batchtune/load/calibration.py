@@ -20,6 +20,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.load.worker.process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.header_blocks import encode_block
@@ -256,7 +257,7 @@ def calibrate(
     with NullServer(rest_answer=rest_answer, grpc_answer=grpc_answer, cpus=server_cpus) as server:
         job = LoadJob(
             endpoint=server.endpoint,
-            requests=requests,
+            requests=replace(requests, ok=OkSpec()),
             arrivals=ClosedLoop(concurrency=32 * fleet.processes, duration_s=duration_s),
             check_every=0,
         )

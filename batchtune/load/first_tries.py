@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError
@@ -28,6 +29,7 @@ from batchtune.scenario.examples import (
     shape_guesses,
 )
 from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.places import values_at
 from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.units import counted
 from batchtune.target.endpoint import (
@@ -62,6 +64,63 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
             ) from error
         expected.append({name: np.array(values) for name, values in outputs.items()})
     return replace(requests, expected=tuple(expected))
+
+
+def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -> None:
+    """Ask the first request once: a URL, a body or an app that is wrong is told before any load.
+
+    Raises:
+        TargetError: no answer, one without an end, a redirect, another status, a page, or without what must be in it.
+    """
+    import httpx
+
+    url = f"{endpoint.rest_url}{endpoint.path}"
+    headers = {"Content-Type": "application/json", **dict(requests.headers)}
+    read, give_up = bytearray(), time.monotonic() + requests.timeout_s
+    try:
+        with (
+            control_client(endpoint, timeout_s=requests.timeout_s) as client,
+            client.stream(requests.method, url, content=requests.bodies[0], headers=headers) as answer,
+        ):
+            for piece in answer.iter_bytes():
+                read += piece
+                if time.monotonic() > give_up or len(read) > ANSWER_BYTES_MAX:
+                    raise TargetError(
+                        f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
+                        hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
+                        "once",
+                    )
+    except httpx.HTTPError as error:
+        raise TargetError(
+            f"{url}: {in_words(error)}", hint="is the server up, and is target.url its address?"
+        ) from error
+    text = bytes(read[:300]).decode("utf-8", "replace").strip()
+    if answer.is_redirect:
+        there = answer.headers.get("location", "nowhere")
+        raise TargetError(
+            f"{url}: HTTP {answer.status_code}: a redirect to {there}",
+            hint="set target.url to where it leads",
+        )
+    if answer.status_code not in requests.ok.status:
+        hint = "request.body is not what the app takes, or the app fails: its log says why"
+        if answer.status_code in (404, 405):
+            hint = "the app has no such path or method: set target.url, or request.method"
+        raise TargetError(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
+    if not is_json:
+        return
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    try:
+        document = orjson.loads(bytes(read))
+    except ValueError as error:
+        raise TargetError(
+            f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
+            hint="is target.url the app's? An answer that is no JSON is taken with request.answers.check: status",
+        ) from error
+    if requests.ok.path and not values_at(document, requests.ok.path):
+        raise TargetError(
+            f"{url}: the answer has nothing at {requests.ok.path!r} (request.ok.path): {text}",
+            hint="an error that is answered with a good status?",
+        )
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
@@ -108,6 +167,9 @@ def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
 
 TIMES_LARGER: Final = 8
 """The larger request tells what a row adds to a batch."""
+
+ANSWER_BYTES_MAX: Final = 2**26
+"""Of one answer that is looked at before any load."""
 
 _PATIENCE_S: Final = 60.0
 """For one answer of a model of unknown speed."""

@@ -52,6 +52,7 @@ PROTOCOLS: Final = {
     "kserve_grpc": "KServe gRPC",
     "kserve_rest": "KServe REST",
     "kserve_rest_binary": "KServe REST with binary tensors",
+    "http": "HTTP",
 }
 REFERENCES: Final = {
     "present": "what runs now",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import NormalDist
@@ -19,10 +21,12 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.places import filled, values_at
 from batchtune.scenario.spec.request import (
     FileInputs,
     LengthsSpec,
     MixSpec,
+    OkSpec,
     Protocol,
     RandomInputs,
     RandomRange,
@@ -222,6 +226,57 @@ def _shown(shape: Sequence[int | None]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
+# Requests of any HTTP server, by a template.
+
+
+def http_signature(request: RequestSpec, name: str) -> Signature:
+    """What a row of such a request is made of: an array of each of `request.shapes`, a number where there are none.
+
+    Values are whole numbers, or texts, where `request.inputs` says so.
+    """
+    inputs = []
+    for input_name, shape in (request.shapes or {"row": ()}).items():
+        limits = RandomRange()
+        if isinstance(request.inputs, RandomInputs):
+            limits = request.inputs.random.by_input.get(input_name, request.inputs.random)
+        dtype = "object" if limits.text else "int64" if limits.whole else "float64"
+        inputs.append(TensorSpec(name=input_name, dtype=dtype, shape=(None, *shape)))
+    return Signature(name=name, method_name="", inputs=tuple(inputs), outputs=())
+
+
+def http_body(template: Any, inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> bytes:
+    """The template with these rows in it, as JSON."""
+    columns = {name: _plain(array.tolist()) for name, array in inputs.items()}
+    if len(columns) == 1:
+        rows = next(iter(columns.values()))
+    else:
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    one_of_a_kind = uuid.UUID(bytes=rng.bytes(16), version=4)
+    values = {**columns, "row": rows[0], "rows": rows, "uuid": str(one_of_a_kind)}
+    return json.dumps(filled(template, values)).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator[Recording]:
+    """A JSON body a line, sent as it is; it has one row, or as many as the list at `rows_path`."""
+    for where, line, body in _json_lines(path):
+        rows = 1
+        if rows_path:
+            lists = [value for value in values_at(body, rows_path) if isinstance(value, list)]
+            if not lists or not lists[0]:
+                raise ScenarioError(
+                    f"{where}: no list of rows at {rows_path!r}",
+                    hint="mend request.rows_path, or leave it out",
+                )
+            rows = len(lists[0])
+        yield Recording(signature_name=signature_name, rows=rows, inputs={}, rest_body=line)
+
+
 # Requests recorded in a file.
 #
 # .npz: one array per input, the first axis being rows. .jsonl: one TensorFlow Serving predict body a line.
@@ -342,7 +397,8 @@ def _from_arrays(path: Path, signature: Signature, rows: int) -> list[Recording]
     ]
 
 
-def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Recording]:
+def _json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
+    """Of each line that is not blank: where it is, its bytes, and what they say."""
     import orjson
 
     try:
@@ -357,12 +413,17 @@ def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Re
             body = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise ScenarioError(f"{where}: not JSON: {error}") from error
+        yield where, line.strip(), body
+
+
+def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Recording]:
+    for where, line, body in _json_lines(path):
         inputs = fitted(_arrays_of_body(body, signature, where), signature, where=where)
         yield Recording(
             signature_name=signature.name,
             rows=rows_of(inputs),
             inputs=inputs,
-            rest_body=line.strip() if rest else None,
+            rest_body=line if rest else None,
         )
 
 
@@ -452,6 +513,8 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
 
 _ORDER_LENGTH = 4096
+_UUIDS: Final = 1_000_003
+"""Of the generator of {{uuid}}, beside those of the kinds of requests."""
 
 MESSAGE_BYTES_MAX: Final = 2**31 - 1
 """Protocol buffers count the bytes of a message in 31 bits."""
@@ -468,7 +531,7 @@ class RequestSet:
 
     `bodies` are serialised messages (transport grpc) or the bodies of POSTs (rest), `rows` their numbers of rows,
     `order` (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is
-    expected; it is None as a whole when no answer is compared.
+    expected; it is None as a whole when no answer is compared. `ok` says which answers are good.
     """
 
     protocol: Protocol
@@ -477,6 +540,8 @@ class RequestSet:
     rows: tuple[int, ...]
     order: NDArray[np.int32]
     timeout_s: float
+    method: str = "POST"
+    ok: OkSpec = field(default_factory=OkSpec)
     expected: tuple[dict[str, NDArray[Any]] | None, ...] | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -497,7 +562,8 @@ def build_requests(
 ) -> RequestSet:
     """The encoded requests of a scenario, the same for the same seed.
 
-    `signature` is the one that the request names, or all of them by name when a mix calls several. `distinct`
+    `signature` is the one that the request names, or all of them by name when a mix calls several; of protocol http
+    none is read. `distinct`
     replaces `request.distinct`; recorded requests are all taken, whatever it says.
 
     Raises:
@@ -505,7 +571,9 @@ def build_requests(
         ScenarioError: a recorded file that cannot be read.
     """
     signatures = signature if isinstance(signature, Mapping) else {signature.name: signature}
-    encoder = _Encoder(request, model_name, version)
+    if request.protocol == "http":
+        signatures = {name: http_signature(request, name) for name in request.signatures}
+    encoder = _Encoder(request, model_name, version, np.random.default_rng([seed, _UUIDS]))
     kinds: list[list[Recording]] = []
     for number, kind in enumerate(request.kinds()):
         called = signatures.get(str(kind.signature))
@@ -527,6 +595,8 @@ def build_requests(
         rows=tuple(recording.rows for recording in recordings),
         order=_order([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
         timeout_s=request.timeout_s,
+        method=request.method,
+        ok=request.ok,
         expected=tuple(recording.outputs for recording in recordings) if compared else None,
         headers=tuple(request.headers.items()),
     )
@@ -556,6 +626,7 @@ class _Encoder:
     request: RequestSpec
     model_name: str
     version: int | None
+    rng: np.random.Generator
 
     def body(self, recording: Recording) -> bytes:
         try:
@@ -581,6 +652,8 @@ class _Encoder:
                 return encode_infer_request(self.model_name, recording.inputs, version=self.version)
             case "kserve_rest" | "kserve_rest_binary" as protocol:
                 return encode_infer_json(recording.inputs, binary=protocol == "kserve_rest_binary")
+            case "http":
+                return recording.rest_body or http_body(self.request.body, recording.inputs, self.rng)
 
 
 def _recordings(
@@ -588,6 +661,8 @@ def _recordings(
 ) -> list[Recording]:
     rows = kind.rows or 1
     if isinstance(kind.inputs, FileInputs):
+        if request.protocol == "http":
+            return list(_recorded_bodies(Path(kind.inputs.file), request.rows_path, signature.name))
         return read_recordings(kind.inputs.file, signature, rows=rows, rest=request.protocol == "rest")
     given = kind.shapes or {}
     check_names(signature, given, key="request.shapes")

@@ -43,7 +43,7 @@ def target_of(
     match scenario.target.kind:
         case "triton":
             return TritonTarget(scenario.target, on_event=on_event, original=original)
-        case "command":
+        case "command" | "http":
             return CommandTarget(
                 scenario.target,
                 kserve=protocol.startswith("kserve_"),

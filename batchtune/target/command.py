@@ -1,7 +1,7 @@
 """How is any server tuned, by commands of the user's that launch it, give it its parameters, ask it, and put it back?
 
 A Kubernetes rollout, a compose file, or a server that nobody here knows. The parameters go to a command as JSON on its
-stdin, or in files that its words name.
+stdin, or in files that its words name; to a server of kind http as `settings` says.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Literal, Self
 
 from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.tfserving import parameters_file, rendered
 from batchtune.errors import TargetError
 from batchtune.interrupts import interrupts_noted
+from batchtune.scenario.spec.http_server import ReadySpec
 from batchtune.scenario.spec.target import (
     DIGEST_PLACE,
     FILE_PLACE,
@@ -31,12 +33,20 @@ from batchtune.scenario.spec.target import (
     takes_file,
 )
 from batchtune.scratch import ScratchFolder
-from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options, url_failure, wait_until_ready
+from batchtune.target.endpoint import (
+    Endpoint,
+    external_endpoint,
+    http_endpoint,
+    tls_options,
+    url_failure,
+    wait_until_ready,
+)
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import container_of
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, launch_named
-from batchtune.target.telemetry import ApplyRecord, Counters
+from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, free_port, launch_named
+from batchtune.target.settings import Settings, with_places
+from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
 from batchtune.wire.signature import Signature
 
@@ -185,14 +195,17 @@ class CommandTarget:
         rows_per_request: int = 1,
         on_event: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self._spec = spec
         self._on_event = on_event
         self._kserve = kserve
         self._rows_per_request = rows_per_request
         self._model = served_name(spec.model)
-        self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
-        self._environment = small_environment(spec.environment or ())
         self._scratch = ScratchFolder()
+        if spec.kind == "http":
+            spec = with_places(spec, {"{port}": str(free_port()), "{scratch}": str(self._scratch.path)})
+        self._spec = spec
+        self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
+        self._settings = settings_of(spec, self.endpoint, rows_per_request=rows_per_request)
+        self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
         self._process: ServerProcess | None = None
@@ -230,12 +243,16 @@ class CommandTarget:
         self._changed = True
         document = rendered(configuration, "json", model=self._model)
         self._write(configuration, document)
+        launches = self._launches
         try:
-            self._launch()
+            self._launch(configuration)
+            launched_s = time.monotonic()
             if self._spec.apply is not None:
                 self._step("apply", self._spec.apply, given=document)
             with launch_named(self._process):
                 self._wait_until_ready()
+            if self._settings is not None:
+                self._settings.send(configuration)
             if self._process is not None:
                 self._process.look_for_listener(self.endpoint.rest_port or self.endpoint.grpc_port)
         except BaseException:
@@ -244,7 +261,13 @@ class CommandTarget:
         finally:
             self._copy_logs()
         self._in_force = configuration
-        return ApplyRecord(how="restart", seconds=time.monotonic() - started)
+        now = time.monotonic()
+        if self._spec.kind != "http":
+            return ApplyRecord(how="restart", seconds=now - started)
+        was_launched = self._launches > launches
+        startup_s = now - launched_s if was_launched else None
+        how: Literal["restart", "hot"] = "restart" if was_launched else "hot"
+        return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
         """One reading of the server's metrics; of one that was launched also its CPU time and memory.
@@ -254,7 +277,10 @@ class CommandTarget:
         """
         try:
             self._raise_if_dead()
-            counters = self._server.counters()
+            if self._spec.kind == "http":
+                counters = read_meant_counters(self._spec.metrics, self.endpoint)
+            else:
+                counters = self._server.counters()
         except TargetError:
             self._in_force = None
             self._raise_if_dead(within_s=DYING_S)
@@ -288,6 +314,28 @@ class CommandTarget:
         """What the launched server said last; where it said nothing, the commands."""
         return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
+    def present(self) -> dict[str, Any]:
+        """What an attached server of kind http has now, by its own names.
+
+        Raises:
+            TargetError: it does not answer.
+        """
+        return {} if self._settings is None else self._settings.present()
+
+    def original(self) -> dict[str, Any] | None:
+        """What is to be put back on a server of kind http, as JSON; None: nothing of it outlives the sweep.
+
+        Raises:
+            TargetError: it does not answer.
+        """
+        return self._settings.original() if self._settings is not None and self._spec.launch is None else None
+
+    def take_original(self, original: Mapping[str, Any]) -> None:
+        """Put that back at the end: a sweep that was killed found it there."""
+        if self._settings is not None:
+            self._settings.take_original(original)
+            self._changed = True
+
     def restore(self) -> None:
         """Run `stop`, end what was launched, then run `restore`; once, and only where something was applied.
 
@@ -304,6 +352,13 @@ class CommandTarget:
                 self._on_event(error.message)
             finally:
                 self._end_process()
+            if (
+                changed
+                and self._settings is not None
+                and self._spec.launch is None
+                and self._settings.put_back()
+            ):
+                self._on_event(f"{self._model} has what it had before")
             if changed and self._spec.restore is not None:
                 self._step("restore", self._spec.restore)
                 self._on_event("target.restore has put back what was there")
@@ -332,11 +387,13 @@ class CommandTarget:
             )
 
     def _write(self, configuration: Configuration, document: str) -> None:
-        """Write the files that the commands' words name.
+        """Write the files that the commands' words name, or that the server reads.
 
         Raises:
             BatchingParametersError: the dialect cannot say it.
         """
+        if self._settings is not None:
+            self._settings.write(configuration)
         self._digest = digest_of(configuration, parameters_file(configuration))
         self._json_path.write_text(document, encoding="utf-8")
         if self._spec.render is not None:
@@ -348,25 +405,34 @@ class CommandTarget:
             )
             self._file_path.write_text(text, encoding="utf-8")
 
-    def _launch(self) -> None:
-        """Start the server where it does not run; where its words name a file, for every configuration."""
-        words = self._spec.launch
-        if words is None or (self.alive() and not takes_file(words)):
+    def _launch(self, configuration: Configuration) -> None:
+        """Start the server where it does not run; where its words name a file, or its start says the parameters, for
+        every configuration."""
+        words, environment = self._spec.launch, self._environment
+        restarts = words is not None and takes_file(words)
+        restarts = restarts or (self._spec.set is not None and self._spec.set.restarts)
+        if words is None or (self.alive() and not restarts):
             return
         self._end_process()
         command = self._filled(words)
+        if self._settings is not None:
+            command += self._settings.flags(configuration)
+            environment = {**environment, **self._settings.environment(configuration)}
         self._launches += 1
         container = container_of(command, self._scratch.path / f"container-{self._launches}")
         self._process = ServerProcess(
             container.run_command if container else command,
             log_path=self._log.path,
-            environment=self._environment,
+            environment=environment,
             container=container,
         )
         self._process.start()
 
     def _wait_until_ready(self) -> None:
-        ready, limit_s, there = self._spec.ready, self._spec.ready_timeout_s, self.endpoint
+        ready, limit_s = self._spec.ready, self._spec.ready_timeout_s
+        if ready is None and self._spec.kind == "http" and not self._kserve:
+            self._wait_until_listening(limit_s)
+            return
         if ready is None and not self._kserve:
             wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_dead)
             return
@@ -376,7 +442,7 @@ class CommandTarget:
         failure = "it was not asked"
         while (left_s := give_up - time.monotonic()) > 0.0:
             self._raise_if_dead()
-            failure = url_failure(ready, there) if isinstance(ready, str) else self._failure(ready, left_s)
+            failure = self._unready(ready, left_s)
             if not failure:
                 return
             time.sleep(min(0.2, max(0.0, give_up - time.monotonic())))
@@ -384,6 +450,27 @@ class CommandTarget:
             f"the server is not ready after {limit_s:g} s: {failure}",
             hint="a big model, or a rollout, may need a longer target.ready_timeout",
         )
+
+    def _wait_until_listening(self, limit_s: float) -> None:
+        """A server of kind http that has no other sign of being ready takes connections."""
+        give_up = time.monotonic() + limit_s
+        address = (self.endpoint.host, self.endpoint.rest_port or 80)
+        while time.monotonic() < give_up:
+            self._raise_if_dead()
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
+                return
+            time.sleep(0.05)
+        raise TargetError(
+            f"{self._spec.url}: no connection after {limit_s:g} s",
+            hint="is target.url where the server listens?",
+        )
+
+    def _unready(self, ready: tuple[str, ...] | str | ReadySpec, limit_s: float) -> str:
+        if isinstance(ready, str):
+            return url_failure(ready, self.endpoint)
+        if isinstance(ready, ReadySpec):
+            return url_failure(ready.url, self.endpoint, status=ready.status, body=ready.body)
+        return self._failure(ready, limit_s)
 
     def _failure(self, words: Sequence[str], limit_s: float) -> str:
         try:
@@ -452,7 +539,16 @@ def restored(spec: TargetSpec) -> None:
             )
 
 
+def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) -> Settings | None:
+    """How a server of kind http is given its parameters; None: nobody says, or it is of another kind."""
+    if spec.set is None:
+        return None
+    return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)
+
+
 def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
+    if spec.url is not None:
+        return http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
     return external_endpoint(
         model_name=model_name,
         rest_url=spec.rest_url,

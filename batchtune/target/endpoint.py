@@ -188,7 +188,8 @@ class TlsOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """The addresses of one served model; a port of None means that protocol is off. `batches_inside` are the
-    parameters with which its own graph batches, in words; "": it does not, or nobody knows."""
+    parameters with which its own graph batches, in words; "": it does not, or nobody knows. `path` is where requests
+    of protocol http go."""
 
     model_name: str
     host: str = "127.0.0.1"
@@ -197,6 +198,7 @@ class Endpoint:
     model_version: int | None = None
     tls: TlsOptions | None = None
     monitoring_path: str = "/monitoring/prometheus/metrics"
+    path: str = "/"
     batches_inside: str = ""
 
     @property
@@ -316,8 +318,11 @@ def wait_until_ready(
     )
 
 
-def url_failure(url: str, endpoint: Endpoint) -> str:
-    """What the URL that tells the endpoint's readiness met with; empty: it answers with 200.
+def url_failure(
+    url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
+) -> str:
+    """What the URL that tells the endpoint's readiness met with; empty: it answers with such a status, and `body` is in
+    its answer.
 
     Raises:
         TargetError: it is no URL.
@@ -332,7 +337,7 @@ def url_failure(url: str, endpoint: Endpoint) -> str:
         return f"{shown}: {in_words(error)}"
     except httpx.InvalidURL as error:
         raise TargetError(f"target.ready: {error}") from error
-    if answer.status_code == 200:
+    if answer.status_code in status and (body is None or body in answer.text):
         return ""
     return f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
 
@@ -465,6 +470,27 @@ def external_endpoint(
         rest_port=ports.get(names[0]),
         grpc_port=ports.get(names[1]),
         tls=(tls or TlsOptions()) if True in secure else None,
+    )
+
+
+def http_endpoint(url: str, *, model_name: str, tls: TlsOptions | None = None) -> Endpoint:
+    """The endpoint behind the whole URL of a server's requests, `http[s]://HOST[:PORT]/PATH`.
+
+    Raises:
+        UsageError: it is no such URL.
+    """
+    parts = urlsplit(url)
+    origin = f"{parts.scheme}://{parts.netloc}"
+    if ":" not in parts.netloc.rpartition("]")[2]:
+        origin += ":443" if parts.scheme == "https" else ":80"
+    host, port, scheme = _split("target.url", origin, ("http", "https"))
+    query = f"?{parts.query}" if parts.query else ""
+    return Endpoint(
+        model_name=model_name,
+        host=host,
+        rest_port=port,
+        tls=(tls or TlsOptions()) if scheme == "https" else None,
+        path=f"{parts.path or '/'}{query}",
     )
 
 

@@ -10,10 +10,11 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from batchtune.errors import TargetError
+from batchtune.scenario.spec.http_server import MetricsSpec
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 
@@ -140,6 +141,57 @@ def read_counters(
         memory_peak_bytes=memory_peak_bytes(),
         series=series,
     )
+
+
+def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:
+    """The page of a server of kind http, under our names for what the scenario says that its names mean.
+
+    Raises:
+        TargetError: the page does not answer.
+    """
+    import httpx
+
+    now = Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
+    if metrics is None:
+        return now
+    try:
+        with control_client(endpoint) as client:
+            answer = client.get(metrics.url)
+    except httpx.HTTPError as error:
+        raise TargetError(f"{metrics.url}: {in_words(error)}", hint="mend target.metrics.url") from error
+    page = parse_prometheus(answer.text) if answer.status_code == 200 else {}
+    return replace(now, series=meant(metrics, page))
+
+
+def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
+    """The series of a page under our names."""
+    series: dict[str, _Labelled] = {}
+    for name, total, count in (
+        (metrics.batch_size, "processed_batch_size_sum", "wrapped_run_count"),
+        (metrics.queue, "queuing_latency_sum", "queuing_latency_count"),
+    ):
+        if name is not None:
+            micros = 1.0 if name == metrics.batch_size else _micros_in(name)
+            series[_SESSION + total] = _scaled(page.get(f"{name}_sum", {}), micros)
+            series[_SESSION + count] = page.get(f"{name}_count", {})
+    if metrics.batches is not None:
+        series[f"{_SESSION}wrapped_run_count"] = page.get(metrics.batches, {})
+    if metrics.execution is not None:
+        series[f"{_OURS}device_busy_micros_total"] = _scaled(
+            page.get(f"{metrics.execution}_sum", {}), _micros_in(metrics.execution)
+        )
+    return series
+
+
+def _micros_in(name: str) -> float:
+    """Microseconds in the unit that the name of a time ends in; seconds, Prometheus' own, where it ends in none."""
+    return (
+        1e3 if name.endswith(("_ms", "_milliseconds")) else 1.0 if name.endswith(("_us", "_micros")) else 1e6
+    )
+
+
+def _scaled(values: _Labelled, factor: float) -> _Series:
+    return {labels: value * factor for labels, value in values.items()}
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:

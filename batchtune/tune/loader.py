@@ -13,7 +13,7 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.cpus import schedulable_cpus
 from batchtune.load.cluster.fleet import WorkerLostError
-from batchtune.load.first_tries import with_lone_answers
+from batchtune.load.first_tries import require_answer, with_lone_answers
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status
 from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
@@ -270,13 +270,16 @@ class Loader:
         if self._requests is not None:
             return self._requests
         request = self._scenario.request
+        names = () if request.protocol == "http" else request.signatures
         requests = build_requests(
             request,
-            {name: self._target.signature(name) for name in request.signatures},
+            {name: self._target.signature(name) for name in names},
             model_name=self._target.endpoint.model_name,
             seed=self._scenario.load.seed,
             distinct=request.distinct,
         )
+        if request.protocol == "http":
+            require_answer(self._target.endpoint, requests, is_json=request.answers.check != "status")
         if request.answers.check == "expected" and requests.expected is None:
             requests = with_lone_answers(self._target.endpoint, requests)
         if self._ask_client_max_rps is not None:

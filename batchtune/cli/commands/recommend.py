@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from batchtune.archive.run import (
     RECOMMENDATION,
@@ -98,7 +98,7 @@ def conclude(
     json: bool = False,
     why: bool = False,
     write: Path | None = None,
-    dialect: Dialect | None = None,
+    dialect: Dialect | Literal["http"] | None = None,
     named: bool = True,
     swept: bool = False,
 ) -> int:

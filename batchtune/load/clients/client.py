@@ -84,16 +84,17 @@ def make_client(
         source,
         connections_max=in_flight_max,
         timeout_s=timeout_s,
+        ok=requests.ok,
     )
 
 
 def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
-    """Each request of the set as the bytes of a whole HTTP/1.1 POST."""
+    """Each request of the set as the bytes of a whole HTTP/1.1 request."""
     extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
     path = http_path(endpoint, requests.protocol)
     return [
         (
-            f"POST {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
+            f"{requests.method} {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
             f"{_header_lines(requests.protocol, body)}{extra}Content-Length: {len(body)}\r\n\r\n"
         ).encode("latin-1")
         + body
@@ -120,6 +121,8 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
 
 def http_path(endpoint: Endpoint, protocol: RequestProtocol) -> str:
     """Where a request of this protocol is posted."""
+    if protocol == "http":
+        return endpoint.path
     return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
 
 

@@ -10,10 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+import orjson
+
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
 from batchtune.load.record.columns import ENDED, Recorder
 from batchtune.load.record.samples import Status, of_http
+from batchtune.scenario.places import values_at
+from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http1_client import NO_TAG, Http1ClientConnection, KnownHeads
 
@@ -33,14 +37,18 @@ class RestClient:
         *,
         connections_max: int,
         timeout_s: float,
+        ok: OkSpec,
     ) -> None:
         columns = recorder.columns
         self._sent, self._first_byte = columns.sent, columns.first_byte
         self._done, self._outcome = columns.done, columns.outcome
+        self._ok_status = frozenset(ok.status)
+        self._ok_path = ok.path
         self._requests = requests
         self._period = len(requests)
         self._recorder = recorder
-        self._check_every = recorder.check_every or sys.maxsize
+        self._check_every = 1 if ok.path else recorder.check_every or sys.maxsize
+        self._keep_every = recorder.check_every or sys.maxsize
         self._source = source
         self._finished = source.finished
         self._heads = KnownHeads()
@@ -113,11 +121,16 @@ class RestClient:
 
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
         now_ns = _monotonic_ns()
-        if status == 200:
+        if status in self._ok_status and not (self._ok_path and self._lacks(body or b"")):
             self._done[tag] = now_ns
             self._outcome[tag] = _OK
-            if body is not None:
+            if body is not None and tag % self._keep_every == 0:
                 self._recorder.keep_answer(tag, body)
+        elif status in self._ok_status:
+            text = (body or b"").decode("utf-8", "replace")
+            self._recorder.fail(
+                tag, Status.WRONG_ANSWER, f"nothing at {self._ok_path!r} of the answer: {text}"
+            )
         else:
             text = (body or b"").decode("utf-8", "replace")
             self._recorder.fail(tag, of_http(status, text), f"HTTP {status}: {text}")
@@ -137,6 +150,13 @@ class RestClient:
             self._recorder.fail(tag, Status.MALFORMED if connection.malformed else Status.RESET, reason)
             self._source.failed(_monotonic_ns())
         self.fill()
+
+    def _lacks(self, body: bytes) -> bool:
+        """Whether the answer has nothing at the place that the scenario names."""
+        try:
+            return not values_at(orjson.loads(body), self._ok_path)
+        except ValueError:
+            return True
 
     def _send(self, connection: Http1ClientConnection, index: int, now_ns: int) -> None:
         self._sent[index] = now_ns

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchtune.load.record.columns import ENDED, PENDING, Columns, Recorder
@@ -77,6 +78,9 @@ def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any
             return decode_infer_response(answer)
         case "kserve_rest" | "kserve_rest_binary":
             return decode_infer_json(answer)
+        case "http":
+            orjson.loads(answer)
+            return {}
 
 
 def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:

@@ -12,7 +12,6 @@ from batchtune.batching.parameters import (
     Configuration,
     default_num_batch_threads,
 )
-from batchtune.batching.triton_words import INSTANCES
 from batchtune.scenario.spec.request import Protocol
 
 UNBATCHED_THREADS_PER_CORE: Final = 4
@@ -69,8 +68,8 @@ def settings_of(
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
     if batching is None:
         threads = UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(cpus)
-        if configuration.dialect == "triton":
-            threads = int(dict(configuration.flags).get(INSTANCES, 1))
+        if configuration.instances_flag:
+            threads = int(dict(configuration.flags).get(configuration.instances_flag, 1))
         return ServerSettings(
             batch_threads=threads,
             rows_per_request=rows_per_request,

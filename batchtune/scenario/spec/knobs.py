@@ -14,6 +14,7 @@ from batchtune.batching.parameters import (
     SERVER_SWITCHES,
     BatchingParameters,
     Configuration,
+    ServerWord,
     from_dict,
     require_ports,
     validate,
@@ -159,6 +160,72 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+# The named values of a scenario of kind http.
+#
+# Inside the house the parameters that `target.means` names go by our names, in our units; all others are flags.
+
+
+def in_words_of(knobs: Any, words: Sequence[ServerWord]) -> Any:
+    """The mapping of a space, of what is fixed or of a server's defaults, in the house's names and units; what is no
+    mapping stays.
+
+    Raises:
+        ValueError: a parameter that is there under both names.
+    """
+    if not isinstance(knobs, Mapping):
+        return knobs
+    ours = {word: (name, units) for name, word, units in words}
+    renamed: dict[Any, Any] = {}
+    for word, value in knobs.items():
+        name, units = ours.get(word, (word, 1))
+        if name in renamed:
+            raise ValueError(f"{word} is there twice: {name} means the same")
+        renamed[name] = _in_our_units(value, units)
+    return renamed
+
+
+def _in_our_units(value: Any, units: int) -> Any:
+    if units == 1 or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return round(value * units)
+    if isinstance(value, Mapping):
+        return {name: _in_our_units(below, units) for name, below in value.items()}
+    return [_in_our_units(below, units) for below in value] if isinstance(value, list | tuple) else value
+
+
+def http_configuration(
+    defaults: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    point: Mapping[str, Any],
+    *,
+    words: Sequence[ServerWord],
+) -> Configuration:
+    """The configuration of a server of kind http: `fixed` over its `defaults`, overlaid with `point`.
+
+    Without batching the number of batches at once counts, if the server has such a parameter.
+
+    Raises:
+        BatchingParametersError: a size, wait or number that no server would accept.
+    """
+    values = {**defaults, **fixed, **point}
+    enabled = values.pop("enable_batching", True)
+    if not isinstance(enabled, bool):
+        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    meant = {name for name, _, _ in words}
+    batching = from_dict({name: value for name, value in values.items() if name in meant})
+    validate(batching)
+    flags = {name: _text(value) for name, value in values.items() if name not in meant and value is not None}
+    if not enabled and "num_batch_threads" in meant:
+        flags["num_batch_threads"] = str(batching.num_batch_threads or 1)
+    return Configuration(
+        batching=batching if enabled else None,
+        dialect="http",
+        flags=tuple(sorted(flags.items())),
+        words=tuple(words),
+    )
 
 
 KNOBS = (*PARAMETER_NAMES, "enable_batching")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -76,8 +76,9 @@ Lengths = Annotated[
         examples=[{"lognormal": {"median": 40, "sigma": 0.8, "max": 256}}],
     ),
 ]
-Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary"]
-"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors."""
+Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary", "http"]
+"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors; http is
+what `body` says."""
 
 
 def transport_of(protocol: Protocol) -> Literal["grpc", "rest"]:
@@ -97,6 +98,7 @@ class RandomRange(Spec):
     )
     whole: bool = Field(default=False, description="whole numbers also where the model takes fractions")
     length: Count = Field(default=16, description="characters of a string")
+    text: bool = Field(default=False, description="of protocol http: texts instead of numbers")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -162,6 +164,17 @@ class MixSpec(Spec):
     lengths: Lengths | None = None
 
 
+class OkSpec(Spec):
+    """Which answers of protocol http are good."""
+
+    status: tuple[Annotated[int, Field(ge=100, le=599)], ...] = Field(
+        default=(200,), min_length=1, description="any of these status codes"
+    )
+    path: str = Field(
+        default="", description="a place in the answer's JSON that must exist", examples=["outputs.0"]
+    )
+
+
 class AnswersSpec(Spec):
     """What is looked at in an answer: its status always, its tensors in a sample."""
 
@@ -184,7 +197,8 @@ class RequestSpec(Spec):
     protocol: Protocol = Field(
         default="grpc",
         description="TensorFlow Serving's grpc (PredictionService) or rest (HTTP/1.1); KServe v2's, which Triton "
-        "speaks: kserve_grpc, kserve_rest (JSON), kserve_rest_binary (JSON with binary tensors)",
+        "speaks: kserve_grpc, kserve_rest (JSON), kserve_rest_binary (JSON with binary tensors); http: `body`, the "
+        "default of target.kind http",
     )
     rows: Count = Field(default=1, description="rows (examples) per request")
     inputs: InputsField = "random"
@@ -203,6 +217,20 @@ class RequestSpec(Spec):
     rest_format: Literal["row", "columnar"] = Field(
         default="row", description="rest: row sends `instances`, columnar sends `inputs`"
     )
+    method: Literal["POST", "PUT", "PATCH"] = Field(default="POST", description="of protocol http")
+    body: Any = Field(
+        default=None,
+        description="of protocol http: JSON in which {{row}} is a row, {{rows}} a list of `rows` of them, {{NAME}} all "
+        "rows of one input of `shapes`, and {{uuid}} another text in each distinct body; a row is an array of "
+        "`shapes`, by the input's name where there are several, and a number without shapes",
+        examples=[{"inputs": "{{rows}}"}],
+    )
+    rows_path: str = Field(
+        default="",
+        description="of protocol http with recorded bodies: the place of the list of rows in each",
+        examples=["inputs"],
+    )
+    ok: OkSpec = Field(default_factory=OkSpec, description="of protocol http: which answers are good")
     timeout_s: PositiveSeconds = Field(
         default=10.0, alias="timeout", description="a request without an answer by then has failed"
     )

@@ -7,17 +7,26 @@ YAML keys are short and their values carry units (`p95: 20ms`); the attributes c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, TARGETS_FLAGS, Configuration, Dialect
+from batchtune.batching.parameters import (
+    DEFAULT_MAX_BATCH_SIZE,
+    TARGETS_FLAGS,
+    Configuration,
+    Dialect,
+    did_you_mean,
+)
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
 from batchtune.scenario.spec.knobs import (
     configuration_of,
+    http_configuration,
     in_house_words,
+    in_words_of,
     misspelt_knob,
     misspelt_triton_knob,
     server_flags,
@@ -25,11 +34,11 @@ from batchtune.scenario.spec.knobs import (
     triton_configuration,
 )
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
-from batchtune.scenario.spec.target import TargetSpec, check_off, written_for_triton
+from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
 from batchtune.scenario.units import problem
 
 Objective = Literal["capacity", "throughput", "latency"]
@@ -81,18 +90,23 @@ class Scenario(Spec):
         """
         if self.target.kind == "triton":
             return triton_configuration(self.fixed, point or {}, original=self.target.found)
+        if self.target.kind == "http":
+            defaults = self.target.in_house_words(self.target.defaults)
+            return http_configuration(defaults, self.fixed, point or {}, words=self.target.words)
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
 
     @property
     def dialect(self) -> Dialect:
         """Whose words and defaults its configurations have."""
-        return "triton" if self.target.kind == "triton" else "tfserving"
+        return self.target.kind if self.target.kind in ("triton", "http") else "tfserving"
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
         """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
         if self.target.kind == "triton":
             return tuple(sorted(server_flags_of(self.fixed).items()))
+        if self.target.kind == "http":
+            return self.configuration().flags
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
@@ -173,15 +187,17 @@ class Scenario(Spec):
     @model_validator(mode="before")
     @classmethod
     def _in_house_words(cls, given: Any) -> Any:
-        """A scenario for Triton may say its knobs in Triton's own words."""
-        if not (written_for_triton(given) and isinstance(given, Mapping)):
+        """A scenario for Triton, or of kind http, may say its knobs in the server's own words."""
+        kind, words = target_written(given)
+        if kind not in ("triton", "http") or not isinstance(given, Mapping):
             return given
+        ours = in_house_words if kind == "triton" else partial(in_words_of, words=words)
         renamed = dict(given)
         try:
-            renamed |= {"fixed": in_house_words(given["fixed"])} if "fixed" in given else {}
+            renamed |= {"fixed": ours(given["fixed"])} if "fixed" in given else {}
             search = given.get("search")
             if isinstance(search, Mapping) and "space" in search:
-                renamed["search"] = {**search, "space": in_house_words(search["space"])}
+                renamed["search"] = {**search, "space": ours(search["space"])}
         except ValueError as error:
             raise problem(str(error), hint="keep one of the two") from error
         return renamed
@@ -204,7 +220,11 @@ class Scenario(Spec):
         return self
 
     def _speak_its_protocol(self) -> None:
-        """Triton speaks KServe v2 only: where nobody chose, by gRPC if that can be reached."""
+        """Triton speaks KServe v2 only: where nobody chose, by gRPC if that can be reached; kind http its own."""
+        if self.target.kind == "http" and "protocol" not in self.request.model_fields_set:
+            object.__setattr__(self, "request", self.request.model_copy(update={"protocol": "http"}))
+        if self.request.protocol == "http":
+            self._ask_by_http()
         if self.target.kind != "triton" or self.request.protocol.startswith("kserve_"):
             return
         if "protocol" in self.request.model_fields_set:
@@ -217,10 +237,29 @@ class Scenario(Spec):
         protocol = "kserve_rest_binary" if by_rest else "kserve_grpc"
         object.__setattr__(self, "request", self.request.model_copy(update={"protocol": protocol}))
 
+    def _ask_by_http(self) -> None:
+        if self.target.kind != "http":
+            raise problem(
+                f"a server of kind {self.target.kind} has a protocol of its own",
+                at=("request", "protocol"),
+                hint="set target.kind: http, with target.url",
+            )
+        if self.request.body is None and not isinstance(self.request.inputs, FileInputs):
+            raise problem(
+                "missing: what a request of this server looks like",
+                at=("request", "body"),
+                hint='add body: {"inputs": "{{rows}}"}, or inputs: {file: bodies.jsonl}',
+            )
+
     def _leave_what_is_fixed(self) -> None:
-        """The space that nobody wrote down holds only what is not fixed."""
+        """The space that nobody wrote down holds only what is not fixed, and what the server has."""
         if "space" not in self.search.model_fields_set:
-            left = {name: space for name, space in self.search.space.items() if name not in self.fixed}
+            has = {name for name, _, _ in self.target.words}
+            left = {
+                name: space
+                for name, space in self.search.space.items()
+                if name not in self.fixed and (self.target.kind != "http" or name in has)
+            }
             search = self.search.model_copy(update={"space": left})
             search.model_fields_set.discard("space")
             object.__setattr__(self, "search", search)
@@ -302,10 +341,19 @@ class Scenario(Spec):
             )
 
     def _wrong_of_target(self, name: str) -> tuple[str, str] | None:
+        if self.target.kind == "http":
+            return self._wrong_of_http(name)
         if self.target.kind in ("tfserving", "triton") and name.lstrip("-") in TARGETS_FLAGS:
             return TARGETS_FLAGS[name.lstrip("-")], "leave it out"
         attached = self.target.attached
         return misspelt_triton_knob(name, attached=attached) if self.target.kind == "triton" else None
+
+    def _wrong_of_http(self, name: str) -> tuple[str, str] | None:
+        known = set() if self.target.set is None else self.target.set.names()
+        ours = {house: word for house, word, _ in self.target.words}
+        if name in known or name in ours or name == "enable_batching":
+            return None
+        return "target.set does not give the server such a parameter", did_you_mean(name, sorted(known))
 
     def _check_values(self) -> None:
         first = self.search.point_from_indices([0] * len(self.search.space))

@@ -13,10 +13,13 @@ from batchtune.batching.parameters import (
     SERVER_SWITCHES,
     TARGETS_FLAGS,
     Configuration,
+    ServerWord,
 )
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import BatchingParametersError
-from batchtune.scenario.spec.search import KnobValue, Space
+from batchtune.scenario.spec.http_server import MeansSpec, MetricsSpec, ReadySpec, SettingSpec
+from batchtune.scenario.spec.knobs import in_words_of
+from batchtune.scenario.spec.search import KnobField, KnobValue, Space
 from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
 from batchtune.scenario.spec.served_models import ServedModelSpec
 from batchtune.scenario.units import PositiveSeconds, problem
@@ -109,7 +112,7 @@ def takes_file(words: tuple[str, ...]) -> bool:
 
 
 Framework = Literal["keras", "torch", "torchscript"]
-TargetKind = Literal["tfserving", "triton", "command", "external"]
+TargetKind = Literal["tfserving", "triton", "http", "command", "external"]
 ServerKind = Literal["bundled", "local", "docker"]
 
 
@@ -134,7 +137,8 @@ class TargetSpec(Spec):
     kind: TargetKind = Field(
         default="tfserving",
         description="tfserving: speaks TensorFlow Serving's API, launched; triton: launched, or with rest_url attached "
-        "to and put back as it was; command: any server, given its parameters by commands of yours; external: runs "
+        "to and put back as it was; http: any HTTP/1.1 server, by url, set and means; command: any server, given its "
+        "parameters by commands of yours; external: runs "
         "already and is only loaded",
     )
     model: ModelName = Field(
@@ -162,6 +166,31 @@ class TargetSpec(Spec):
         description="of kind external: replicas that requests go to in turn, each by the request's protocol; the "
         "server of rest_url or grpc_url, such as a balancer, then says what the model takes and what was counted",
         examples=[["10.0.0.7:8500", "10.0.0.8:8500"]],
+    )
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="of kind http: where requests go; {port} is a free port of this machine, here and in what starts "
+        "and asks the server",
+        examples=["http://127.0.0.1:{port}/predict"],
+    )
+    set: SettingSpec | None = Field(
+        default=None, description="of kind http: how the server is given its parameters"
+    )
+    means: MeansSpec = Field(
+        default_factory=MeansSpec,
+        description="of kind http: which of its parameters are rows, wait, concurrency",
+    )
+    metrics: MetricsSpec | None = Field(default=None, description="of kind http: its Prometheus page")
+    defaults: dict[str, KnobField] = Field(
+        default_factory=dict, description="of kind http: what its parameters are where nobody says"
+    )
+    present: dict[str, KnobField] = Field(
+        default_factory=dict, description="of kind http: what it has now; a sweep writes it that reads this"
+    )
+    traps: dict[str, str] = Field(
+        default_factory=dict,
+        description="of kind http: what is to be known of a parameter, said where it is searched or fixed",
     )
     framework: Framework | None = Field(
         default=None, description="of a sample model; absent: the first of its frameworks that is installed"
@@ -196,8 +225,9 @@ class TargetSpec(Spec):
     )
     launch: Argv | None = Field(
         default=None,
-        description="of kind command: the server itself, started before the first configuration and ended with the "
-        "sweep; with a {json} or {file} among its words it is started anew for each",
+        description="of kinds command and http: the server itself, started before the first configuration and ended "
+        "with the sweep; with a {json} or {file} among its words, or variables, flags or a file in `set`, it is "
+        "started anew for each",
         examples=[["my_server", "--config={file}"]],
     )
     apply: Argv | None = Field(
@@ -207,9 +237,10 @@ class TargetSpec(Spec):
         examples=[["kubectl", "apply", "--server-side", "--force-conflicts", "--filename={file}"]],
     )
     render: RenderedFile | None = Field(default=None, description="of kind command: the dialect of {file}")
-    ready: Argv | str | None = Field(
+    ready: Argv | str | ReadySpec | None = Field(
         default=None,
-        description="of kind command: a URL that answers with 200, or a command that ends with 0, asked until it does; "
+        description="of kinds command and http: a URL that answers with 200, of http also {url, status, body}, or a "
+        "command that ends with 0, asked until it does; "
         "{digest} is the label of the pods that k8s and kserve make; absent: the model's status at rest_url",
         examples=["http://127.0.0.1:8501/v1/models/m", ["kubectl", "rollout", "status", "deployment/m"]],
     )
@@ -223,7 +254,8 @@ class TargetSpec(Spec):
     )
     environment: tuple[str, ...] | None = Field(
         default=None,
-        description="of kind command: names of variables that the commands get besides PATH, HOME and the like",
+        description="of kinds command and http: names of variables that the commands get besides PATH, HOME and the "
+        "like",
         examples=[["AWS_PROFILE"]],
     )
     step_timeout_s: PositiveSeconds | None = Field(
@@ -241,12 +273,21 @@ class TargetSpec(Spec):
     @property
     def runs_already(self) -> bool:
         """Whether somebody else started the server, or commands do: no CPUs of this machine are given to it."""
-        return self.kind in ("external", "command") or self.attached
+        return self.kind in ("external", "command", "http") or self.attached
 
     @property
     def attached(self) -> bool:
         """Whether a running Triton is reconfigured, and put back as it was."""
         return self.kind == "triton" and self.rest_url is not None
+
+    @property
+    def words(self) -> tuple[ServerWord, ...]:
+        """The server's own words, of kind http, for the parameters that we know too."""
+        return self.means.words()
+
+    def in_house_words(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the server's names as values by ours, in our units."""
+        return dict(in_words_of(values, self.words))
 
     @property
     def runs(self) -> Literal["bundled", "local", "docker", "command"]:
@@ -258,6 +299,15 @@ class TargetSpec(Spec):
         if self.kind == "triton":
             return "local"
         return "bundled" if self.command is None else "command"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_url(cls, given: Any) -> Any:
+        """A server of kind http has a name of its path, where it has no other."""
+        if not isinstance(given, Mapping) or given.get("kind") != "http" or given.get("model") is not None:
+            return given
+        last = str(given.get("url")).rstrip("/").rpartition("/")[2]
+        return {**given, "model": last if last.isidentifier() else "server"}
 
     @model_validator(mode="before")
     @classmethod
@@ -345,7 +395,14 @@ class TargetSpec(Spec):
         twice = next((name for name in self.endpoints if self.endpoints.count(name) > 1), None)
         if twice is not None:
             raise problem(f"{twice} is given twice", at=("endpoints",), hint="name each replica once")
-        if self.kind == "command":
+        if self.kind == "http":
+            self._refuse(
+                (*_OF_A_LAUNCH, "rest_url", "apply", "render", "stop", "restore", "step_timeout_s"),
+                "a server of kind http is described by url, launch, set and means",
+                "leave it out, or set kind: command",
+            )
+            self._be_asked_by_http()
+        elif self.kind == "command":
             self._refuse(
                 _OF_A_LAUNCH, "of kind command only launch and apply start a server", "say it in these words"
             )
@@ -356,6 +413,10 @@ class TargetSpec(Spec):
                 f"of kind command only; this one is {self.kind}",
                 "set kind: command, or leave it out",
             )
+        if self.kind != "http":
+            self._refuse(
+                _OF_HTTP, f"of kind http only; this one is {self.kind}", "set kind: http, or leave it out"
+            )
         if self.runs_already:
             self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
         if self.kind == "triton":
@@ -365,6 +426,38 @@ class TargetSpec(Spec):
                 "the model's config.pbtxt says what runs it, and where",
             )
         return self
+
+    def _be_asked_by_http(self) -> None:
+        """Check that requests have somewhere to go, and that each parameter gets to the server."""
+        if self.url is None:
+            raise problem(
+                "missing: where requests go", at=("url",), hint="add url: http://127.0.0.1:8000/predict"
+            )
+        if self.set is None:
+            return
+        if (self.set.env or self.set.flag) and self.launch is None:
+            raise problem(
+                "variables and flags reach a server only when it starts",
+                at=("set",),
+                hint="add launch: [PROGRAM, …], or set its parameters by a request",
+            )
+        if self.launch is None and self.set.request is None:
+            raise problem(
+                "a server that runs already takes parameters by a request only", at=("set", "request")
+            )
+        known = self.set.names()
+        for key, names in (
+            ("means", [word for _, word, _ in self.words]),
+            ("defaults", self.defaults),
+            ("traps", self.traps),
+        ):
+            for name in names:
+                if name not in known:
+                    raise problem(
+                        f"{name} is a parameter that target.set does not give to the server",
+                        at=(key,),
+                        hint=f"set gives: {', '.join(sorted(known))}",
+                    )
 
     def _consist_of_commands(self) -> None:
         """Check that the parameters get to the server, and somebody says when it is ready."""
@@ -405,15 +498,38 @@ class TargetSpec(Spec):
 _OF_A_LAUNCH: Final = ("server", "docker", "command", "flags", "cpus", "framework", "device")
 
 
-def written_for_triton(given: object) -> bool:
-    """Whether a scenario that nobody has checked yet names a Triton."""
+_OF_HTTP: Final = ("url", "set", "means", "metrics", "defaults", "present", "traps")
+
+
+def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
+    """The kind of the target of a scenario that nobody has checked yet, and its words if that is http."""
     target = given.get("target") if isinstance(given, Mapping) else None
-    kind = target.get("kind") if isinstance(target, Mapping) else getattr(target, "kind", None)
-    return kind == "triton"
+    if isinstance(target, TargetSpec):
+        return target.kind, target.words
+    if not isinstance(target, Mapping):
+        return "", ()
+    means = target.get("means")
+    words = means.words() if isinstance(means, MeansSpec) else _written_words(means)
+    return str(target.get("kind")), words
+
+
+def _written_words(means: object) -> tuple[ServerWord, ...]:
+    """Nothing where they are wrong: the check of the target says so."""
+    try:
+        return MeansSpec.model_validate(means or {}).words()
+    except ValueError:
+        return ()
 
 
 SWITCH: Final = "enable_batching"
 UNSAYABLE: Final = "a tfserving file, all that target's commands name, cannot say no batching"
+
+
+def unsayable(target: TargetSpec) -> str:
+    """Why the server cannot be told to batch nothing, where `can_be_off` says so."""
+    return "target.means names no parameter for the rows in a batch" if target.kind == "http" else UNSAYABLE
+
+
 _HINT: Final = (
     "leave it out, or tell the server by {json} too, by JSON on the stdin of an apply that names no file, or by "
     "another dialect in target.render"
@@ -422,7 +538,9 @@ _HINT: Final = (
 
 def can_be_off(target: TargetSpec) -> bool:
     """False for commands whose only word from here is a tfserving file: with none in it a server batches by its
-    defaults."""
+    defaults; for a server of kind http that has no parameter for the rows in a batch."""
+    if target.kind == "http":
+        return target.means.rows is not None
     words = [word for command in (target.launch, target.apply) for word in command or ()]
     reads_stdin = target.apply is not None and not takes_file(target.apply)
     names_json = any(JSON_PLACE in word for word in words)
@@ -440,7 +558,7 @@ def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[st
         (("search", "space", SWITCH), False in values),
     ):
         if is_asked:
-            raise problem(UNSAYABLE, at=path, hint=_HINT)
+            raise problem(unsayable(target), at=path, hint=_HINT)
 
 
 def require_sayable(configuration: Configuration, target: TargetSpec) -> None:
@@ -450,4 +568,4 @@ def require_sayable(configuration: Configuration, target: TargetSpec) -> None:
         BatchingParametersError: it is no batching, and the target has no words for that.
     """
     if configuration.batching is None and not can_be_off(target):
-        raise BatchingParametersError(UNSAYABLE, hint=_HINT)
+        raise BatchingParametersError(unsayable(target), hint=_HINT)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, Configuration
 from batchtune.batching.triton_config import configuration_as_found
-from batchtune.batching.triton_words import INSTANCES
 from batchtune.cpus import usable_threads
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
@@ -358,6 +357,8 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     """
     flags = scenario.fixed_flags
     original = scenario.target.found
+    if scenario.target.kind == "http":
+        return _references_of_http(scenario)
     if original is not None:
         unbatched = replace(original, dynamic_batching=False)
         own: dict[Source, Configuration] = {
@@ -376,11 +377,30 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     return references
 
 
+def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
+    """What an attached server has, or `fixed` says; batches of one request; the server's defaults where it is told
+    what they are."""
+    target = scenario.target
+    references: dict[Source, Configuration] = {}
+    named = {name for name, _, _ in target.words} & scenario.fixed.keys()
+    if target.present or named:
+        with suppress(BatchingParametersError):
+            references["present"] = scenario.configuration(target.in_house_words(target.present))
+    if can_be_off(target):
+        references["no_batching"] = scenario.configuration({"enable_batching": False})
+    if target.defaults and not named:
+        with suppress(BatchingParametersError):
+            references["defaults"] = scenario.configuration()
+    return references
+
+
 def one_by_one(scenario: Scenario) -> Configuration:
     """No batching; where the server cannot be told so, batches of one request that wait for no other."""
     alone = reference_configurations(scenario).get("no_batching")
     if alone is not None:
         return alone
+    if scenario.target.kind == "http":
+        return scenario.configuration(scenario.search.grid()[0])
     batching = BatchingParameters(
         max_batch_size=scenario.request.rows_most,
         batch_timeout_micros=0,
@@ -402,11 +422,12 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 
 
 def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
-    """No batching with as many of Triton's instances as another configuration has."""
-    if batched.dialect != "triton":
+    """No batching with as many instances, of Triton or a server of kind http, as another configuration has."""
+    name = batched.instances_flag
+    if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched
     count = str(in_force(batched, _THREADS) or 1)
-    flags = tuple(sorted({**dict(unbatched.flags), INSTANCES: count}.items()))
+    flags = tuple(sorted({**dict(unbatched.flags), name: count}.items()))
     return replace(unbatched, flags=flags)
 
 

@@ -15,7 +15,6 @@ from batchtune.batching.parameters import (
     Dialect,
     default_num_batch_threads,
 )
-from batchtune.batching.triton_words import INSTANCES
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
@@ -37,9 +36,9 @@ def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> d
     """The server's, when it may run on `cpus`; None: on those of this process.
 
     A configuration for Triton names its size, delay and instances, without batching at least the instances, and it
-    keeps as many requests as come.
+    keeps as many requests as come; so do most servers of kind http.
     """
-    if dialect == "triton":
+    if dialect != "tfserving":
         return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": 2**31 - 1}
     return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
 
@@ -154,8 +153,8 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
     value = getattr(configuration.batching, name, None)
     if value is None or value == ():
         flags = dict(configuration.flags)
-        if configuration.dialect == "triton" and name == "num_batch_threads" and INSTANCES in flags:
-            return int(flags[INSTANCES])
+        if name == "num_batch_threads" and configuration.instances_flag in flags:
+            return int(flags[configuration.instances_flag])
         if name == LENGTH_BUCKETS:
             return flags.get(name, NO_BUCKETS)
         value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))

@@ -18,7 +18,6 @@ from batchtune.batching.parameters import (
     Configuration,
     default_num_batch_threads,
 )
-from batchtune.batching.triton_words import INSTANCES
 
 TRITONS_AHEAD: Final = "Triton forms batches ahead of a free instance, which the twin does not"
 
@@ -122,7 +121,7 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
     `cpus` are those that it may run on (`target.cpus`); None: those of this process.
     """
     parameters = configuration.batching
-    if configuration.dialect == "triton":
+    if configuration.dialect == "triton" or (configuration.instances_flag and parameters is None):
         return _tritons_batcher(configuration)
     if parameters is None:
         return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
@@ -157,7 +156,7 @@ def _tritons_batcher(configuration: Configuration) -> Batcher:
     """Triton's has no limit on what waits, and without batching runs one request an instance; see `left_out`."""
     parameters = configuration.batching
     if parameters is None:
-        instances = int(dict(configuration.flags).get(INSTANCES, 1))
+        instances = int(dict(configuration.flags).get(configuration.instances_flag, 1))
         return Batcher(max_batch_size=None, batch_threads=instances)
     return Batcher(
         max_batch_size=parameters.max_batch_size,

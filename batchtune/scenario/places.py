@@ -1,0 +1,86 @@
+"""Where in a JSON document does a value stand, and what fills the places of a template?
+
+A place is names and numbers with dots between them (`outputs.0.score`); `*` stands for every key of an object, or every
+item of a list. In a template {{NAME}} stands for a value, and {{2 * NAME}} for twice a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_HOLE: Final = re.compile(r"\{\{\s*(?:(\d+)\s*\*\s*)?([^{}]*?)\s*\}\}")
+
+
+def values_at(document: Any, place: str) -> list[Any]:
+    """What stands there: nothing, a value, or with `*` several."""
+    there = [document]
+    for step in filter(None, place.split(".")):
+        there = [below for above in there for _, below in _below(above, step)]
+    return there
+
+
+def with_values(document: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of the document with these values at these places; a missing object on the way is made."""
+    for place, value in changes.items():
+        document = _with_value(document, list(filter(None, place.split("."))), value)
+    return document
+
+
+def _with_value(document: Any, steps: list[str], value: Any) -> Any:
+    if not steps:
+        return value
+    step, *further = steps
+    if isinstance(document, list):
+        changed = list(document)
+        for at, below in _below(document, step):
+            changed[at] = _with_value(below, further, value)
+        return changed
+    above = dict(document) if isinstance(document, Mapping) else {}
+    keys = list(above) if step == "*" else [step]
+    return {**above, **{key: _with_value(above.get(key), further, value) for key in keys}}
+
+
+def _below(document: Any, step: str) -> Iterator[tuple[Any, Any]]:
+    if isinstance(document, Mapping):
+        keys = list(document) if step == "*" else [step]
+        yield from ((key, document[key]) for key in keys if key in document)
+    elif isinstance(document, list):
+        indices = range(len(document)) if step == "*" else [int(step)] if step.isdecimal() else []
+        yield from ((at, document[at]) for at in indices if at < len(document))
+
+
+def holes(template: Any) -> Iterator[str]:
+    """The names that a template asks for."""
+    if isinstance(template, Mapping):
+        for value in template.values():
+            yield from holes(value)
+    elif isinstance(template, list | tuple):
+        for value in template:
+            yield from holes(value)
+    elif isinstance(template, str):
+        yield from (name for _, name in _HOLE.findall(template))
+
+
+def filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with values in its places: a text that is one place becomes the value itself.
+
+    A name without a value stays as it is.
+    """
+    if isinstance(template, Mapping):
+        return {name: filled(value, values) for name, value in template.items()}
+    if isinstance(template, list | tuple):
+        return [filled(value, values) for value in template]
+    if not isinstance(template, str):
+        return template
+    whole = _HOLE.fullmatch(template)
+    if whole is not None and whole[2] in values:
+        return _times(whole[1], values[whole[2]])
+    return _HOLE.sub(
+        lambda hole: str(_times(hole[1], values[hole[2]])) if hole[2] in values else hole[0], template
+    )
+
+
+def _times(factor: str | None, value: Any) -> Any:
+    return int(factor) * value if factor and isinstance(value, int | float) else value

@@ -1,0 +1,245 @@
+"""How does a server of kind http get its parameters: by variables, flags, a file, or a request that takes them live?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError
+from batchtune.scenario.places import filled, holes, values_at, with_values
+from batchtune.scenario.spec.http_server import (
+    CHANGED,
+    FileSetting,
+    RequestSetting,
+    SettingSpec,
+    UntilSpec,
+)
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.endpoint import Endpoint, control_client, in_words
+
+_POLL_S: Final = 0.1
+
+
+def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
+    """The target with texts in place of {port} and the like, wherever they stand."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: replaced(below) for name, below in value.items()}
+        if isinstance(value, list):
+            return [replaced(below) for below in value]
+        for place, text in places.items():
+            value = value.replace(place, text) if isinstance(value, str) else value
+        return value
+
+    return TargetSpec.model_validate(
+        replaced(spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    )
+
+
+class Settings:
+    """The parameters of one server on their way to it, and what was there before."""
+
+    def __init__(
+        self, spec: SettingSpec, endpoint: Endpoint, *, rows_per_request: int, limit_s: float
+    ) -> None:
+        self._spec = spec
+        self._endpoint = endpoint
+        self._rows_per_request = rows_per_request
+        self._limit_s = limit_s
+        self._file_before: bytes | None = None
+        self._document: Any = None
+        self._changed = False
+
+    def environment(self, configuration: Configuration) -> dict[str, str]:
+        """The variables that a server is started with."""
+        values = self._values(configuration)
+        return {variable: _text(values[name]) for name, variable in self._spec.env.items() if name in values}
+
+    def flags(self, configuration: Configuration) -> list[str]:
+        """The words that follow those of launch."""
+        values = self._values(configuration)
+        named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
+        return [word for flag, value in named for word in (flag, _text(value))]
+
+    def present(self) -> dict[str, Any]:
+        """What is in force by the server's own names, as far as `set.request.read` or the file tells.
+
+        Raises:
+            TargetError: it does not answer, or with something else.
+        """
+        self._look()
+        places: list[tuple[Any, Mapping[str, Any]]] = []
+        request, file = self._spec.request, self._spec.file
+        if request is not None and request.read is not None:
+            places.append((self._part(), request.change))
+        if file is not None and self._file_before is not None and file.text is None:
+            places.append((_json(self._file_before, file.path), file.change))
+        values = {}
+        for document, changes in places:
+            for place, template in changes.items():
+                there = values_at(document, place)
+                if there and isinstance(template, str) and template == f"{{{{{next(holes(template), '')}}}}}":
+                    values[next(holes(template))] = there[0]
+        return {name: value for name, value in values.items() if value is not None}
+
+    def original(self) -> dict[str, Any]:
+        """What is to be put back, as JSON."""
+        self._look()
+        before = None if self._file_before is None else self._file_before.decode("utf-8", "surrogateescape")
+        return {"file": before, "document": self._document}
+
+    def take_original(self, original: Mapping[str, Any]) -> None:
+        """Put that back at the end, whatever is there now."""
+        before = original.get("file")
+        self._file_before = None if before is None else before.encode("utf-8", "surrogateescape")
+        self._document = original.get("document")
+        self._changed = True
+
+    def write(self, configuration: Configuration) -> None:
+        """Write the file that the server reads."""
+        file = self._spec.file
+        if file is None:
+            return
+        self._look()
+        self._changed = True
+        values = self._values(configuration)
+        path = Path(file.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.text is not None:
+            path.write_text(str(filled(file.text, values)), encoding="utf-8")
+            return
+        before = file.base if self._file_before is None else _json(self._file_before, file.path)
+        path.write_text(json.dumps(_changed(before, file, values), indent=2) + "\n", encoding="utf-8")
+
+    def send(self, configuration: Configuration) -> None:
+        """Ask the server to take the parameters, and wait until they are in force.
+
+        Raises:
+            TargetError: it refuses, or they are not in force in time.
+        """
+        if self._spec.request is None:
+            return
+        self._look()
+        self._changed = True
+        values = self._values(configuration)
+        self._send(
+            self._spec.request, {**values, CHANGED: _changed(self._part(), self._spec.request, values)}
+        )
+
+    def put_back(self) -> bool:
+        """Put back the file and the document that were there; False: nothing was changed.
+
+        Raises:
+            TargetError: the server does not take it.
+        """
+        changed, self._changed = self._changed, False
+        file, request = self._spec.file, self._spec.request
+        if not changed or (file is None and (request is None or request.read is None)):
+            return False
+        if file is not None and self._file_before is None:
+            Path(file.path).unlink(missing_ok=True)
+        elif file is not None and self._file_before is not None:
+            Path(file.path).write_bytes(self._file_before)
+        if request is not None:
+            self._send(request, {CHANGED: self._part()})
+        return True
+
+    def _values(self, configuration: Configuration) -> dict[str, Any]:
+        return configuration.server_values(self._rows_per_request)
+
+    def _look(self) -> None:
+        """Keep what is there before the first change."""
+        if self._changed:
+            return
+        if self._spec.file is not None:
+            path = Path(self._spec.file.path)
+            self._file_before = path.read_bytes() if path.is_file() else None
+        if self._spec.request is not None and self._spec.request.read is not None:
+            self._document = self._answer("GET", self._spec.request.read)
+
+    def _part(self) -> Any:
+        """The part of what was read that is sent back."""
+        request = self._spec.request
+        if request is None or request.read is None:
+            return None
+        there = values_at(self._document, request.at)
+        if not there or there[0] is None:
+            raise TargetError(
+                f"{request.read} tells nothing at {request.at!r}",
+                hint="is the application there, deployed from a file, and is target.set.request.at its place?",
+            )
+        return there[0]
+
+    def _send(self, request: RequestSetting, values: Mapping[str, Any]) -> None:
+        self._answer(request.method, request.url, filled(request.body, values))
+        if request.until is not None:
+            self._wait(request, request.until, filled(request.until.value, values))
+        if request.read is None:
+            return
+        now = values_at(self._answer("GET", request.read), request.at)
+        for place in request.change:
+            wanted = values_at(values.get(CHANGED), place)
+            if wanted != (there := values_at(now[0] if now else None, place)):
+                raise TargetError(
+                    f"{request.method} {request.url}: {place} is {there} after it, not {wanted}"
+                )
+
+    def _wait(self, request: RequestSetting, until: UntilSpec, wanted: Any) -> None:
+        give_up, there = time.monotonic() + self._limit_s, None
+        while time.monotonic() < give_up and not list(holes(wanted)):
+            now = values_at(self._answer("GET", until.url), until.path)
+            there = now[0] if now else None
+            if there == wanted:
+                return
+            if there in until.failed:
+                raise TargetError(f"{until.url}: {until.path} is {there} after {request.method}")
+            time.sleep(_POLL_S)
+        if list(holes(wanted)):
+            return
+        raise TargetError(
+            f"{until.url}: {until.path} is {there}, not {wanted}, after {self._limit_s:g} s",
+            hint="a big model may need a longer target.ready_timeout",
+        )
+
+    def _answer(self, method: str, url: str, body: Any = None) -> Any:
+        import httpx
+
+        try:
+            with control_client(self._endpoint, timeout_s=self._limit_s) as client:
+                answer = client.request(method, url, json=body)
+        except httpx.HTTPError as error:
+            raise TargetError(
+                f"{method} {url}: {in_words(error)}", hint="is the server up, and is this its address?"
+            ) from error
+        if answer.status_code >= 300:
+            raise TargetError(f"{method} {url}: HTTP {answer.status_code}: {answer.text[:300].strip()}")
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            return answer.text
+
+
+def _changed(document: Any, setting: FileSetting | RequestSetting, values: Mapping[str, Any]) -> Any:
+    """The document with the values that are known at their places."""
+    changes = {
+        place: filled(template, values)
+        for place, template in setting.change.items()
+        if all(name in values for name in holes(template))
+    }
+    return with_values(document, changes)
+
+
+def _json(content: bytes, path: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise TargetError(f"{path}: not JSON: {error}", hint="give target.set.file a text instead") from error
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,130 @@
+"""Does a scenario of kind http say parameters in the server's own words, and requests by a template?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import ScenarioError
+from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.places import filled, values_at, with_values
+from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.search.contenders import reference_configurations
+
+
+def scenario(request: Any = None, target: Any = None, **parts: Any) -> Scenario:
+    document = {
+        "name": "x",
+        "target": {
+            "url": "http://127.0.0.1:8000/predict",
+            "kind": "http",
+            "launch": ["serve"],
+            "set": {"env": {"rows": "ROWS", "wait": "WAIT", "workers": "WORKERS", "mode": "MODE"}},
+            "means": {"rows": "rows", "wait_ms": "wait", "concurrency": "workers"},
+            **(target or {}),
+        },
+        "request": request or {"body": {"x": "{{rows}}"}},
+        "load": {"arrivals": "poisson"},
+        "slo": {"p95": "50ms"},
+        "objective": "capacity",
+        **parts,
+    }
+    return parse_scenario(yaml.safe_dump(document), source="x")
+
+
+def requests(**request: Any) -> RequestSet:
+    return build_requests(scenario(request=request).request, {}, model_name="m")
+
+
+def test_parameters_are_written_and_shown_in_the_servers_own_words() -> None:
+    asked = scenario(
+        search={"space": {"rows": [1, 8], "wait": [0, 2.5]}}, fixed={"mode": "fast", "workers": 2}
+    )
+    best = asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2500})
+    assert best.label() == "rows=8 wait=2.5 workers=2 mode=fast"
+    assert best.server_values() == {"rows": 8, "wait": 2.5, "workers": 2, "mode": "fast"}
+    assert Configuration.from_dict(json.loads(json.dumps(best.to_dict()))) == best
+
+
+def test_no_batching_is_one_request_a_batch_with_as_many_workers() -> None:
+    asked = scenario(request={"body": {"x": "{{rows}}"}, "rows": 3}, fixed={"workers": 2})
+    alone = reference_configurations(asked)["no_batching"]
+    assert alone.server_values(3) == {"rows": 3, "wait": 0, "workers": 2}
+
+
+def test_the_servers_defaults_are_a_reference_only_where_they_are_told() -> None:
+    assert "defaults" not in reference_configurations(scenario())
+    known = scenario(target={"defaults": {"rows": 4, "wait": 10}})
+    assert reference_configurations(known)["defaults"].server_values() == {"rows": 4, "wait": 10}
+
+
+def test_a_run_keeps_a_scenario_that_reads_the_same() -> None:
+    asked = scenario(search={"space": {"wait": {"low": 0, "high": 4, "step": 2}}}, fixed={"rows": 8})
+    assert parse_scenario(format_scenario(asked), source="kept") == asked
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"fixed": {"row": 8}}, "did you mean 'rows'"),
+        ({"target": {"means": {"rows": "size"}}}, "size is a parameter that target.set does not give"),
+        ({"target": {"means": {"wait_s": "wait", "wait_ms": "wait"}}}, "the wait is given twice"),
+        ({"target": {"launch": None}}, "variables and flags reach a server only when it starts"),
+        ({"target": {"url": None}}, "missing: where requests go"),
+        ({"request": {"rows": 1}}, "missing: what a request of this server looks like"),
+        ({"target": {"grpc_url": None, "rest_url": "http://x:1"}}, "described by url"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as told:
+        scenario(**parts)
+    assert said in f"{told.value.message} {told.value.hint}"
+
+
+def test_a_body_has_a_row_or_rows_by_name_and_another_uuid_each() -> None:
+    made = requests(
+        body={"id": "a-{{uuid}}", "x": "{{rows}}", "first": "{{row}}", "ids": "{{ids}}"},
+        shapes={"ids": [2], "mask": []},
+        rows=2,
+        inputs={"random": {"whole": True}},
+    )
+    bodies = [json.loads(body) for body in made.bodies]
+    assert made.rows == (2,) * 16
+    assert len({body["id"] for body in bodies}) == 16
+    assert (
+        bodies[0]["x"][0]
+        == bodies[0]["first"]
+        == {"ids": bodies[0]["ids"][0], "mask": bodies[0]["first"]["mask"]}
+    )
+    assert [len(body["ids"]) for body in bodies] == [2] * 16
+    assert all(isinstance(value, int) for value in bodies[0]["ids"][0])
+
+
+def test_rows_are_texts_where_the_scenario_says_so() -> None:
+    made = requests(body={"inputs": "{{rows}}"}, inputs={"random": {"text": True, "length": 5}}, rows=2)
+    assert [len(text) for text in json.loads(made.bodies[0])["inputs"]] == [5, 5]
+
+
+def test_recorded_bodies_are_sent_as_they_are_with_the_rows_they_hold(tmp_path: Path) -> None:
+    file = tmp_path / "bodies.jsonl"
+    file.write_text('{"x": {"y": [1,  2]}}\n\n{"x": {"y": [3]}}\n')
+    made = requests(inputs={"file": str(file)}, rows_path="x.y")
+    assert made.bodies == (b'{"x": {"y": [1,  2]}}', b'{"x": {"y": [3]}}')
+    assert made.rows == (2, 1)
+    with pytest.raises(ScenarioError, match="no list of rows at 'x'"):
+        requests(inputs={"file": str(file)}, rows_path="x")
+
+
+def test_places_are_read_and_set_through_lists_objects_and_stars() -> None:
+    document = {"a": [{"n": 1}, {"n": 2}], "b": None}
+    assert values_at(document, "a.*.n") == [1, 2]
+    assert values_at(document, "a.2.n") == values_at(document, "b.c") == []
+    assert with_values(document, {"a.1.n": 5, "b.c": 6}) == {"a": [{"n": 1}, {"n": 5}], "b": {"c": 6}}
+    assert document["b"] is None
+    assert filled(["{{n}}", "{{2 * n}}", "n={{n}}", "{{m}}"], {"n": 3}) == [3, 6, "n=3", "{{m}}"]

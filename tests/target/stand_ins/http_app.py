@@ -1,0 +1,68 @@
+"""A server of nobody's protocol: answers POST /score by its variables, and takes parameters by PUT /parameters.
+
+Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parameters = {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os.environ.get("WAIT", "0"))}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(200, json.dumps(parameters))
+
+    def do_PUT(self) -> None:
+        parameters.update(json.loads(self._body()))
+        self._answer(200, "{}")
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self.path == "/score":
+            self._answer(200, json.dumps({"score": json.loads(body), "size": parameters["app"]["size"]}))
+        elif self.path == "/fails":
+            self._answer(500, json.dumps({"detail": "no model"}))
+        elif self.path == "/page":
+            self._answer(200, "<html>Welcome</html>", kind="text/html")
+        elif self.path == "/moved":
+            self._answer(307, "", location="/score/")
+        elif self.path == "/stream":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b"data: x\n\n")
+                    time.sleep(0.02)
+            except OSError:
+                self.close_connection = True
+        else:
+            self._answer(404, json.dumps({"detail": "Not Found"}))
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"] or 0))
+
+    def _answer(self, status: int, text: str, *, kind: str = "application/json", location: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        if location:
+            self.send_header("Location", location)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_words: object) -> None:
+        """Nothing is logged."""
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

@@ -1,0 +1,185 @@
+"""Is any HTTP server launched or attached to, given its parameters by its own names, and put back?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from batchtune.errors import TargetError
+from batchtune.load.first_tries import require_answer
+from batchtune.scenario.payloads import build_requests
+from batchtune.scenario.reader import parse_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.command import CommandTarget
+from batchtune.target.process import ServerProcess, free_port
+from batchtune.target.telemetry import activity, read_meant_counters
+
+APP = Path(__file__).parent / "stand_ins" / "http_app.py"
+
+
+def scenario(**target: Any) -> Scenario:
+    """Of that server, launched unless `target` says otherwise."""
+    given = {
+        "kind": "http",
+        "url": "http://127.0.0.1:{port}/score",
+        "launch": [sys.executable, str(APP), "{port}"],
+        "set": {"env": {"size": "SIZE", "wait": "WAIT"}},
+        "means": {"rows": "size", "wait_s": "wait"},
+        **target,
+    }
+    document = {
+        "name": "x",
+        "target": {name: value for name, value in given.items() if value is not None},
+        "request": {"body": {"x": "{{row}}"}, "timeout": "300ms"},
+        "load": {"arrivals": "poisson"},
+        "slo": {"p95": "50ms"},
+        "objective": "capacity",
+        "search": {"space": {"size": [1, 8], "wait": [0, 0.002]}},
+    }
+    if given["set"] is None:
+        del document["search"]
+    return parse_scenario(json.dumps(document), source="x")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server that somebody else started."""
+    port = free_port()
+    with ServerProcess([sys.executable, str(APP), str(port)], log_path=tmp_path / "log") as process:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(500):
+            process.raise_if_dead(within_s=0.02)
+            try:
+                httpx.get(url)
+                break
+            except httpx.HTTPError:
+                continue
+        yield url
+
+
+def attached(url: str) -> Scenario:
+    setting = {
+        "url": f"{url}/parameters",
+        "method": "PUT",
+        "read": f"{url}/parameters",
+        "at": "app",
+        "change": {"size": "{{size}}", "wait": "{{wait}}"},
+        "body": {"app": "{{changed}}"},
+        "until": {"url": f"{url}/parameters", "path": "app.size", "value": "{{size}}"},
+    }
+    return scenario(url=f"{url}/score", launch=None, set={"request": setting})
+
+
+def test_variables_reach_a_launched_server_in_its_own_unit() -> None:
+    asked = scenario()
+    with CommandTarget(asked.target) as target:
+        applied = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000}))
+        assert applied.how == "restart"
+        assert applied.startup_s is not None
+        assert httpx.get(target.endpoint.rest_url).json() == {"app": {"size": 8, "wait": 0.002}}
+        target.apply(asked.configuration({"enable_batching": False}))
+        assert httpx.get(target.endpoint.rest_url).json() == {"app": {"size": 1, "wait": 0}}
+
+
+def test_flags_follow_the_words_of_launch() -> None:
+    wanted = [sys.executable, "-c", "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"]
+    asked = scenario(
+        launch=wanted,
+        set={"flag": {"size": "--size", "wait": "--wait"}},
+        ready=["true"],
+        means={"rows": "size"},
+    )
+    with CommandTarget(asked.target) as target:
+        target.apply(asked.configuration({"max_batch_size": 8, "wait": 0.5}))
+        for _ in range(100):
+            if "size" in target.log_tail():
+                break
+            target._process.raise_if_dead(within_s=0.02)  # type: ignore[union-attr]
+        assert "['--size', '8', '--wait', '0.5']" in target.log_tail()
+
+
+def test_a_file_is_changed_at_its_places_and_put_back(running: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"name": "m", "extra": {"size": 3}}')
+    setting = {
+        "file": {"path": str(file), "change": {"extra.size": "{{size}}", "wait": "{{wait}}"}},
+        "request": {"url": f"{running}/score", "body": {}},
+    }
+    asked = scenario(url=f"{running}/score", launch=None, set=setting)
+    with CommandTarget(asked.target) as target:
+        assert target.present() == {"size": 3}
+        assert (
+            target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000})).how
+            == "hot"
+        )
+        assert json.loads(file.read_text()) == {"name": "m", "extra": {"size": 8}, "wait": 0.002}
+    assert file.read_text() == '{"name": "m", "extra": {"size": 3}}'
+
+
+def test_a_running_server_is_read_changed_and_put_back(running: str) -> None:
+    asked = attached(running)
+    with CommandTarget(asked.target) as target:
+        assert target.present() == {"size": 1, "wait": 0.0}
+        applied = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
+        assert applied.how == "hot"
+        assert httpx.get(running).json() == {"app": {"size": 8, "wait": 0.001}}
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/fails", "HTTP 500"),
+        ("/nowhere", "HTTP 404"),
+        ("/page", "text/html, not JSON"),
+        ("/moved", "a redirect to /score/"),
+        ("/stream", "the answer has no end"),
+    ],
+)
+def test_a_wrong_app_is_told_before_any_load(running: str, path: str, said: str) -> None:
+    asked = scenario(url=f"{running}{path}", launch=None, set=None, means={})
+    with CommandTarget(asked.target) as target:
+        requests = build_requests(asked.request, {}, model_name="x")
+        with pytest.raises(TargetError, match=said) as told:
+            require_answer(target.endpoint, requests, is_json=True)
+        assert told.value.hint
+
+
+def test_an_answer_must_have_what_the_scenario_says(running: str) -> None:
+    asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
+    request = asked.request.model_copy(update={"ok": asked.request.ok.model_copy(update={"path": "error"})})
+    with CommandTarget(asked.target) as target:
+        right = build_requests(asked.request, {}, model_name="x")
+        require_answer(target.endpoint, right, is_json=True)
+        with pytest.raises(TargetError, match=r"request\.ok\.path"):
+            require_answer(target.endpoint, build_requests(request, {}, model_name="x"), is_json=True)
+
+
+def test_metrics_go_by_what_their_names_mean(running: str) -> None:
+    """The page is read as ours: sizes, batches, and times in the unit that their names end in."""
+    from batchtune.target import telemetry
+
+    pages = iter(
+        f"rows_sum {rows}\nrows_count {batches}\nqueue_ms_sum {wait}\nqueue_ms_count {rows}\nrun_seconds_sum {run}\n"
+        for rows, batches, wait, run in ((10, 5, 10, 1.0), (50, 15, 90, 2.0))
+    )
+    spec = telemetry.MetricsSpec.model_validate(
+        {"url": "http://x/", "batch_size": "rows", "queue": "queue_ms", "execution": "run_seconds"}
+    )
+    readings = [telemetry.meant(spec, telemetry.parse_prometheus(page)) for page in pages]
+    before, after = (
+        telemetry.Counters(monotonic_s=at, server_cpu_s=None, series=series)
+        for at, series in enumerate(readings)
+    )
+    moved = activity(before, after)
+    assert (moved.batches, moved.mean_batch_rows, moved.queue_wait_mean_s) == (10, 4.0, 0.002)
+    assert moved.device_busy_ratio == pytest.approx(1.0)
+    asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
+    with CommandTarget(asked.target) as target:
+        assert not read_meant_counters(None, target.endpoint).series

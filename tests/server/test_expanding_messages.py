@@ -119,3 +119,28 @@ def test_few_values_stand_for_megabytes_at_most(size: int, float_values: int, an
     asyncio.run(scenario())
     assert call.answer == answer
     assert len(servable.asked) == (answer == "OK")
+
+
+@pytest.mark.parametrize(
+    ("shape", "answer"),
+    [
+        ((1 << 20, 0), "OK"),
+        (((1 << 20) + 1, 0), "INVALID_ARGUMENT"),
+        ((1 << 40, 0), "INVALID_ARGUMENT"),
+        ((0, 1 << 40), "INVALID_ARGUMENT"),
+    ],
+)
+def test_rows_without_values_are_counted_too(shape: tuple[int, ...], answer: str) -> None:
+    """They take no memory, but each has a row in the answer."""
+    call = Call(PREDICT, encode_predict_request("m", "", {"x": np.empty(shape, np.float32)}))
+    wide = signature("serving_default", [spec("x", "float32", None)], [spec("y")])
+    servable = FakeServable({"serving_default": (wide, nothing)})
+
+    async def scenario() -> None:
+        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert call.answer == answer
+    assert len(servable.asked) == (answer == "OK")

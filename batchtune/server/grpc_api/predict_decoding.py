@@ -8,6 +8,7 @@ message. A message that fits no template is parsed by protobuf, always with the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -163,7 +164,8 @@ def decode_inputs(request: Any) -> dict[str, NDArray[Any]]:
             array = tensor_from_proto(request.inputs[name], filled_bytes_max=1 << 18)
         except ValueError as error:
             raise StatusError("INVALID_ARGUMENT", f"tensor parsing error: {name}") from error
-        tensor_bytes += array.nbytes
+        # Rows without values count too: an answer has values for each.
+        tensor_bytes += array.nbytes or math.prod(filter(None, array.shape)) * array.itemsize
         # A value repeated over 512 MiB took 35 bytes; 3 MB are an image of 512 x 512, 8 bytes an int64 sent in one.
         if tensor_bytes > 1 << 22 and tensor_bytes > 8 * request.ByteSize():
             raise StatusError(

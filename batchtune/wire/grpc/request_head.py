@@ -16,6 +16,7 @@ _REMEMBERED_BYTES_MAX = 2_048
 """Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
 _PSEUDO = {":method", ":scheme", ":path", ":authority"}
 _OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+_BAD_IN_NAME = re.compile("[\0- A-Z:\x7f-\xff]")
 _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
 
 
@@ -120,11 +121,12 @@ def _malformation(fields: Fields, values: dict[str, str]) -> str:
         return "pseudo-header after a header"
     if not values.get(":method") or not values.get(":scheme") or not values.get(":path"):
         return "pseudo-header missing"
-    for name, _ in fields:
-        if not name or name != name.lower() or name in _OF_ONE_HOP:
+    lengths = [value for name, value in fields if name == "content-length"]
+    for name, _ in fields[len(pseudo) :]:
+        if not name or name in _OF_ONE_HOP or _BAD_IN_NAME.search(name):
             return f"header {name!r} is not allowed in HTTP/2"
     if any(re.search("[\0\r\n]", value) for _, value in fields):
         return "header value with a line break"
-    if not re.fullmatch("[0-9]{1,18}", values.get("content-length", "0")):
-        return "content-length is no number"
+    if len(set(lengths)) > 1 or not all(re.fullmatch("[0-9]{1,18}", length) for length in lengths):
+        return "content-length is not one number"
     return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""

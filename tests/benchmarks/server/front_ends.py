@@ -5,7 +5,8 @@ The server (its real process, an emulated device, one batch thread) on core 0, h
 row of 200 float32, answers of 2. Bars: echo ≥ 110,000/s gRPC and ≥ 50,000/s REST; CPU ≤ 14 µs gRPC, ≤ 25 µs REST; where
 a batch of b rows takes 2.0 ms + 0.05 ms × b, ≥ 95 % of b/τ(b); one client: p50 ≤ τ(1) + 0.2 ms.
 One gRPC answer of each case is read: h2load counts those with a failure's status too.
-With --beside this checkout and the other one take turns, and the medians of each are printed with their ranges.
+With --beside this checkout and the other one take turns, and the medians of each are printed with their ranges; "n/o" is
+the ratio new/old of the two runs of one round, which what else runs on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +114,28 @@ def compare(cases: list[Case], seconds: int, rounds: int, checkouts: tuple[Path,
             for name, checkout in turns if number % 2 == 0 else turns[::-1]:
                 for row in run_case(case, seconds, checkout):
                     rows.setdefault((row.split()[1], name), []).append(row.split())
-        for (protocol, name), runs in sorted(rows.items()):
-            columns = [[float(run[place].replace(",", "")) for run in runs] for place in FIGURES.values()]
-            failed = sum(int(run[-1]) for run in runs)
-            shown = "".join(f"{spread(column):>28}" for column in columns)
-            print(f"{case.name:6}{protocol:6}{name:6}{shown}  {failed}", flush=True)
+        print_compared(case.name, rows)
 
 
-def spread(values: list[float]) -> str:
+def print_compared(case: str, rows: dict[tuple[str, str], list[list[str]]]) -> None:
+    for protocol in PREDICT_PATHS:
+        runs = {name: rows[protocol, name] for name in ("old", "new")}
+        columns = {name: [figures(run) for run in of_checkout] for name, of_checkout in runs.items()}
+        columns["n/o"] = [
+            [after / before for before, after in zip(old, new, strict=True)]
+            for old, new in zip(columns["old"], columns["new"], strict=True)
+        ]
+        for name, rounds in columns.items():
+            shown = "".join(f"{spread(column):>28}" for column in zip(*rounds, strict=True))
+            failed = sum(int(run[-1]) for run in runs.get(name, []))
+            print(f"{case:6}{protocol:6}{name:6}{shown}  {failed}", flush=True)
+
+
+def figures(row: list[str]) -> list[float]:
+    return [float(row[place].replace(",", "")) for place in FIGURES.values()]
+
+
+def spread(values: Sequence[float]) -> str:
     digits = 0 if values[0] >= 1000 else 2
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:,.{digits}f} [{low:,.{digits}f}-{high:,.{digits}f}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.server.server_process import free_ports, write_emulated
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 OF_A_PREDICT = 22
@@ -40,8 +42,8 @@ def test_files_of_one_predict(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT) as server:
         try:
             with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-                grpc.channel_ready_future(channel).result(60)
                 predict = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+                wait_until(lambda: is_answered(predict, request), limit_s=60)
                 for _ in range(30):
                     predict(request, timeout=30)
         finally:
@@ -51,6 +53,14 @@ def test_files_of_one_predict(tmp_path: Path) -> None:
     print(sorted(walks[-1]))
     assert min(map(len, walks)) > 5
     assert sorted(map(len, walks))[len(walks) // 2] <= OF_A_PREDICT
+
+
+def is_answered(predict: Callable[..., bytes], request: bytes) -> bool:
+    """False while the server starts, or loads its model."""
+    try:
+        return bool(predict(request, timeout=30, wait_for_ready=True))
+    except grpc.RpcError:
+        return False
 
 
 @pytest.mark.slow

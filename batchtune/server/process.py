@@ -23,6 +23,7 @@ from batchtune.errors import UsageError
 from batchtune.server import startup
 from batchtune.server.backends.model import nothing_to_prepare
 from batchtune.server.backends.registry import load_model
+from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.flags import ServerFlags
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
@@ -36,7 +37,6 @@ from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.listener import RestServer, serve_rest
-from batchtune.server.sessions.request import LoadedVersion, LoopPort
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_connection import GrpcServer, serve
@@ -279,10 +279,9 @@ class ModelServer:
             raise
         return servable
 
-    def _close_version(self, version: LoadedVersion) -> None:
-        if isinstance(version, Servable):
-            version.drain()
-            self._control.detach(version)
+    def _close_version(self, version: Servable) -> None:
+        version.drain()
+        self._control.detach(version)
         version.close()
         gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick
 

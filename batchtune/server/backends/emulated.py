@@ -49,7 +49,7 @@ from batchtune.server.backends.declared_file import (
     whole_number,
 )
 from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
-from batchtune.server.scheduling.clock import lower_timer_slack
+from batchtune.server.scheduling.batch_threads import lower_timer_slack
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 

@@ -18,65 +18,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
-from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued, Servable
+from batchtune.server.metrics.counters import Metrics, Times
+from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batched import EXPIRED_IN_QUEUE, Completion, Queued
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
 
 Outputs = Mapping[str, NDArray[Any]]
 
 
-class VersionStatus(Protocol):
-    """The life of one version."""
-
-    @property
-    def version(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """START, LOADING, AVAILABLE, UNLOADING or END."""
-        ...
-
-    @property
-    def error_code(self) -> str:
-        """gRPC's name; OK unless loading failed."""
-        ...
-
-    @property
-    def error_message(self) -> str:
-        """What went wrong, "" if nothing."""
-        ...
-
-
-class Models(Protocol):
-    """All models of the server. Every method raises StatusError with TensorFlow Serving's text."""
-
-    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
-        """The version that serves: the one named or labelled, else the latest."""
-        ...
-
-    def statuses(self, name: str, *, version: int | None = None) -> Sequence[VersionStatus]:
-        """The state of one version or of all."""
-        ...
-
-    def reload_config(self, config: Any) -> None:
-        """Serve what a ModelServerConfig lists; returns when that is so. Called from a thread of its own."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """The models configured now."""
-        ...
-
-
 TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
 
+_NAMES_MAX = 256
+_NAME_CHARACTERS_MAX = 256
+_RUNTIME = "TF1"  # TensorFlow Serving's name of sessions; its other one is TFRT
 _SLOT_BITS = 23  # 2**23 ns = 8.4 ms
 _SLOT_S = (1 << _SLOT_BITS) / 1e9
 _WATCHED_NS = 3600 * 10**9
@@ -84,42 +46,17 @@ _WATCHED_NS = 3600 * 10**9
 _logger = logging.getLogger(__name__)
 
 _Client = TypeVar("_Client")
-_Client_contra = TypeVar("_Client_contra", contravariant=True)
-
-
-class FrontEnd(Protocol[_Client_contra]):
-    """What REST and gRPC do each in its own way; `client` is whom a call answers."""
-
-    def reply(self, client: _Client_contra, answer: bytes) -> None:
-        """Answer OK."""
-        ...
-
-    def refuse(self, client: _Client_contra, error: StatusError) -> None:
-        """Answer with an error."""
-        ...
-
-    def is_gone(self, client: _Client_contra) -> bool:
-        """Whether nobody waits for the answer any more."""
-        ...
-
-
-class Expiring(Protocol):
-    """A call that has a deadline."""
-
-    def expire(self) -> None:
-        """End the call, unless it has ended."""
-        ...
 
 
 class Deadlines:
     """Ends calls; only for the thread of one event loop. Deadlines are on CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, set[Expiring]] = {}
+        self._slots: dict[int, set[PendingCall[Any]]] = {}
         self._passed = 0
         self._ticking = False
 
-    def add(self, call: Expiring, deadline_ns: int) -> None:
+    def add(self, call: PendingCall[Any], deadline_ns: int) -> None:
         """Watch a call; a deadline more than an hour away is nobody's concern."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
@@ -135,7 +72,7 @@ class Deadlines:
             asyncio.get_running_loop().call_later(_SLOT_S, self._tick)
         self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
-    def discard(self, call: Expiring, deadline_ns: int) -> None:
+    def discard(self, call: PendingCall[Any], deadline_ns: int) -> None:
         """Stop watching a call that has ended; one that is not watched is no error."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
@@ -146,7 +83,7 @@ class Deadlines:
 
     def _tick(self) -> None:
         last = (time.monotonic_ns() >> _SLOT_BITS) - 1
-        expired: list[Expiring] = []
+        expired: list[PendingCall[Any]] = []
         for slot in range(self._passed + 1, last + 1):
             expired.extend(self._slots.pop(slot, ()))
         self._passed = last
@@ -213,12 +150,24 @@ class LoopTurn:
 
 
 class PendingCalls(Generic[_Client]):
-    """What the calls of one front end share; only for the thread of one event loop."""
+    """What the calls of one front end share; only for the thread of one event loop.
+
+    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
+    """
 
     def __init__(
-        self, front_end: FrontEnd[_Client], metrics: RequestMetrics, entrypoint: str, models: Models
+        self,
+        metrics: Metrics,
+        entrypoint: str,
+        models: ModelRepository,
+        *,
+        reply: Callable[[_Client, bytes], None],
+        refuse: Callable[[_Client, StatusError], None],
+        is_gone: Callable[[_Client], bool],
     ) -> None:
-        self.front_end = front_end
+        self.reply = reply
+        self.is_gone = is_gone
+        self._refuse = refuse
         self.counts = RequestCounts(metrics, entrypoint, models.names)
         self.deadlines = Deadlines()
         self.turn = LoopTurn()
@@ -226,7 +175,7 @@ class PendingCalls(Generic[_Client]):
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
         """End a request that never became a call."""
         self.counts.failed(model_name, error.code)
-        self.front_end.refuse(client, error)
+        self._refuse(client, error)
 
 
 class PendingCall(Generic[_Client]):
@@ -293,7 +242,7 @@ class PendingCall(Generic[_Client]):
         times.runtime.add((time.monotonic_ns() - self.submitted_ns) / 1000)
         if self._examples:
             calls.counts.examples(times.model_name, self._examples)
-        if calls.front_end.is_gone(self._client):
+        if calls.is_gone(self._client):
             self.fail(StatusError("CANCELLED", "CANCELLED"))
             return
         try:
@@ -303,7 +252,7 @@ class PendingCall(Generic[_Client]):
             return
         self._end()
         times.request.add((time.monotonic_ns() - self._started_ns) / 1000)
-        calls.front_end.reply(self._client, answer)
+        calls.reply(self._client, answer)
 
     def fail(self, error: StatusError) -> None:
         """End with an error, unless ended."""
@@ -333,3 +282,86 @@ def check_predict_method(signature: Signature) -> None:
             "Expected prediction signature method_name to be one of {"
             f"{', '.join(PREDICT_METHODS)}}}. Was: {signature.method_name}",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind:
+    """What the metrics call a kind of call: `api` in request_latency, which REST spells in lower case, and
+    `runtime_api` in runtime_latency, which has one spelling (predict_util.cc, classifier.cc, regressor.cc)."""
+
+    api: str
+    runtime_api: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """Where calls of one kind on one model leave their micros: `runtime` from submit to outputs, whatever becomes of
+    them, and `request` from arrival to an answer that is OK. Looked up once, for a look-up costs as much as the rest.
+    """
+
+    model_name: str
+    runtime: Times
+    request: Times
+
+
+class RequestCounts:
+    """Counts the requests of one front end; `entrypoint` is TF Serving's "REST" or "GRPC", `configured` gives the
+    names of the models."""
+
+    def __init__(self, metrics: Metrics, entrypoint: str, configured: Callable[[], Sequence[str]]) -> None:
+        self._metrics = metrics
+        self._entrypoint = entrypoint
+        self._configured = configured
+        self._failed_names: set[str] = set()
+        self._unknown_names = 0  # of them, those that no model had
+
+    def times(self, model_name: str, kind: CallKind) -> ModelTimes:
+        """Where the calls of a kind on a model that is served leave their times."""
+        return ModelTimes(
+            model_name=model_name,
+            runtime=self._metrics.runtime_times(model_name, kind.runtime_api, _RUNTIME),
+            request=self._metrics.request_times(model_name, kind.api, self._entrypoint),
+        )
+
+    def answered(self, model_name: str) -> None:
+        """One request beside the model calls ended OK; its latency is no model's."""
+        self._metrics.request_count(model_name, "OK")
+
+    def failed(self, model_name: str, code: str) -> None:
+        """One request ended otherwise. Of names that no model has, only the first 256, and of each 256 characters, are
+        told apart: a client may invent any number, of any length."""
+        if model_name not in self._failed_names:
+            if model_name not in self._configured():
+                model_name = model_name[:_NAME_CHARACTERS_MAX] if self._unknown_names < _NAMES_MAX else ""
+                self._unknown_names += model_name not in self._failed_names
+            self._failed_names.add(model_name)
+        self._metrics.request_count(model_name, code)
+
+    def examples(self, model_name: str, count: int) -> None:
+        """The model gave outputs for the examples of one request, whatever becomes of them."""
+        self._metrics.example_count(model_name, count)
+
+
+class LoopPort:
+    """Hands answers and functions to one event loop, from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_soon = loop.call_soon_threadsafe
+
+    def deliver(self, completions: list[Completion]) -> None:
+        """Let the loop call each completion; one wake-up of the loop for all of them."""
+        self._call_soon(_complete, completions)
+
+    def run_soon(self, function: Callable[[], None]) -> None:
+        """Let the loop call `function` after what it has been given before."""
+        self._call_soon(function)
+
+
+def _complete(completions: list[Completion]) -> None:
+    for done, outputs, error in completions:
+        try:
+            done(outputs, error)
+        except Exception:
+            _logger.exception("an answer could not be given")
+            if error is None:
+                _complete([(done, None, StatusError("INTERNAL", "the server failed to write the answer"))])

@@ -18,10 +18,11 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.pending_call import Models, Outputs, PendingCall, PendingCalls
-from batchtune.server.calls.request_counts import CallKind
-from batchtune.server.grpc_api.predict_decoding import read_model_spec
-from batchtune.server.sessions.request import Queued, Servable
+from batchtune.server.calls.pending_call import CallKind, Outputs, PendingCall, PendingCalls
+from batchtune.server.grpc_api.predict import read_model_spec
+from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batched import Queued
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 from batchtune.wire.status import StatusError
@@ -48,7 +49,7 @@ class InferenceCalls:
     """Answers Classify, Regress and MultiInference; `check_methods` is --enable_signature_method_name_check."""
 
     def __init__(
-        self, models: Models, pending: PendingCalls[GrpcCall], *, check_methods: bool = False
+        self, models: ModelRepository, pending: PendingCalls[GrpcCall], *, check_methods: bool = False
     ) -> None:
         self._models = models
         self._pending = pending

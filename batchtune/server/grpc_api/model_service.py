@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from batchtune.server.calls.pending_call import Models
 from batchtune.server.grpc_api.classify_regress import parse_message
-from batchtune.server.grpc_api.front_end import fail_call
-from batchtune.server.grpc_api.predict_decoding import read_model_spec
+from batchtune.server.grpc_api.predict import read_model_spec
+from batchtune.server.models.repository import ModelRepository
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
@@ -36,7 +35,7 @@ _logger = logging.getLogger(__name__)
 class ModelServiceCalls:
     """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest; `metrics` gives values by name."""
 
-    def __init__(self, models: Models, metrics: Callable[[Iterable[str]], dict[str, int]]) -> None:
+    def __init__(self, models: ModelRepository, metrics: Callable[[Iterable[str]], dict[str, int]]) -> None:
         self._models = models
         self._metrics = metrics
         self._reloads: set[asyncio.Task[None]] = set()
@@ -48,7 +47,7 @@ class ModelServiceCalls:
         try:
             answer = self._metadata(parse_message(GetModelMetadataRequest, call.message))
         except StatusError as error:
-            fail_call(call, error)
+            call.refuse(error)
             return
         call.reply(answer)
 
@@ -61,7 +60,7 @@ class ModelServiceCalls:
             name, version, _, _ = read_model_spec(request.model_spec)
             states = self._models.statuses(name, version=version)
         except StatusError as error:
-            fail_call(call, error)
+            call.refuse(error)
             return
         response = GetModelStatusResponse()
         for state in states:
@@ -85,7 +84,7 @@ class ModelServiceCalls:
             if len(self._reloads) >= _RELOADS_MAX:
                 raise StatusError("UNAVAILABLE", f"{_RELOADS_MAX} changes of the configuration wait already")
         except StatusError as error:
-            fail_call(call, error)
+            call.refuse(error)
             return
         task = asyncio.get_running_loop().create_task(self._reload(call, request))
         self._reloads.add(task)
@@ -98,11 +97,11 @@ class ModelServiceCalls:
                 self._reloader, self._models.reload_config, request.config
             )
         except StatusError as error:
-            fail_call(call, error)
+            call.refuse(error)
             return
         except Exception:
             _logger.exception("a change of the configuration failed")
-            fail_call(call, StatusError("INTERNAL", FAULT))
+            call.refuse(StatusError("INTERNAL", FAULT))
             return
         response = ReloadConfigResponse()
         response.status.error_code = GRPC_CODES["OK"]

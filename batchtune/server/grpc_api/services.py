@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
@@ -13,12 +14,12 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection_pb2
 
-from batchtune.server.calls.pending_call import Models, PendingCalls
+from batchtune.server.calls.pending_call import PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
-from batchtune.server.grpc_api.front_end import GrpcFrontEnd, fail_call
 from batchtune.server.grpc_api.model_service import ModelServiceCalls
 from batchtune.server.grpc_api.predict import PredictCalls
 from batchtune.server.metrics.counters import Metrics
+from batchtune.server.models.repository import ModelRepository
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import POOL
@@ -141,7 +142,7 @@ _UNKNOWN_NAME_BYTES_MAX = 256
 class HealthCalls:
     """Answers Check and Watch. A server that was told to `stop` is not serving."""
 
-    def __init__(self, models: Models, services: Iterable[str]) -> None:
+    def __init__(self, models: ModelRepository, services: Iterable[str]) -> None:
         self._models = models
         full = tuple(services)
         self._services = frozenset(["", *full, *(name.rpartition(".")[2] for name in full)])
@@ -163,7 +164,7 @@ class HealthCalls:
             if status == "SERVICE_UNKNOWN":
                 raise StatusError("NOT_FOUND", "unknown service")
         except StatusError as error:
-            fail_call(call, error)
+            call.refuse(error)
             return
         call.reply(_response(status))
 
@@ -278,10 +279,17 @@ class GrpcApi:
     announce_stop: Callable[[], None]
 
 
-def make_grpc_api(repository: Models, metrics: Metrics, *, options: GrpcOptions | None = None) -> GrpcApi:
+def make_grpc_api(
+    repository: ModelRepository, metrics: Metrics, *, options: GrpcOptions | None = None
+) -> GrpcApi:
     """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
-    pending: PendingCalls[GrpcCall] = PendingCalls(GrpcFrontEnd(), metrics, "GRPC", repository)
+    pending: PendingCalls[GrpcCall] = PendingCalls(
+        *(metrics, "GRPC", repository),
+        reply=GrpcCall.reply,
+        refuse=GrpcCall.refuse,
+        is_gone=attrgetter("cancelled"),
+    )
     check = options.check_methods
     predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
     inference = InferenceCalls(repository, pending, check_methods=check)
@@ -310,12 +318,12 @@ def make_grpc_api(repository: Models, metrics: Metrics, *, options: GrpcOptions 
     def dispatch(call: GrpcCall) -> None:
         handler = handlers.get(call.path)
         if handler is None:
-            fail_call(call, StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
+            call.refuse(StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
             return
         try:
             handler(call)
         except Exception:
             _logger.exception("%s failed", call.path)
-            fail_call(call, StatusError("INTERNAL", FAULT))
+            call.refuse(StatusError("INTERNAL", FAULT))
 
     return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)

@@ -16,8 +16,8 @@ from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, pars
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
 from batchtune.errors import BatchingParametersError
 from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batched import BatchObserver, Deliver
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind, SessionPool
-from batchtune.server.sessions.request import BatchObserver, Deliver
 
 _MODELS = "models"
 _SWITCHES = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS, _MODELS)

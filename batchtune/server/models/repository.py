@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.server.log import say, warn
 from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
-from batchtune.server.sessions.request import LoadedVersion
+from batchtune.server.models.servable import Servable
 from batchtune.wire.status import StatusError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class VersionEntry:
     """One version: `retry_at_s` (time.monotonic) is set while a failed load waits to be tried again."""
 
     status: VersionStatus
-    servable: LoadedVersion | None = None
+    servable: Servable | None = None
     attempts: int = 0
     retry_at_s: float | None = None
 
@@ -64,10 +64,10 @@ class VersionBook:
         self.changed = threading.Condition()
         self.entries: dict[str, dict[int, VersionEntry]] = {}
         self.labels: Mapping[str, Mapping[str, int]] = {}
-        self._available: Mapping[str, Mapping[int, LoadedVersion]] = {}
-        self._latest: Mapping[str, LoadedVersion] = {}
+        self._available: Mapping[str, Mapping[int, Servable]] = {}
+        self._latest: Mapping[str, Servable] = {}
 
-    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> LoadedVersion:
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
         """The AVAILABLE version that is named or labelled, else the latest.
 
         Raises:
@@ -104,11 +104,11 @@ class VersionBook:
             raise StatusError("NOT_FOUND", f"Could not find {what} of model {name}")
         return sorted(statuses, key=lambda status: -status.version)
 
-    def available(self, name: str) -> Mapping[int, LoadedVersion]:
+    def available(self, name: str) -> Mapping[int, Servable]:
         """The versions of a model that answer now."""
         return self._available.get(name, {})
 
-    def publish(self, entry: VersionEntry, *, servable: LoadedVersion | None, status: VersionStatus) -> None:
+    def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
         """Let requests find, or no longer find, a version."""
         with self.changed:
             entry.servable = servable
@@ -196,8 +196,8 @@ class ModelRepository:
         self,
         models: Iterable[ModelConfig],
         *,
-        open_servable: Callable[[str, int, Path], LoadedVersion],
-        close_servable: Callable[[LoadedVersion], None],
+        open_servable: Callable[[str, int, Path], Servable],
+        close_servable: Callable[[Servable], None],
         on_loop: Callable[[Callable[[], None]], None],
         on_dead: Callable[[], None],
         options: RepositoryOptions = RepositoryOptions(),
@@ -488,7 +488,7 @@ class ModelRepository:
                 with self._book.changed:
                     del entries[version]
 
-    def _unload(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> None:
+    def _unload(self, name: str, entry: VersionEntry, servable: Servable) -> None:
         version = entry.status.version
         submitted = threading.Event()
         # Front ends submit one loop turn after they found the version, so the barrier is two turns long.
@@ -500,7 +500,7 @@ class ModelRepository:
             self._look_again = True
             self._book.changed.notify_all()
 
-    def _end(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> bool:
+    def _end(self, name: str, entry: VersionEntry, servable: Servable) -> bool:
         """Close a version that no request finds any more; False where that fails."""
         ended = VersionStatus(version=entry.status.version, state="END")
         try:

@@ -15,9 +15,9 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.warmup import expected_sizes
+from batchtune.server.sessions.batched import Deliver, Done, Queued
 from batchtune.server.sessions.input_shapes import listed
 from batchtune.server.sessions.pool import Session, SessionPool, in_words
-from batchtune.server.sessions.request import Deliver, Done, Queued
 from batchtune.server.sessions.unbatched import WAITING_MAX
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature

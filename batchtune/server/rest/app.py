@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.calls.pending_call import Models
-from batchtune.server.calls.request_counts import RequestMetrics
+from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.message import PROXY_FIELDS, Head, KnownHeads, Request
@@ -150,14 +150,6 @@ _logger = logging.getLogger(__name__)
 Respond = Callable[..., None]
 
 
-class RenderedMetrics(RequestMetrics, Protocol):
-    """Counters that can be read."""
-
-    def render(self) -> str:
-        """Everything, as Prometheus text."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOptions:
     """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
@@ -177,7 +169,7 @@ class RestOptions:
 class RestApi:
     """Answers requests; everything is called on the event loop."""
 
-    def __init__(self, models: Models, metrics: RenderedMetrics, options: RestOptions) -> None:
+    def __init__(self, models: ModelRepository, metrics: Metrics, options: RestOptions) -> None:
         self.options = options
         self.calls = RestCalls(
             models,
@@ -299,7 +291,7 @@ class RestApi:
             self._spawn(_deflate_and_respond(respond, status, answer, (*lines, _GZIPPED)), respond)
 
 
-def make_app(repository: Models, metrics: RenderedMetrics, *, options: RestOptions | None = None) -> RestApi:
+def make_app(repository: ModelRepository, metrics: Metrics, *, options: RestOptions | None = None) -> RestApi:
     """Make the REST API."""
     return RestApi(repository, metrics, options or RestOptions())
 

@@ -28,13 +28,16 @@ from batchtune.server.calls.classification import (
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     TIMED_OUT,
-    Models,
+    CallKind,
+    ModelTimes,
     Outputs,
     PendingCall,
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.calls.request_counts import CallKind, ModelTimes, RequestMetrics
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.servable import Servable
 from batchtune.server.rest.json.answers import error_answer, predict_answer
 from batchtune.server.rest.json.parsing_process import (
     EXAMPLES_ON_LOOP_BYTES_MAX,
@@ -53,7 +56,6 @@ from batchtune.server.rest.json.predict_request import (
     signature_name,
     takes_float_rows,
 )
-from batchtune.server.sessions.request import Servable
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -130,7 +132,7 @@ _ACTIONS: dict[str, Action] = {
 }
 
 
-def status_answer(models: Models, route: Route) -> bytes:
+def status_answer(models: ModelRepository, route: Route) -> bytes:
     """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
     _require_model_name(route)
     document = {
@@ -146,7 +148,7 @@ def status_answer(models: Models, route: Route) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def metadata_answer(models: Models, route: Route) -> bytes:
+def metadata_answer(models: ModelRepository, route: Route) -> bytes:
     """The signatures of a model, as protobuf's JSON of a SignatureDefMap."""
     from google.protobuf.json_format import MessageToDict
 
@@ -184,17 +186,12 @@ _REGRESS = CallKind(api="regress", runtime_api="Regress")
 _BINDINGS_MAX = 1024
 
 
-class _Http:
-    """How a call is answered over HTTP."""
+def _reply(respond: Respond, answer: bytes) -> None:
+    respond(200, answer)
 
-    def reply(self, client: Respond, answer: bytes) -> None:
-        client(200, answer)
 
-    def refuse(self, client: Respond, error: StatusError) -> None:
-        client(HTTP_CODES[error.code], error_answer(error.message))
-
-    def is_gone(self, client: Respond) -> bool:  # noqa: ARG002 the connection drops what comes too late
-        return False
+def _refuse(respond: Respond, error: StatusError) -> None:
+    respond(HTTP_CODES[error.code], error_answer(error.message))
 
 
 class RestCalls:
@@ -202,11 +199,16 @@ class RestCalls:
     --enable_signature_method_name_check."""
 
     def __init__(
-        self, models: Models, metrics: RequestMetrics, *, timeout_s: float, check_methods: bool = False
+        self, models: ModelRepository, metrics: Metrics, *, timeout_s: float, check_methods: bool = False
     ) -> None:
         self._models = models
         self._timeout_ns = round(timeout_s * 1e9)
-        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST", models)
+        self._pending: PendingCalls[Respond] = PendingCalls(
+            *(metrics, "REST", models),
+            reply=_reply,
+            refuse=_refuse,
+            is_gone=lambda _: False,  # the connection drops what comes too late
+        )
         self._check_methods = check_methods
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()

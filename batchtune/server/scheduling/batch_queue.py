@@ -16,8 +16,7 @@ from itertools import pairwise
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.batching.parameters import default_num_batch_threads
-from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.scheduling.clock import Clock, MonotonicClock
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
 from batchtune.wire.status import StatusError, invalid_argument
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.scheduling.clock import Clock, MonotonicClock
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
 from batchtune.wire.status import StatusError
 
 

@@ -17,8 +17,13 @@ from typing import Any, Generic
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.scheduling.batch_queue import Batch, CloseReason, QueueOptions, TaskT
-from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.scheduling.clock import Clock, MonotonicClock, Parker
+from batchtune.server.scheduling.batch_threads import (
+    NEVER_MICROS,
+    BatchThreads,
+    Clock,
+    MonotonicClock,
+    Parker,
+)
 from batchtune.wire.status import StatusError, invalid_argument
 
 

@@ -1,15 +1,18 @@
-"""How does a request get through a batch: checked, queued, merged with others, run, cut out again?
+"""The requests of one signature in batches: checked, queued, merged, run, cut out again.
 
-Rules and texts: TF Serving's `batching_session.cc`. `submit` is called on the event loop and never blocks; batches
-run on the scheduler's threads; the answers of one batch are delivered together.
+Rules and texts: TF Serving's `batching_session.cc` and `batching_util.cc`. A request is a task of the scheduler;
+where it is split, its parts may run in different batches, on different threads. `submit` is called on the event loop
+and never blocks; batches run on the scheduler's threads; the answers of one batch are delivered together.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +20,171 @@ from numpy.typing import NDArray
 from batchtune.server.backends.model import Runner, Tensors
 from batchtune.server.scheduling.batch_queue import (
     Batch,
+    CloseReason,
     QueueOptions,
     check_allowed_sizes,
     next_allowed_size,
 )
-from batchtune.server.scheduling.clock import Clock
+from batchtune.server.scheduling.batch_threads import Clock
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.server.sessions.input_shapes import SignatureInputs, numpy_dtype
-from batchtune.server.sessions.merging import LengthPadding, checked_outputs, elements_of, merge_tensors
-from batchtune.server.sessions.request import (
-    EXPIRED_IN_QUEUE,
-    BatchObserver,
-    BatchRecord,
-    Deliver,
-    Done,
-    EarlyRunner,
-    Outputs,
-    Request,
-    closed_runner,
-    completions_of,
-)
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
+
+Outputs = dict[str, NDArray[Any]]
+Done = Callable[[Outputs | None, StatusError | None], None]
+Completion = tuple[Done, Outputs | None, StatusError | None]
+Deliver = Callable[[list[Completion]], None]
+
+_logger = logging.getLogger(__name__)
+
+EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
+
+
+@runtime_checkable
+class EarlyRunner(Protocol):
+    """A runner of requests that are prepared one by one, as they come, and merged by the names that they have then."""
+
+    merged_names: tuple[str, ...]
+
+    def prepare(self, inputs: Tensors) -> Tensors: ...
+    def __call__(self, inputs: Tensors) -> Tensors: ...
+
+
+class Queued(Protocol):
+    """A request in a batching queue; `taken` once a batch thread has taken it out."""
+
+    @property
+    def taken(self) -> bool: ...
+
+
+def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
+    """Stands where a closed session had its model."""
+    raise StatusError("UNAVAILABLE", "The session is closed")
+
+
+def completions_of(
+    tasks: list[Request], outputs: Outputs | None, error: StatusError | None
+) -> list[Completion]:
+    """Each task's rows of `outputs`, in the order it asked for, or `error` for all of them."""
+    completions: list[Completion] = []
+    start = 0
+    names = tasks[0].output_names if tasks else ()
+    single = outputs[names[0]] if outputs is not None and len(names) == 1 else None
+    for task in tasks:
+        stop = start + task.size
+        pieces: Outputs | None = None
+        if single is not None and task.output_names == names:
+            pieces = {names[0]: single[start:stop]}
+        elif outputs is not None:
+            pieces = {name: outputs[name][start:stop] for name in task.output_names}
+        start = stop
+        if task.join is None:
+            completions.append((task.done, pieces, error))
+        elif (completion := task.join.add(task.part, pieces, error)) is not None:
+            completions.append(completion)
+    return completions
+
+
+class Request:
+    """One request as a task of the scheduler; `done` receives its own outputs.
+
+    `taken`: a batch thread has taken it, or a part of it, out of the queue.
+    """
+
+    __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size", "taken")
+
+    def __init__(
+        self, inputs: Tensors, size: int, output_names: tuple[str, ...], deadline_ns: int | None, done: Done
+    ) -> None:
+        self.inputs = inputs
+        self.size = size
+        self.output_names = output_names
+        self.deadline_ns = deadline_ns
+        self.done = done
+        self.join: _Join | None = None
+        self.part = 0
+        self.taken = False
+
+    def split(self, sizes: Sequence[int]) -> list[Request]:
+        """Parts of these sizes, whose answers are put together again."""
+        pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
+        join = _Join(self, len(sizes))
+        parts = []
+        for index, size in enumerate(sizes):
+            inputs = {name: arrays[index] for name, arrays in pieces.items()}
+            part = Request(inputs, size, self.output_names, self.deadline_ns, self.done)
+            part.join = join
+            part.part = index
+            parts.append(part)
+        return parts
+
+
+class _Join:
+    """The answers of a split request; complete when every part has one."""
+
+    __slots__ = ("_error", "_lock", "_missing", "_outputs", "whole")
+
+    def __init__(self, whole: Request, parts: int) -> None:
+        self.whole = whole
+        self._lock = threading.Lock()
+        self._missing = parts
+        self._outputs: list[Outputs | None] = [None] * parts
+        self._error: StatusError | None = None
+
+    def add(self, part: int, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
+        """Keep a part's answer; the whole request's completion if it was the last one, else None."""
+        with self._lock:
+            self._outputs[part] = outputs
+            self._error = self._error or error
+            self._missing -= 1
+            if self._missing:
+                return None
+        if self._error is not None:
+            return self.whole.done, None, self._error
+        try:
+            return self.whole.done, self._concatenated(), None
+        except (ValueError, MemoryError) as failure:
+            error = StatusError("INTERNAL", f"Tensor concat operation failed: {failure}")
+            return self.whole.done, None, error
+
+    def _concatenated(self) -> Outputs:
+        parts = [outputs for outputs in self._outputs if outputs is not None]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.whole.output_names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """One batch that was run.
+
+    rows: without padding. task_rows, queue_wait_micros: one entry per task, in order. execution_micros: the model's
+    run alone. error_code: gRPC's name where the run failed. sent_elements, padding_elements: of the inputs that may
+    differ in length, what the requests brought and what fills them up to the batch's longest, without the rows that
+    only fill up the batch. bucket: the length bucket; "" without buckets.
+    """
+
+    rows: int
+    padded_rows: int
+    tasks: int
+    task_rows: Sequence[int]
+    input_tensors: int
+    close_reason: CloseReason
+    queue_wait_micros: Sequence[int]
+    execution_micros: float
+    error_code: str | None
+    sent_elements: int = 0
+    padding_elements: int = 0
+    bucket: str = ""
+
+
+class BatchObserver(Protocol):
+    def on_batch(self, record: BatchRecord) -> None:
+        """One batch has been run; called on its batch thread, which is not running a model meanwhile."""
+
+    def on_rejected(self, reason: str) -> None:
+        """One request was refused: queue_full, too_large; or dropped: expired."""
+
 
 _MAX_OUTPUT_SETS = 64
 _SHAPES_MAX = 64
@@ -305,3 +450,119 @@ class BatchingSession:
 
 def _all_expired(tasks: list[Request], now_ns: int) -> bool:
     return all(task.deadline_ns is not None and task.deadline_ns <= now_ns for task in tasks)
+
+
+LengthPadding = Literal["off", "first_element", "zero"]
+
+_MAX_PADDED_RANK = 6
+
+
+def merge_tensors(
+    name: str,
+    arrays: Sequence[NDArray[Any]],
+    *,
+    rows: int,
+    padded_rows: int,
+    length_padding: LengthPadding,
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty,
+) -> NDArray[Any]:
+    """Concatenate `arrays` (together `rows` rows) and repeat the last array's first row up to `padded_rows`.
+
+    A single array that needs no padding is returned as it is; any other batch is gathered in memory from `empty`.
+    length_padding: fill each other dimension up to the batch's largest with the array's own first element, as TF
+    Serving does, or with zeros (empty strings).
+    Raises StatusError FAILED_PRECONDITION where shapes differ and length_padding is off.
+    """
+    if length_padding != "off":
+        arrays = _pad_lengths(name, arrays, length_padding)
+    first = arrays[0]
+    if len(arrays) == 1 and rows == padded_rows:
+        return first
+    merged = empty((padded_rows, *first.shape[1:]), first.dtype)
+    try:
+        np.concatenate(arrays, out=merged[:rows])
+    except ValueError as error:
+        raise StatusError(
+            "FAILED_PRECONDITION",
+            f"Tensors with name '{name}' from different tasks have different shapes and padding is turned off. Set "
+            "pad_variable_length_inputs to true, or ensure that all tensors with the same name have equal dimensions "
+            "starting with the first dim.",
+        ) from error
+    if padded_rows > rows:
+        merged[rows:] = arrays[-1][:1]
+    return merged
+
+
+def elements_of(
+    names: Sequence[str], tasks: Sequence[Mapping[str, NDArray[Any]]], merged: Mapping[str, NDArray[Any]]
+) -> tuple[int, int]:
+    """How many elements of these inputs the tasks brought, and how many fill them up to the batch's longest.
+
+    The rows that only fill up the batch are not counted.
+    """
+    rows = sum(len(inputs[name]) for name in names[:1] for inputs in tasks)
+    sent = sum(inputs[name].size for name in names for inputs in tasks)
+    computed = sum(merged[name].size // len(merged[name]) * rows for name in names)
+    return sent, computed - sent
+
+
+def checked_outputs(
+    outputs: Mapping[str, NDArray[Any]], names: Sequence[str], padded_rows: int
+) -> dict[str, NDArray[Any]]:
+    """The named outputs, each with one row per row of the batch; raises StatusError where one has not."""
+    checked = {}
+    for name in names:
+        array = outputs.get(name)
+        if array is None:
+            raise StatusError("INTERNAL", "Wrong number of batched output tensors")
+        if array.ndim == 0:
+            raise StatusError("FAILED_PRECONDITION", "Batched output tensor has 0 dimensions")
+        if array.shape[0] != padded_rows:
+            raise StatusError(
+                "FAILED_PRECONDITION",
+                "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the "
+                "input tensors",
+            )
+        checked[name] = array
+    return checked
+
+
+def split_tensor(array: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
+    """Views of consecutive rows."""
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(array[start : start + size])
+        start += size
+    return pieces
+
+
+def _pad_lengths(
+    name: str, arrays: Sequence[NDArray[Any]], length_padding: LengthPadding
+) -> Sequence[NDArray[Any]]:
+    shapes = {array.shape[1:] for array in arrays}
+    ranks = {len(shape) for shape in shapes}
+    if max(ranks) >= _MAX_PADDED_RANK:
+        raise StatusError("INVALID_ARGUMENT", "Only tensors with rank from 1 to 6 can be padded.")
+    if len(shapes) == 1:
+        return arrays
+    if len(ranks) > 1:
+        raise StatusError(
+            "INTERNAL",
+            f"Tensor concat operation failed: tensors with name '{name}' from different tasks have different ranks",
+        )
+    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return [_pad_one(array, (array.shape[0], *largest), length_padding) for array in arrays]
+
+
+def _pad_one(array: NDArray[Any], shape: tuple[int, ...], length_padding: LengthPadding) -> NDArray[Any]:
+    if array.shape == shape:
+        return array
+    if length_padding == "first_element":
+        if array.size == 0 and 0 not in shape:
+            raise StatusError("INVALID_ARGUMENT", "Got empty tensor in batch of non-empty tensors.")
+        fill = array.flat[0] if array.size else 0
+    else:
+        fill = b"" if array.dtype == object else 0
+    padded: NDArray[Any] = np.full(shape, fill, array.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded

@@ -19,8 +19,7 @@ import numpy as np
 from batchtune.batching.length_buckets import PAYS_FROM, boundaries_for, rounded_up
 from batchtune.server.backends.model import Tensors
 from batchtune.server.log import say
-from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import BatchObserver, BatchRecord, Done, Request
+from batchtune.server.sessions.batched import BatchingSession, BatchObserver, BatchRecord, Done, Request
 from batchtune.wire.signature import Signature, TensorSpec
 
 FIRST_REQUESTS: Final = 256

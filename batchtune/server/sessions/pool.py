@@ -24,10 +24,16 @@ from batchtune.batching.parameters import (
 from batchtune.server.backends.model import Runner
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
+from batchtune.server.sessions.batched import (
+    BatchingSession,
+    BatchObserver,
+    Deliver,
+    Done,
+    LengthPadding,
+    Queued,
+    SessionScheduler,
+)
 from batchtune.server.sessions.length_buckets import LengthBuckets, LengthWindow, open_axes_of
-from batchtune.server.sessions.merging import LengthPadding
-from batchtune.server.sessions.request import BatchObserver, Deliver, Done, Queued
 from batchtune.server.sessions.unbatched import (
     HANDLERS_MAX,
     HandlerThreads,

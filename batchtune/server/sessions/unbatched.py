@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.backends.model import Runner, Tensors
+from batchtune.server.sessions.batched import BatchObserver, Deliver, Done, Outputs, closed_runner
 from batchtune.server.sessions.input_shapes import InputShape
-from batchtune.server.sessions.request import BatchObserver, Deliver, Done, Outputs, closed_runner
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 

@@ -17,10 +17,17 @@ from functools import partial
 
 from batchtune.server.backends.model import Tensors
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
-from batchtune.server.sessions.batched import BatchingSession
+from batchtune.server.sessions.batched import (
+    BatchingSession,
+    BatchObserver,
+    BatchRecord,
+    Deliver,
+    Done,
+    Outputs,
+    Queued,
+)
 from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
-from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs, Queued
 from batchtune.server.stages.model_code import RequestThreads
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.wire.signature import Signature

@@ -13,6 +13,8 @@ from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.header_blocks import encode_block
 from batchtune.wire.status import GRPC_CODES, StatusError
 
+_MESSAGE_CHARACTERS_MAX = 1_024
+"""TensorFlow Serving cuts longer error messages (grpc_status_util.cc)."""
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _HEAD_BLOCK = encode_block([(":status", "200"), _CONTENT_TYPE])
 _OK_BLOCK = encode_block([("grpc-status", "0")], opens_table=False)
@@ -117,6 +119,13 @@ class GrpcCall:
         if not self.answered:
             self.answered = True
             self.sink.send_failure(self, code, message)
+
+    def refuse(self, error: StatusError) -> None:
+        """Answer with an error, its message cut as TensorFlow Serving cuts it."""
+        message = error.message
+        if len(message) > _MESSAGE_CHARACTERS_MAX:
+            message = message[:_MESSAGE_CHARACTERS_MAX] + "...TRUNCATED"
+        self.fail(error.code, message)
 
     def cancel(self) -> None:
         """Take note that the client no longer waits; for the connection to call."""

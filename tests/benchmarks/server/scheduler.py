@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
-from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import BatchRecord, Completion
+from batchtune.server.sessions.batched import BatchingSession, BatchRecord, Completion
 from batchtune.wire.signature import Signature, TensorSpec
 
 ROWS = 64
@@ -107,7 +106,7 @@ def session_cost() -> tuple[float, float]:
 
 
 def _batch_of(session: BatchingSession, rows: list[Any]) -> Batch[Any]:
-    from batchtune.server.sessions.request import Request
+    from batchtune.server.sessions.batched import Request
 
     batch: Batch[Any] = Batch()
     for x in rows:

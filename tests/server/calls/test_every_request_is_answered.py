@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.calls.pending_call import Deadlines, LoopTurn
-from batchtune.server.sessions.request import LoopPort
+from batchtune.server.calls.pending_call import Deadlines, LoopPort, LoopTurn
 from batchtune.wire.status import StatusError
 
 

@@ -22,8 +22,7 @@ import psutil
 import pytest
 import requests
 
-from batchtune.server.calls.pending_call import PendingCall, PendingCalls
-from batchtune.server.calls.request_counts import CallKind
+from batchtune.server.calls.pending_call import CallKind, PendingCall, PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.rest.json import parsing_process as json_process
@@ -139,6 +138,15 @@ class Waiting:
         self.done = done
 
 
+def pending_calls(refuse: Any) -> PendingCalls[Any]:
+    return PendingCalls(
+        *(Metrics(), "GRPC", FakeModels()),  # type: ignore[arg-type]
+        reply=lambda *_: None,
+        refuse=refuse,
+        is_gone=lambda _: False,
+    )
+
+
 @pytest.mark.parametrize("ends", ["answered", "expired before it was submitted"])
 def test_a_request_dies_with_its_answer(ends: str) -> None:
     """A cycle of call and request would keep each body until the collector comes by."""
@@ -151,8 +159,7 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
             return waiting[-1]
 
     async def scenario() -> None:
-        front_end = SimpleNamespace(is_gone=lambda _: False, reply=lambda *_: None, refuse=lambda *_: None)
-        calls = PendingCalls(front_end, Metrics(), "REST", FakeModels())
+        calls = pending_calls(lambda *_: None)
         times = calls.counts.times("m", CallKind(api="predict", runtime_api="Predict"))
         call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
@@ -432,8 +439,7 @@ def test_a_task_that_waits_dies_when_another_was_refused() -> None:
     async def scenario() -> None:
         models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
         ended: list[str] = []
-        front_end = SimpleNamespace(refuse=lambda _, error: ended.append(error.code))
-        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC", FakeModels()))
+        calls = InferenceCalls(models, pending_calls(lambda _, error: ended.append(error.code)))
         calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert ended == ["UNAVAILABLE"]

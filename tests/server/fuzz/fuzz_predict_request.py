@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.server.grpc_api.predict_decoding import PredictRequests, decode_inputs
+from batchtune.server.grpc_api.predict import PredictRequests, decode_inputs
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.status import GRPC_CODES, StatusError

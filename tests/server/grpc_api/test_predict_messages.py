@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batchtune.server.calls.request_counts import RequestCounts
-from batchtune.server.grpc_api.predict import PredictResponses
-from batchtune.server.grpc_api.predict_decoding import PredictRequests, decode_inputs
+from batchtune.server.calls.pending_call import RequestCounts
+from batchtune.server.grpc_api.predict import PredictRequests, PredictResponses, decode_inputs
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse

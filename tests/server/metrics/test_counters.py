@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.server.metrics.counters import Metrics
-from batchtune.server.metrics.prometheus_text import Histogram, mangle, render_histograms, render_values
-from batchtune.server.sessions.request import BatchRecord
+from batchtune.server.metrics.counters import Histogram, Metrics, mangle, render_histograms, render_values
+from batchtune.server.sessions.batched import BatchRecord
 
 
 def record(rows: int, padded_rows: int, **changes: object) -> BatchRecord:

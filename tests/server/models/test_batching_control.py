@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.backends.model import LoadedModel, Tensors
+from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.metrics.counters import LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import ConcurrencyLimit, DeliveredLimit, Servable
 from batchtune.server.sessions.pool import BatchingSettings
-from batchtune.server.sessions.request import LoopPort
 from batchtune.server.startup import own_batching_parameters
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError

@@ -19,12 +19,12 @@ from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch.device import HostDevice
 from batchtune.server.backends.torch.lanes import Lanes
+from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.server.sessions.pool import BatchingSettings
-from batchtune.server.sessions.request import LoopPort
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError

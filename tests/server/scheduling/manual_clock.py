@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from batchtune.server.scheduling.clock import Parker
+from batchtune.server.scheduling.batch_threads import Parker
 
 _SETTLE_POLL_S = 50e-6
 _SETTLE_LIMIT_S = 10.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
-from batchtune.server.scheduling.clock import MonotonicClock
+from batchtune.server.scheduling.batch_threads import MonotonicClock
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 

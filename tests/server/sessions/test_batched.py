@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import BatchRecord, Completion
+from batchtune.server.sessions.batched import BatchingSession, BatchRecord, Completion
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError

@@ -11,9 +11,9 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Tensors
 from batchtune.server.metrics.counters import Metrics
+from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.length_buckets import LengthBuckets
 from batchtune.server.sessions.pool import BatchingSettings, Session, SessionPool, in_words
-from batchtune.server.sessions.request import Completion
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.sessions.test_batched import Answer, Observer

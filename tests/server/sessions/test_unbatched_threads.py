@@ -9,8 +9,8 @@ import pytest
 
 from batchtune.server.backends.model import Tensors
 from batchtune.server.metrics.counters import Metrics
+from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.pool import BatchingSettings, SessionPool
-from batchtune.server.sessions.request import Completion
 from batchtune.server.sessions.unbatched import HANDLERS_MAX, handlers_at_least
 from batchtune.wire.signature import Signature, TensorSpec
 from tests.server.sessions.test_batched import Answer

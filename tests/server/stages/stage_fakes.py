@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
+from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batched import Queued
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind
-from batchtune.server.sessions.request import LoopPort, Queued
 from batchtune.server.stages.stages import BatchingStage, ModelStages
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.signature import Signature, TensorSpec

@@ -217,7 +217,10 @@ class LoadFleet:
         self._tell(load_process.Stop() if stops else load_process.Start(start_ns))
         late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
         view = LiveView(
-            [table for of_worker in tables for table in of_worker], start_ns=start_ns, overdue_after_s=late_s
+            [table for of_worker in tables for table in of_worker],
+            start_ns=start_ns,
+            overdue_after_s=late_s,
+            first_tokens=parts[0].gaps_max > 0,
         )
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         stopping = False
@@ -244,13 +247,13 @@ class LoadFleet:
         ]
 
     def _hand_out(self, worker: _Worker, share: Sequence[WorkerJob]) -> list[Columns]:
-        descriptors = [new_memory(part.capacity) for part in share]
+        descriptors = [new_memory(part.capacity, part.gaps_max) for part in share]
         try:
             worker.pipe.send(tuple(share))
             for descriptor in descriptors:
                 send_handle(worker.pipe, descriptor, worker.process.pid)
             return [
-                Columns(descriptor, part.capacity)
+                Columns(descriptor, part.capacity, part.gaps_max)
                 for descriptor, part in zip(descriptors, share, strict=True)
             ]
         except (BrokenPipeError, ConnectionResetError) as error:

@@ -62,10 +62,17 @@ def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
 
 
 class LiveView:
-    """Summarises the columns of all workers of a job; `look()` costs the recent requests only, not the whole run."""
+    """Summarises the columns of all workers of a job; `look()` costs the recent requests only, not the whole run.
 
-    def __init__(self, tables: Sequence[Columns], *, start_ns: int, overdue_after_s: float) -> None:
-        self._tables = [_Table(columns, int(overdue_after_s * 1e9)) for columns in tables]
+    `first_tokens`: late and overdue are requests whose first token is, not their end.
+    """
+
+    def __init__(
+        self, tables: Sequence[Columns], *, start_ns: int, overdue_after_s: float, first_tokens: bool = False
+    ) -> None:
+        self._tables = [
+            _Table(columns, int(overdue_after_s * 1e9), first_tokens=first_tokens) for columns in tables
+        ]
         self._start_ns = start_ns
 
     def look(self) -> LiveAggregate:
@@ -101,8 +108,9 @@ class _Look:
 class _Table:
     """One worker's columns; rows below `_settled` have all ended and are counted once."""
 
-    def __init__(self, columns: Columns, overdue_after_ns: int) -> None:
+    def __init__(self, columns: Columns, overdue_after_ns: int, *, first_tokens: bool) -> None:
         self._header = columns.header
+        self._begun = columns.times("first_byte") if first_tokens else None
         self._due, self._done = columns.times("due"), columns.times("done")
         self._outcome = columns.outcomes()
         self._overdue_after_ns = overdue_after_ns
@@ -118,7 +126,12 @@ class _Table:
         self._settled_late += late
         self._settled = oldest
         errors, late, pending = self._count(oldest, issued)
-        overdue = int(np.count_nonzero(now_ns - self._due[oldest:issued][pending] > self._overdue_after_ns))
+        until_ns = np.full(issued - oldest, now_ns)
+        if self._begun is not None:
+            begun_ns = self._begun[oldest:issued]
+            until_ns = np.where(begun_ns, begun_ns, now_ns)
+        waits_ns = (until_ns - self._due[oldest:issued])[pending]
+        overdue = int(np.count_nonzero(waits_ns > self._overdue_after_ns))
         return _Look(
             issued=issued,
             done=issued - int(np.count_nonzero(pending)),
@@ -131,7 +144,8 @@ class _Table:
     def _count(self, start: int, end: int) -> tuple[int, int, NDArray[np.bool_]]:
         outcome = self._outcome[start:end]
         good = outcome == Status.OK + ENDED
-        late = good & (self._done[start:end] - self._due[start:end] > self._overdue_after_ns)
+        done_ns = (self._done if self._begun is None else self._begun)[start:end]
+        late = good & (done_ns - self._due[start:end] > self._overdue_after_ns)
         pending = outcome == PENDING
         errors = len(outcome) - int(np.count_nonzero(good)) - int(np.count_nonzero(pending))
         return errors, int(np.count_nonzero(late)), pending

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.slo import (
     Decision,
+    Figure,
     Limit,
     Slo,
     Verdict,
@@ -22,6 +23,9 @@ from batchtune.measure.slo import (
     times_longer,
 )
 from batchtune.measure.statistics.quantiles import (
+    QUANTILES,
+    UNDEFINED,
+    Z_95,
     Estimate,
     design_effect,
     latency_quantiles,
@@ -101,14 +105,42 @@ part `limits` of tests/benchmarks/twin/measure_coverage.py); with 100 requests o
 class CountedRequests:
     """The requests due in the window: `counted` selects them from the samples, `latencies_s` is inf without an answer.
 
-    `requests_per_batch` is by the server's account; 1 when it does not tell.
+    `requests_per_batch` is by the server's account; 1 when it does not tell. `lag_s`, where it is to be taken off, is
+    how late the client itself sent each.
     """
 
+    window: Window
     samples: Samples
     counted: NDArray[np.bool_]
     latencies_s: NDArray[np.float64]
     due_ns: NDArray[np.int64]
     requests_per_batch: float
+    lag_s: NDArray[np.float64] | None = None
+
+    def by(self, limit: Limit, slo: Slo) -> CountedRequests:
+        """What a limit counts in place of whole answers: first tokens, gaps between tokens, or of each request the
+        largest share that it takes of any limit, by its own figures."""
+        samples, streams = self.samples, self.samples.streams
+        match limit.figure:
+            case "e2e":
+                return self
+            case "ttft":
+                waits_s = (samples.first_byte_ns - samples.due_ns)[self.counted] / 1e9
+                return replace(self, latencies_s=np.where(np.isfinite(self.latencies_s), waits_s, math.inf))
+            case "itl":
+                values_ns = ended_ns = np.zeros(0, dtype=np.int64)
+                if streams is not None:
+                    inside = self.window.holds(streams.gap_ended_ns)
+                    values_ns, ended_ns = streams.gaps_ns[inside], streams.gap_ended_ns[inside]
+                return replace(self, latencies_s=values_ns / 1e9, due_ns=ended_ns, requests_per_batch=1.0)
+            case "goodput":
+                shares = np.where(np.isfinite(self.latencies_s), 0.0, math.inf)
+                for other in limits_of(slo):
+                    if other.figure == "itl" and streams is not None:
+                        shares = np.maximum(shares, streams.gap_p99_ns[self.counted] / 1e9 / other.seconds)
+                    elif other.figure in ("e2e", "ttft"):
+                        shares = np.maximum(shares, self.by(other, slo).latencies_s / other.seconds)
+                return replace(self, latencies_s=shares)
 
     def design_effect(self, limit_s: float) -> float:
         """Of the share of requests slower than `limit_s`; where few are, at least that of a batch."""
@@ -129,6 +161,7 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
     if activity is not None and activity.mean_batch_rows and len(samples):
         per_batch = max(1.0, activity.mean_batch_rows / float(samples.rows.mean()))
     return CountedRequests(
+        window=window,
         samples=samples,
         counted=counted,
         latencies_s=latencies_s,
@@ -147,7 +180,7 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
     """
     if not len(run.due_ns):
         return "UNSURE", "nothing was measured"
-    decision, reason = _decide(run, run.latencies_s, slo)
+    decision, reason = _decide(run, slo)
     closed = run.samples.concurrency is not None
     noise = next((caveat for caveat in distrust if caveat.code in HOST_CODES), None)
     blame = next((caveat for caveat in distrust if caveat.blames_client), None)
@@ -157,18 +190,25 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
         return "NOISY", noise.text
     if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
-        if _decide(run, run.latencies_s - lag_s, slo)[0] == "FAIL":
+        if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
             return "FAIL", f"{reason}, and the client's own lag is not what broke it"
     return "INVALID", blame.text if blame is not None else ""
 
 
-def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) -> tuple[Decision, str]:
-    count = len(latencies_s)
-    failed = int(np.count_nonzero(np.isinf(latencies_s)))
+def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
+    count = len(requests.latencies_s)
+    failed = int(np.count_nonzero(np.isinf(requests.latencies_s)))
     if failed > slo.error_ratio * count:
         return "FAIL", f"{failed} of {count} requests failed, {percentage(slo.error_ratio, 3)} may"
     unsure = ""
     for limit in limits_of(slo):
+        run = requests.by(limit, slo)
+        latencies_s = run.latencies_s
+        if requests.lag_s is not None and limit.figure in ("e2e", "ttft"):
+            latencies_s = latencies_s - requests.lag_s
+        count = len(latencies_s)
+        if not count:
+            return "UNSURE", f"no answer has what {limit.name} limits"
         misses = int(np.count_nonzero(latencies_s > limit.seconds))
         effect = run.design_effect(limit.seconds)
         decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
@@ -178,7 +218,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
         counted = (
-            f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
+            f"{misses} of {count} {'gaps' if limit.figure == 'itl' else 'requests'} over {_bound(limit)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
             f"which carry as much information as {count / effect:.0f} independent ones"
         )
@@ -189,6 +229,11 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             longer = f"; a run about {rounded(times)} times as long would decide" if times else ""
             unsure = f"{counted}{longer}"
     return ("UNSURE", unsure) if unsure else ("PASS", "every limit is met")
+
+
+def _bound(limit: Limit) -> str:
+    """`p95's 20 ms`."""
+    return "a limit" if limit.figure == "goodput" else f"{limit.name}'s {rounded_duration(limit.seconds)}"
 
 
 def _kept_by_far(
@@ -310,6 +355,17 @@ FEW_INDEPENDENT = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFigures:
+    """Of streamed answers, by the server's `usage`: output tokens/s of the good answers that ended in the window, mean
+    tokens of the prompts and of the answers, and the share of answers without usage."""
+
+    output_per_s: Estimate
+    prompt_mean: float
+    output_mean: float
+    untold_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One run summed up over its window.
 
@@ -317,9 +373,11 @@ class Measurement:
     (goodput: within the SLO's limit). In `latency_s` a request without a good answer counts as infinitely slow;
     `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
     limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
-    `verdict` is None without an SLO. `endpoints`: the same by replica, where requests went to several. `canary_s` is
-    how long a fixed loop took on the host, before or after the run, whichever was faster; None: nobody timed one. Where
-    of a load one request in so many was kept (`Samples.one_in`), counts and `design_effect` are multiplied by that.
+    `latency_s` has of streamed answers `ttft_p50` … and `itl_p50` … too, with a limit on goodput also the share of
+    requests that miss it; `tokens` are theirs alone. `verdict` is None without an SLO. `endpoints`: the same by
+    replica, where requests went to several. `canary_s` is how long a fixed loop took on the host, before or after the
+    run, whichever was faster; None: nobody timed one. Where of a load one request in so many was kept
+    (`Samples.one_in`), counts and `design_effect` are multiplied by that.
     """
 
     requests: int
@@ -344,6 +402,7 @@ class Measurement:
     caveats: tuple[Caveat, ...] = field(default=())
     endpoints: tuple[EndpointFigures, ...] = ()
     canary_s: float | None = None
+    tokens: TokenFigures | None = None
 
     @property
     def queue_mean_s(self) -> float | None:
@@ -397,6 +456,8 @@ def measure(
     latency_s = latency_quantiles(run.latencies_s, run.due_ns)
     limit = None if slo is None else primary_limit(slo)
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
+    watched = run if limit is None or slo is None else run.by(limit, slo)
+    streamed = {} if samples.streams is None else streamed_figures(run, slo)
     client = client_activity(samples, window, limit_s=limit_s)
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
     rows = samples.rows[good].astype(np.float64)
@@ -422,8 +483,8 @@ def measure(
         concurrency=samples.concurrency,
         throughput_rps=throughput_rps,
         throughput_rows_per_s=rate_estimate(done_ns, ends, weights=one_in * rows),
-        goodput_rps=one_in * _goodput_rps(samples, good, window, limit),
-        latency_s=latency_s,
+        goodput_rps=one_in * _goodput_rps(run, good, window, slo),
+        latency_s=latency_s | streamed,
         latency_mean_s=float(answered.mean()) if len(answered) else math.nan,
         error_ratio=sum(errors.values()) / (one_in * len(run.due_ns)) if len(run.due_ns) else 0.0,
         errors=errors,
@@ -431,14 +492,73 @@ def measure(
         client_cpu_ratio=client.cpu_ratio,
         client_cpu_per_request_s=client.cpu_per_request_s,
         misses=one_in
-        * int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else 1e9))),
-        design_effect=one_in * run.design_effect(limit_s),
+        * int(np.count_nonzero(watched.latencies_s > (limit.seconds if limit is not None else 1e9))),
+        design_effect=one_in * watched.design_effect(limit_s),
         server=activity,
         verdict=verdict,
         verdict_reason=reason,
         caveats=distrust,
         endpoints=endpoints,
+        tokens=None if samples.streams is None else _tokens(samples, good, window),
     )
+
+
+STREAMED_QUANTILES: Final = {name: QUANTILES[name] for name in ("p50", "p95", "p99")}
+
+
+def streamed_figures(run: CountedRequests, slo: Slo | None) -> dict[str, Estimate]:
+    """Quantiles of the time to the first token and of the gaps, and of goodput the share of requests that miss."""
+    promise = slo or _NoSlo()
+    figures: dict[str, Estimate] = {}
+    streamed: tuple[Figure, ...] = ("ttft", "itl")
+    for figure in streamed:
+        waits = run.by(Limit(name=figure, quantile=0.5, seconds=1.0, figure=figure), promise)
+        quantiles = latency_quantiles(waits.latencies_s, waits.due_ns, STREAMED_QUANTILES)
+        figures |= {f"{figure}_{name}": estimate for name, estimate in quantiles.items()}
+    for limit in limits_of(promise):
+        if limit.figure == "goodput":
+            figures[limit.name] = _share_beyond(run.by(limit, promise))
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _NoSlo:
+    error_ratio: float = 1.0
+
+    def limits(self) -> Mapping[str, float]:
+        return {}
+
+
+def _share_beyond(run: CountedRequests) -> Estimate:
+    """Of the requests that miss a limit, with Wilson's interval, widened by the design effect."""
+    count = len(run.latencies_s)
+    if not count:
+        return UNDEFINED
+    share = float(np.mean(run.latencies_s > 1.0))
+    effective = count / run.design_effect(1.0)
+    z2 = Z_95**2 / effective
+    centre, half = (share + z2 / 2) / (1 + z2), math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return Estimate(value=share, low=max(centre - half, 0.0), high=min(centre + half, 1.0))
+
+
+def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenFigures:
+    streams = samples.streams
+    if streams is None:
+        raise ValueError("only streamed answers have tokens")
+    told = good & (streams.prompt_tokens + streams.output_tokens > 0)
+    counted = good & window.holds(samples.due_ns)
+    ends = (window.start_ns, window.end_ns)
+    weights = samples.one_in * streams.output_tokens[good].astype(np.float64)
+    return TokenFigures(
+        output_per_s=rate_estimate(samples.done_ns[good], ends, weights=weights),
+        prompt_mean=_mean(streams.prompt_tokens[counted]),
+        output_mean=_mean(streams.output_tokens[counted]),
+        untold_ratio=1.0 - float(told.sum()) / max(int(good.sum()), 1),
+    )
+
+
+def _mean(values: NDArray[np.int64]) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _while_loaded(activity: ServerActivity, wall_s: float) -> ServerActivity:
@@ -542,9 +662,19 @@ def _server_caveats(activity: ServerActivity | None) -> list[Caveat]:
     return [caveat("emulated_device")] if activity.emulated else []
 
 
-def _goodput_rps(samples: Samples, good: NDArray[np.bool_], window: Window, limit: Limit | None) -> float:
+def _goodput_rps(run: CountedRequests, good: NDArray[np.bool_], window: Window, slo: Slo | None) -> float:
+    """Of whole answers those within the primary limit, of streams those within every limit by their own figures."""
+    samples, limit = run.samples, None if slo is None else primary_limit(slo)
     in_time = good & window.holds(samples.done_ns)
-    if limit is not None:
+    if slo is not None and limit is not None and samples.streams is not None:
+        everything = replace(
+            run,
+            counted=np.ones(len(samples), dtype=np.bool_),
+            latencies_s=np.where(good, samples.latency_ns / 1e9, math.inf),
+        )
+        every = Limit(name="goodput", quantile=0.5, seconds=1.0, figure="goodput")
+        in_time &= everything.by(every, slo).latencies_s <= 1.0
+    elif limit is not None:
         in_time &= samples.latency_ns <= limit.seconds * 1e9
     return int(np.count_nonzero(in_time)) / window.seconds if window.seconds else math.nan
 

@@ -29,13 +29,21 @@ class Slo(Protocol):
     def limits(self) -> Mapping[str, float]: ...
 
 
+Figure = Literal["e2e", "ttft", "itl", "goodput"]
+"""What is limited: whole answers, first tokens, gaps between tokens, or the share of requests that keep all limits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One latency limit: at least `quantile` of the requests within `seconds`."""
+    """One latency limit: at least `quantile` of the requests, or gaps between tokens, within `seconds`.
+
+    Of goodput what is compared is the largest share of a limit that a request takes, and `seconds` is 1.
+    """
 
     name: str
     quantile: float
     seconds: float
+    figure: Figure = "e2e"
 
     @property
     def allowed_miss_ratio(self) -> float:
@@ -43,19 +51,32 @@ class Limit:
 
 
 def limits_of(slo: Slo) -> tuple[Limit, ...]:
-    """The latency limits in the order of their quantiles."""
+    """The latency limits in the order of their quantiles, then those of streamed answers."""
     promised = slo.limits()
-    return tuple(
+    whole = tuple(
         Limit(name=name, quantile=quantile, seconds=promised[name])
         for name, quantile in QUANTILES.items()
         if name in promised
     )
+    figures: tuple[Figure, ...] = ("ttft", "itl")
+    streamed = tuple(
+        Limit(name=name, quantile=quantile, seconds=promised[name], figure=figure)
+        for figure in figures
+        for quantile_name, quantile in QUANTILES.items()
+        if (name := f"{figure}_{quantile_name}") in promised
+    )
+    if "goodput" not in promised:
+        return whole + streamed
+    good = Limit(name="goodput", quantile=1.0 - promised["goodput"], seconds=1.0, figure="goodput")
+    return (*whole, *streamed, good)
 
 
 def primary_limit(slo: Slo) -> Limit | None:
-    """The limit that a search watches: p95 if it is promised, else p99, p90, p99.9, p50; None: no latency limit."""
+    """The limit that a search watches: p95 if it is promised, else p99, p90, p99.9, p50, then those of first tokens,
+    then of gaps; None: no latency limit."""
     by_name = {limit.name: limit for limit in limits_of(slo)}
-    return next((by_name[name] for name in ("p95", "p99", "p90", "p99.9", "p50") if name in by_name), None)
+    whole = ("p95", "p99", "p90", "p99.9", "p50")
+    return next((by_name[name] for name in (*whole, *by_name) if name in by_name), None)
 
 
 def strict_decision(

@@ -57,6 +57,8 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
         ends = np.cumsum(spec.histogram.weights) / np.sum(spec.histogram.weights)
         places = np.minimum(np.searchsorted(ends, levels), len(ends) - 1)
         return np.asarray(spec.histogram.lengths, dtype=np.int64)[places]
+    if spec.constant is not None:
+        return np.full(count, spec.constant, dtype=np.int64)
     recorded = np.sort(_recorded(Path(str(spec.file))))
     return recorded[(levels * len(recorded)).astype(np.int64)]
 
@@ -531,7 +533,8 @@ class RequestSet:
 
     `bodies` are serialised messages (transport grpc) or the bodies of POSTs (rest), `rows` their numbers of rows,
     `order` (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is
-    expected; it is None as a whole when no answer is compared. `ok` says which answers are good.
+    expected; it is None as a whole when no answer is compared. `ok` says which answers are good. `path`: where bodies
+    are posted; "": where the protocol says.
     """
 
     protocol: Protocol
@@ -544,6 +547,7 @@ class RequestSet:
     ok: OkSpec = field(default_factory=OkSpec)
     expected: tuple[dict[str, NDArray[Any]] | None, ...] | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    path: str = ""
 
     @property
     def transport(self) -> Literal["grpc", "rest"]:
@@ -593,7 +597,7 @@ def build_requests(
         model_name=model_name,
         bodies=tuple(encoder.body(recording) for recording in recordings),
         rows=tuple(recording.rows for recording in recordings),
-        order=_order([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
+        order=rotation([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
         timeout_s=request.timeout_s,
         method=request.method,
         ok=request.ok,
@@ -654,6 +658,8 @@ class _Encoder:
                 return encode_infer_json(recording.inputs, binary=protocol == "kserve_rest_binary")
             case "http":
                 return recording.rest_body or http_body(self.request.body, recording.inputs, self.rng)
+            case "openai":
+                raise ValueError("prompts are no tensors")
 
 
 def _recordings(
@@ -785,7 +791,7 @@ def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
     ]
 
 
-def _order(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
+def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
     """A rotation in which each kind has its share, shuffled, and its bodies come in turn."""
     if len(sizes) == 1:
         return np.arange(sizes[0], dtype=np.int32)

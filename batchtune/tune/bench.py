@@ -155,7 +155,7 @@ class Bench:
                 duration_s=duration_s,
                 seed=plan.seed,
             )
-        limit_s = max(self._scenario.slo.limits().values(), default=None)
+        limit_s = self._scenario.slo.patience_s(streams=self._scenario.request.protocol == "openai")
         watch = self._watch(plan, warm_up_s=warm_up_s)
         late_s = None if limit_s is None else PATIENCE * limit_s
         run = LoadRun(
@@ -207,6 +207,7 @@ class Bench:
         limit = primary_limit(self._scenario.slo)
         if (
             limit is None
+            or limit.figure in ("itl", "goodput")
             or plan.request.rate_rps is None
             or self._scenario.objective != "capacity"
             or plan.request.source == "confirm"
@@ -218,7 +219,7 @@ class Bench:
             if plan.request.configuration.batching is None
             else in_force(plan.request.configuration, "max_batch_size")
         )
-        batch_requests_max = max(1, size // rows)
+        batch_requests_max = 1 if self._scenario.request.protocol == "openai" else max(1, size // rows)
         return SloWatch(
             WatchPlan(
                 limit=limit,

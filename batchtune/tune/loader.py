@@ -26,6 +26,7 @@ from batchtune.measure.validity.server_settings import settings_of
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
+from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
@@ -244,7 +245,7 @@ class Loader:
         """What the load generators are told of a load."""
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
-        limit_s = None if load.patient else max(slo.limits().values(), default=None)
+        limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")
         arrivals = load.arrivals
         timeout_s = request.timeout_s if load.timeout_s is None else load.timeout_s
         if timeout_s != requests.timeout_s:
@@ -269,12 +270,15 @@ class Loader:
         """The requests, made once; then also what to expect of the answers, and what the client can do."""
         if self._requests is not None:
             return self._requests
-        request = self._scenario.request
+        request, model_name = self._scenario.request, self._target.endpoint.model_name
+        if request.protocol == "openai":
+            self._requests = build_prompts(request, model_name=model_name, seed=self._scenario.load.seed)
+            return self._requests
         names = () if request.protocol == "http" else request.signatures
         requests = build_requests(
             request,
             {name: self._target.signature(name) for name in names},
-            model_name=self._target.endpoint.model_name,
+            model_name=model_name,
             seed=self._scenario.load.seed,
             distinct=request.distinct,
         )

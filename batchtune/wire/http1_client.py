@@ -8,6 +8,8 @@ everything else — a new head, a chunked body, a head in pieces — goes throug
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, cast
 
 import httptools
@@ -44,6 +46,9 @@ class Http1Events(Protocol):
     def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:
         """An answer has begun and is not complete; not called for an answer that arrives in one piece."""
 
+    def piece(self, tag: int, data: bytes) -> None:
+        """A piece of the body of a good answer has arrived; called only by connections that stream."""
+
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
         """The answer is complete; `body` is given if it was asked for, and always when the status is not 200."""
 
@@ -56,15 +61,17 @@ class Http1ClientConnection(asyncio.Protocol):
 
     `reusable`: a request may be sent; False before the connection is up, once a close was announced, and at the end.
     `malformed`: how the server broke the protocol ("" if it did not); the connection then closes.
+    `streams`: bodies of good answers are handed out piece by piece, unless Content-Length was known before.
     """
 
     __slots__ = (
         "_answered", "_events", "_heads", "_keep_body", "_missing_bytes", "_pieces", "_reader", "_status",
-        "_transport", "_write", "malformed", "reusable", "tag",
+        "_streams", "_transport", "_write", "malformed", "reusable", "tag",
     )  # fmt: skip
 
-    def __init__(self, events: Http1Events, heads: KnownHeads) -> None:
+    def __init__(self, events: Http1Events, heads: KnownHeads, *, streams: bool = False) -> None:
         self._events = events
+        self._streams = streams
         self._answered = events.answered
         self._heads = heads
         self._keep_body = False
@@ -138,9 +145,10 @@ class Http1ClientConnection(asyncio.Protocol):
         elif self._missing_bytes:
             self._body_piece_received(data)
         elif self._reader is None:
-            reader = _AnswerReader(keep_body=self._keep_body)
-            self._reader = reader
             tag = self.tag
+            on_piece = partial(self._events.piece, tag) if self._streams else None
+            reader = _AnswerReader(keep_body=self._keep_body, on_piece=on_piece)
+            self._reader = reader
             self._feed(reader, data)
             if self._reader is reader and self.tag == tag:
                 self._events.first_byte(self, tag)
@@ -190,7 +198,8 @@ class Http1ClientConnection(asyncio.Protocol):
 class _AnswerReader:
     """One answer through httptools, interim (1xx) answers skipped."""
 
-    def __init__(self, *, keep_body: bool) -> None:
+    def __init__(self, *, keep_body: bool, on_piece: Callable[[bytes], None] | None = None) -> None:
+        self._on_piece = on_piece
         self.complete = False
         self.status = 0
         self.keep_alive = False
@@ -246,7 +255,9 @@ class _AnswerReader:
 
     def on_body(self, data: bytes) -> None:
         self.body_bytes += len(data)
-        if self._keep_body or self.status != 200:
+        if self._on_piece is not None and self.status == 200:
+            self._on_piece(data)
+        elif self._keep_body or self.status != 200:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:

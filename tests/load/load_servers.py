@@ -85,8 +85,8 @@ def run_here(job: LoadJob) -> Samples:
 
     async def run() -> Samples:
         part = split(job, 1)[0]
-        descriptor = new_memory(part.capacity)
-        columns = Columns(descriptor, part.capacity)
+        descriptor = new_memory(part.capacity, part.gaps_max)
+        columns = Columns(descriptor, part.capacity, part.gaps_max)
         os.close(descriptor)
         driver = Driver(part, columns)
         await driver.prepare()

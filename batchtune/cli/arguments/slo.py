@@ -41,8 +41,8 @@ def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
     if promise is None:
         return scenario
     errors = promise if "error_ratio" in promise.model_fields_set else scenario
-    limits_s = promise.limits() or scenario.limits()
-    return SloSpec.model_validate({**limits_s, ERRORS: errors.error_ratio})
+    limits = promise if promise.limits() else scenario
+    return limits.model_copy(update={"error_ratio": errors.error_ratio})
 
 
 def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:

@@ -74,6 +74,7 @@ def make_client(
             timeout_s=timeout_s,
         )
     from batchtune.load.clients.rest import RestClient
+    from batchtune.load.clients.streams import StreamReader
 
     _require(endpoint.rest_port, "REST")
     posts = http_posts(endpoint, requests)
@@ -85,13 +86,14 @@ def make_client(
         connections_max=in_flight_max,
         timeout_s=timeout_s,
         ok=requests.ok,
+        streams=StreamReader(recorder.columns) if requests.protocol == "openai" else None,
     )
 
 
 def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
     """Each request of the set as the bytes of a whole HTTP/1.1 request."""
     extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
-    path = http_path(endpoint, requests.protocol)
+    path = requests.path or http_path(endpoint, requests.protocol)
     return [
         (
             f"{requests.method} {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"

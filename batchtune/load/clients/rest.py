@@ -14,6 +14,7 @@ import orjson
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
+from batchtune.load.clients.streams import StreamReader
 from batchtune.load.record.columns import ENDED, Recorder
 from batchtune.load.record.samples import Status, of_http
 from batchtune.scenario.places import values_at
@@ -38,8 +39,10 @@ class RestClient:
         connections_max: int,
         timeout_s: float,
         ok: OkSpec,
+        streams: StreamReader | None = None,
     ) -> None:
         columns = recorder.columns
+        self._streams = streams
         self._sent, self._first_byte = columns.sent, columns.first_byte
         self._done, self._outcome = columns.done, columns.outcome
         self._ok_status = frozenset(ok.status)
@@ -60,7 +63,7 @@ class RestClient:
             alpn="http/1.1",
             connections_max=connections_max,
             timeout_s=timeout_s,
-            make_protocol=lambda: Http1ClientConnection(self, self._heads),
+            make_protocol=lambda: Http1ClientConnection(self, self._heads, streams=streams is not None),
             on_failed=self._dial_failed,
         )
 
@@ -104,6 +107,8 @@ class RestClient:
         by_tag = {connection.tag: connection for connection in self._connections}
         for index in indices:
             if index in by_tag:
+                if self._streams is not None:
+                    self._streams.end(index)
                 by_tag[index].abandon()
                 self._source.released(_monotonic_ns())
 
@@ -117,11 +122,19 @@ class RestClient:
         self.fill()
 
     def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:  # noqa: ARG002
-        self._first_byte[tag] = _monotonic_ns()
+        if self._streams is None:
+            self._first_byte[tag] = _monotonic_ns()
+
+    def piece(self, tag: int, data: bytes) -> None:
+        if self._streams is not None:
+            self._streams.take(tag, data)
 
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
         now_ns = _monotonic_ns()
-        if status in self._ok_status and not (self._ok_path and self._lacks(body or b"")):
+        fault = "" if self._streams is None else self._streams.end(tag, body if status == 200 else None)
+        if fault and status == 200:
+            self._recorder.fail(tag, Status.MALFORMED, fault)
+        elif status in self._ok_status and not (self._ok_path and self._lacks(body or b"")):
             self._done[tag] = now_ns
             self._outcome[tag] = _OK
             if body is not None and tag % self._keep_every == 0:
@@ -147,6 +160,8 @@ class RestClient:
         self._connections.discard(connection)
         self._dialer.closed(connection)
         if tag != NO_TAG:
+            if self._streams is not None:
+                self._streams.end(tag)
             self._recorder.fail(tag, Status.MALFORMED if connection.malformed else Status.RESET, reason)
             self._source.failed(_monotonic_ns())
         self.fill()
@@ -160,7 +175,11 @@ class RestClient:
 
     def _send(self, connection: Http1ClientConnection, index: int, now_ns: int) -> None:
         self._sent[index] = now_ns
-        connection.send(self._requests[index % self._period], index, index % self._check_every == 0)
+        request = self._requests[index % self._period]
+        if self._streams is not None:
+            connection.send(self._streams.begin(index, request), index, keep_body=True)
+            return
+        connection.send(request, index, index % self._check_every == 0)
 
     def _dial_failed(self, reason: str) -> None:
         now_ns = _monotonic_ns()

@@ -2,7 +2,8 @@
 
 One anonymous shared memory per worker and job: a header of counters, then one column per field. A worker stores
 single elements through memoryviews (20 ns each, half of numpy's price); the parent reads the same memory as numpy.
-A column entry of 0 means "not yet"; times are absolute CLOCK_MONOTONIC nanoseconds.
+A column entry of 0 means "not yet"; times are absolute CLOCK_MONOTONIC nanoseconds. Streamed answers have a second
+table, of the gaps between their tokens, which is bounded: when it is full every second gap is dropped.
 """
 
 from __future__ import annotations
@@ -23,23 +24,30 @@ PENDING: Final = 0
 """Outcome of a request that has not ended; an ended one has its Status plus 1."""
 ENDED: Final = 1
 
-ISSUED, OLDEST_PENDING, STARTED_NS = 0, 1, 2
-"""Words of the header: requests issued so far; all before the second have ended; when the job started."""
+ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE = 0, 1, 2, 3, 4
+"""Words of the header: requests issued so far; all before the second have ended; when the job started; gaps in their
+table, of so many in turn one."""
+
+GAPS_MAX: Final = 2_000_000
+"""Gaps between tokens that are recorded one by one, of a worker: 32 MB."""
 
 _HEADER_WORDS: Final = 16
 _TIME_COLUMNS: Final = ("due", "sent", "first_byte", "done", "wait")
+_TOKEN_COLUMNS: Final = ("prompt_tokens", "output_tokens", "gap_p99")
 
 
 class Columns:
     """The columns `due`, `sent`, `first_byte`, `done`, `wait` (int64) and `outcome` (uint8), each of `capacity` rows.
 
-    `wait` is the time a request spent without a connection. Memory is taken as rows are touched, not before.
+    `wait` is the time a request spent without a connection. Memory is taken as rows are touched, not before. Streamed
+    answers, where there is room for `gaps_max` gaps, have `prompt_tokens`, `output_tokens` and `gap_p99` (ns, of the
+    request's own gaps) too, and `gaps` (2, gaps_max): each gap in ns, and when it ended.
     """
 
-    def __init__(self, file_descriptor: int, capacity: int) -> None:
-        """Map the memory behind `file_descriptor`, of `size_bytes(capacity)`; the descriptor may be closed after."""
+    def __init__(self, file_descriptor: int, capacity: int, gaps_max: int = 0) -> None:
+        """Map the memory behind `file_descriptor`, of `size_bytes(…)`; the descriptor may be closed after."""
         self.capacity = capacity
-        self._memory = mmap.mmap(file_descriptor, size_bytes(capacity))
+        self._memory = mmap.mmap(file_descriptor, size_bytes(capacity, gaps_max))
         self._view = memoryview(self._memory)
         self.header = self._int64(0, _HEADER_WORDS)
         first = _HEADER_WORDS
@@ -47,6 +55,15 @@ class Columns:
             self._int64(first + position * capacity, capacity) for position in range(len(_TIME_COLUMNS))
         )
         outcome_at = 8 * (first + len(_TIME_COLUMNS) * capacity)
+        if gaps_max:
+            tokens_at = first + len(_TIME_COLUMNS) * capacity
+            self.prompt_tokens, self.output_tokens, self.gap_p99 = (
+                self._int64(tokens_at + position * capacity, capacity)
+                for position in range(len(_TOKEN_COLUMNS))
+            )
+            gaps_at = tokens_at + len(_TOKEN_COLUMNS) * capacity
+            self.gaps = np.frombuffer(self._int64(gaps_at, 2 * gaps_max), dtype=np.int64).reshape(2, gaps_max)
+            outcome_at = 8 * (gaps_at + 2 * gaps_max)
         self.outcome = self._view[outcome_at : outcome_at + capacity]
 
     def times(self, name: str) -> NDArray[np.int64]:
@@ -58,6 +75,21 @@ class Columns:
         """The outcome column as an array over the same memory, shape (capacity,)."""
         return np.frombuffer(self.outcome, dtype=np.uint8)
 
+    def keep_gaps(self, gaps_ns: NDArray[np.int64], ended_ns: NDArray[np.int64]) -> None:
+        """Append the gaps of a stream and when each ended, one in as many as the table has room for."""
+        header, table = self.header, self.gaps
+        stride = header[GAP_STRIDE] or 1
+        gaps_ns, ended_ns = gaps_ns[::stride], ended_ns[::stride]
+        while header[GAPS] + len(gaps_ns) > table.shape[1]:
+            left = table[:, : header[GAPS] : 2].copy()
+            table[:, : left.shape[1]] = left
+            header[GAPS], stride = left.shape[1], 2 * stride
+            gaps_ns, ended_ns = gaps_ns[::2], ended_ns[::2]
+        first, header[GAP_STRIDE] = header[GAPS], stride
+        header[GAPS] = first + len(gaps_ns)
+        table[0, first : header[GAPS]] = gaps_ns
+        table[1, first : header[GAPS]] = ended_ns
+
     def prefault(self, rows: int) -> None:
         """Touch the first `rows` rows now, so that no page fault falls into the measurement."""
         step = mmap.PAGESIZE // 8
@@ -68,19 +100,20 @@ class Columns:
         return self._view[8 * first_word : 8 * (first_word + words)].cast("q")
 
 
-def size_bytes(capacity: int) -> int:
+def size_bytes(capacity: int, gaps_max: int = 0) -> int:
     """The bytes of memory that columns of `capacity` rows map."""
-    return 8 * (_HEADER_WORDS + len(_TIME_COLUMNS) * capacity) + max(capacity, 1)
+    columns = len(_TIME_COLUMNS) + (len(_TOKEN_COLUMNS) if gaps_max else 0)
+    return 8 * (_HEADER_WORDS + columns * capacity + 2 * gaps_max) + max(capacity, 1)
 
 
-def new_memory(capacity: int) -> int:
+def new_memory(capacity: int, gaps_max: int = 0) -> int:
     """A file descriptor of fresh zeroed memory for `Columns`; the caller closes it."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("batchtune-samples")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size_bytes(capacity))
+    os.ftruncate(descriptor, size_bytes(capacity, gaps_max))
     return descriptor
 
 

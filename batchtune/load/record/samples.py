@@ -15,6 +15,7 @@ from batchtune.wire.status import GRPC_CODES
 
 NEVER_NS = -1
 COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
+TOKEN_COLUMNS = ("prompt_tokens", "output_tokens", "gap_p99_ns")
 
 KEPT_MAX: Final = 20_000_000
 """Requests of a load that are kept one by one: what makes figures of them holds 180 bytes of each, 3.6 GB in all."""
@@ -63,13 +64,33 @@ class WorkerShare:
     cpu_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Streams:
+    """What streamed answers have besides: tokens by the server's `usage` (n,), 0 where it told none; `gap_p99_ns` (n,)
+    of the request's own gaps between tokens, 0 of fewer than two; `gaps_ns` (m,) of all of them, each of which ended at
+    `gap_ended_ns`; of `gaps_one_in` in turn one is here.
+    """
+
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    gap_p99_ns: NDArray[np.int64]
+    gaps_ns: NDArray[np.int64]
+    gap_ended_ns: NDArray[np.int64]
+    gaps_one_in: int = 1
+
+    def of_rows(self, rows: Any) -> Streams:
+        """Those of some of the requests; gaps are of all."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in TOKEN_COLUMNS})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """One row per request that became due, in the order of due times.
 
     Times are nanoseconds from `started_ns` (CLOCK_MONOTONIC); NEVER_NS where it did not happen.
     `done_ns` is when the request ended in any way but UNFINISHED and UNSENT. `first_byte_ns` equals `done_ns` when
-    the answer came in one piece, and for gRPC. `connection_wait_ns` is how long a request waited for a free
+    the answer came in one piece, and for gRPC; of a streamed answer (`streams`) it is when its first token came.
+    `connection_wait_ns` is how long a request waited for a free
     connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
     `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
@@ -102,6 +123,7 @@ class Samples:
     endpoints: tuple[str, ...] = ()
     one_in: int = 1
     failures: int | None = None
+    streams: Streams | None = None
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -122,7 +144,11 @@ class Samples:
 
     def between(self, first: int, last: int) -> Samples:
         """Rows `first` to `last`, without `last`; what concerns them all is kept."""
-        return self._chosen(slice(first, last))
+        rows = self._chosen(slice(first, last))
+        if first and rows.streams is not None:  # the gaps are of all rows, and go with the first
+            none = np.zeros(0, dtype=np.int64)
+            rows = replace(rows, streams=replace(rows.streams, gaps_ns=none, gap_ended_ns=none))
+        return rows
 
     def thinned(self, one_in: int) -> Samples:
         """One row of so many in turn, drawn at random; 1: all."""
@@ -147,7 +173,8 @@ class Samples:
     def _chosen(self, rows: slice | NDArray[np.intp]) -> Samples:
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
         worker, endpoint = (None if of is None else of[rows] for of in (self.worker, self.endpoint))
-        return replace(self, **columns, worker=worker, endpoint=endpoint)
+        streams = None if self.streams is None else self.streams.of_rows(rows)
+        return replace(self, **columns, worker=worker, endpoint=endpoint, streams=streams)
 
     def errors(self) -> dict[str, int]:
         """How many requests ended with each status other than OK, those with none left out."""
@@ -175,7 +202,8 @@ def joined(chunks: Sequence[Samples]) -> Samples:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
     }
-    return replace(chunks[0], **columns, endpoint=_all_endpoints(chunks), failures=_failures(chunks))
+    columns |= {"endpoint": _all_endpoints(chunks), "failures": _failures(chunks)}
+    return replace(chunks[0], **columns, streams=_all_streams(chunks))
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
@@ -206,6 +234,24 @@ def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:
     return np.concatenate(columns) if len(columns) == len(parts) else None
 
 
+def _all_streams(parts: Sequence[Samples]) -> Streams | None:
+    """Those of all parts, in their order; gaps are thinned to the coarsest."""
+    streams = [part.streams for part in parts if part.streams is not None]
+    if not streams or len(streams) < len(parts):
+        return None
+    one_in = max(part.gaps_one_in for part in streams)
+    gaps = [
+        (part.gaps_ns[:: one_in // part.gaps_one_in], part.gap_ended_ns[:: one_in // part.gaps_one_in])
+        for part in streams
+    ]
+    return Streams(
+        **{name: np.concatenate([getattr(part, name) for part in streams]) for name in TOKEN_COLUMNS},
+        gaps_ns=np.concatenate([gaps_ns for gaps_ns, _ in gaps]),
+        gap_ended_ns=np.concatenate([ended_ns for _, ended_ns in gaps]),
+        gaps_one_in=one_in,
+    )
+
+
 def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
     """The samples of several workers of one job as one, in the order of due times; exact.
 
@@ -216,7 +262,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
     """
     if not parts:
         raise ValueError("merge() needs at least one part")
-    first, endpoint = parts[0], _all_endpoints(parts)
+    first, endpoint, streams = parts[0], _all_endpoints(parts), _all_streams(parts)
     if any(part.started_ns != first.started_ns for part in parts):
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
@@ -249,6 +295,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         endpoints=first.endpoints,
         one_in=first.one_in,
         failures=_failures(parts),
+        streams=None if streams is None else streams.of_rows(order),
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.load.record.columns import ENDED, PENDING, Columns, Recorder
-from batchtune.load.record.samples import NEVER_NS, Samples, Status, drawn_rows
+from batchtune.load.record.columns import ENDED, GAP_STRIDE, GAPS, GAPS_MAX, PENDING, Columns, Recorder
+from batchtune.load.record.samples import NEVER_NS, Samples, Status, Streams, drawn_rows
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol
@@ -81,6 +81,8 @@ def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any
         case "http":
             orjson.loads(answer)
             return {}
+        case "openai":
+            raise ValueError("tokens are read as they arrive")
 
 
 def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -153,6 +155,11 @@ class WorkerJob:
     connections: int
     check_every: int
 
+    @property
+    def gaps_max(self) -> int:
+        """Gaps between tokens that there is room for; 0: the answers hold no tokens."""
+        return GAPS_MAX if self.requests.protocol == "openai" else 0
+
     def rows(self, count: int) -> NDArray[np.int32]:
         """Rows of the first `count` requests, shape (count,)."""
         rows_of = np.asarray(self.requests.rows, dtype=np.int32)[self.request_order]
@@ -193,7 +200,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
             drain_s=timeout_s if job.drain_s is None else job.drain_s,
             in_flight_max=share_of(job.in_flight_max, part_number, parts) or 1,
             connections=_connections(job, part, part_number, parts),
-            check_every=job.check_every,
+            check_every=0 if job.requests.protocol == "openai" else job.check_every,
         )
         for part_number, part in enumerate(_parts(job.arrivals, parts))
     ]
@@ -235,6 +242,19 @@ def samples_of(
         pauses_ns=report.pauses_ns,
         one_in=one_in,
         failures=None if one_in == 1 else report.issued - int(good),
+        streams=_streams_of(columns, issued, start_ns) if part.gaps_max else None,
+    )
+
+
+def _streams_of(columns: Columns, issued: slice | NDArray[np.int64], start_ns: int) -> Streams:
+    gaps_ns, ended_ns = columns.gaps[:, : columns.header[GAPS]].copy()
+    return Streams(
+        prompt_tokens=np.array(columns.times("prompt_tokens")[issued]),
+        output_tokens=np.array(columns.times("output_tokens")[issued]),
+        gap_p99_ns=np.array(columns.times("gap_p99")[issued]),
+        gaps_ns=gaps_ns,
+        gap_ended_ns=ended_ns - start_ns,
+        gaps_one_in=columns.header[GAP_STRIDE] or 1,
     )
 
 

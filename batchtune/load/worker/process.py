@@ -85,7 +85,7 @@ def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> 
 
 
 async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[int]) -> Done | BatchtuneError:
-    tables = [Columns(memory, job.capacity) for memory, job in zip(memories, jobs, strict=True)]
+    tables = [Columns(memory, job.capacity, job.gaps_max) for memory, job in zip(memories, jobs, strict=True)]
     for memory in memories:
         os.close(memory)
     try:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from batchtune.scenario.spec.section import Spec
-from batchtune.scenario.units import PositiveSeconds, Ratio, problem
+from batchtune.scenario.units import PositiveSeconds, Ratio, percentage, problem, rounded_duration
+
+GOODPUT: Final = "goodput"
+
+
+def limit_words(name: str, limit: float) -> str:
+    """`p95 ≤ 20 ms`, `goodput ≥ 95 %`."""
+    return f"{name} {'≥' if name == GOODPUT else '≤'} {value_words(name, limit)}"
+
+
+def value_words(name: str, value: float) -> str:
+    """A figure of an SLO: a duration, or of goodput the share that keeps the limits where `value` misses them."""
+    return percentage(1.0 - value, 3) if name == GOODPUT else rounded_duration(value)
 
 
 class SloSpec(Spec):
@@ -27,10 +40,44 @@ class SloSpec(Spec):
     p99_9_s: PositiveSeconds | None = Field(
         default=None, alias="p99.9", description="999 of 1000 within this"
     )
+    ttft_p95_s: PositiveSeconds | None = Field(
+        default=None,
+        alias="ttft_p95",
+        description="of streamed answers: time to the first token, 19 of 20 requests",
+    )
+    ttft_p99_s: PositiveSeconds | None = Field(default=None, alias="ttft_p99")
+    itl_p95_s: PositiveSeconds | None = Field(
+        default=None,
+        alias="itl_p95",
+        description="of streamed answers: 19 of 20 gaps between tokens within this",
+    )
+    itl_p99_s: PositiveSeconds | None = Field(default=None, alias="itl_p99", description="99 of 100 gaps")
+    goodput: Annotated[Ratio, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="share of requests that keep every limit here, each by its own latency, first token, and 99 of "
+        "100 of its own gaps",
+    )
     error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
 
     def limits(self) -> dict[str, float]:
-        """The latency limits that are set, in seconds, from `p50` to `p99.9`."""
+        """Every limit: latencies, first tokens and gaps in seconds; `goodput` as the share that may miss."""
+        limits = {
+            "ttft_p95": self.ttft_p95_s,
+            "ttft_p99": self.ttft_p99_s,
+            "itl_p95": self.itl_p95_s,
+            "itl_p99": self.itl_p99_s,
+            GOODPUT: None if self.goodput is None else 1.0 - self.goodput,
+        }
+        return self.e2e_limits() | {name: limit for name, limit in limits.items() if limit is not None}
+
+    def patience_s(self, *, streams: bool) -> float | None:
+        """The longest time that an answer, of a stream the first token, may take by any limit; None: none says."""
+        first = (self.ttft_p95_s, self.ttft_p99_s)
+        limits = [limit for limit in first if limit is not None] if streams else []
+        return max([*limits, *self.e2e_limits().values()], default=None)
+
+    def e2e_limits(self) -> dict[str, float]:
+        """The limits of whole answers that are set, in seconds, from `p50` to `p99.9`."""
         limits = {
             "p50": self.p50_s,
             "p90": self.p90_s,
@@ -45,9 +92,21 @@ class SloSpec(Spec):
         """Whether anything is promised: a latency limit, or a share of errors that somebody wrote down."""
         return bool(self.limits()) or "error_ratio" in self.model_fields_set
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_e2e(cls, given: Any) -> Any:
+        """`e2e_p95`, as it is called beside `ttft_p95`, is `p95`."""
+        if not isinstance(given, Mapping):
+            return given
+        return {name.removeprefix("e2e_") if isinstance(name, str) else name: given[name] for name in given}
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        limits = list(self.limits().items())
+        if self.goodput is not None and len(self.limits()) == 1:
+            raise problem(
+                "goodput needs limits that requests keep", at=("goodput",), hint="add ttft_p95: 200ms"
+            )
+        limits = list(self.e2e_limits().items())
         for (lower, lower_s), (higher, higher_s) in pairwise(limits):
             if higher_s < lower_s:
                 raise problem(

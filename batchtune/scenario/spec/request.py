@@ -45,13 +45,14 @@ class LengthsSpec(Spec):
     file: FileName | None = Field(
         default=None, description="recorded lengths, a whole number a line; as often as they occur there"
     )
+    constant: Count | None = Field(default=None, description="every request has this length")
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(given) != 1:
             raise problem(
-                f"expected one of lognormal, histogram and file; was {' and '.join(given) or 'none of them'}",
+                f"expected one of lognormal, histogram, file and constant; was {' and '.join(given) or 'none of them'}",
                 hint=f"write {_EXAMPLE}",
             )
         return self
@@ -72,13 +73,14 @@ Lengths = Annotated[
     LengthsSpec,
     Field(
         description="length of each request, for the dimensions that the model leaves open: "
-        "{lognormal: {median, sigma, max}}, {histogram: {lengths, weights}} or {file: NAME}",
+        "{lognormal: {median, sigma, max}}, {histogram: {lengths, weights}}, {file: NAME} or {constant: N}; with "
+        "protocol openai the tokens of the prompt",
         examples=[{"lognormal": {"median": 40, "sigma": 0.8, "max": 256}}],
     ),
 ]
-Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary", "http"]
+Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary", "http", "openai"]
 """TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors; http is
-what `body` says."""
+what `body` says; the answers of openai are streams of tokens."""
 
 
 def transport_of(protocol: Protocol) -> Literal["grpc", "rest"]:
@@ -122,7 +124,8 @@ class RandomInputs(Spec):
 class FileInputs(Spec):
     file: FileName = Field(
         description="recorded requests: .npz (one array per input, first axis rows), .jsonl (one TF Serving REST "
-        "body a line) or TFRecord (tf_serving_warmup_requests)"
+        "body a line) or TFRecord (tf_serving_warmup_requests); with protocol openai prompts: .jsonl of "
+        "{prompt or messages, max_tokens}, or text with a prompt a line"
     )
 
 
@@ -191,6 +194,38 @@ class AnswersSpec(Spec):
     )
 
 
+class OpenAiSpec(Spec):
+    """What is asked of an OpenAI-compatible server; prompts have `request.lengths` tokens, or come from a file."""
+
+    api: Literal["chat", "completions", "embeddings"] = Field(
+        default="chat", description="chat and completions are streamed"
+    )
+    output: LengthsSpec = Field(
+        default=LengthsSpec(constant=64),
+        description="tokens of each answer (max_tokens), as request.lengths",
+        examples=[{"constant": 64}],
+    )
+    ignore_eos: bool = Field(
+        default=True,
+        description="ask for answers of exactly that many tokens, as vLLM and SGLang understand; false for others",
+    )
+    prefix: Literal["unique", "shared"] = Field(
+        default="unique",
+        description="unique: no prompt begins as another, so that no prefix cache helps; shared: prompts of a "
+        "rotation recur",
+    )
+    tokenizer: FileName | None = Field(
+        default=None,
+        description="a tokenizer.json, read by the package tokenizers; absent: a short word counts as a token",
+    )
+    body: dict[str, Any] = Field(
+        default_factory=dict, description="further keys of each request", examples=[{"temperature": 0}]
+    )
+    path: str | None = Field(
+        default=None, pattern="^/", description="absent: /v1/chat/completions and the like"
+    )
+
+
 class RequestSpec(Spec):
     """What one request is made of, and how it travels."""
 
@@ -198,8 +233,9 @@ class RequestSpec(Spec):
         default="grpc",
         description="TensorFlow Serving's grpc (PredictionService) or rest (HTTP/1.1); KServe v2's, which Triton "
         "speaks: kserve_grpc, kserve_rest (JSON), kserve_rest_binary (JSON with binary tensors); http: `body`, the "
-        "default of target.kind http",
+        "default of target.kind http; openai: prompts, answered by streams of tokens",
     )
+    openai: OpenAiSpec | None = Field(default=None, description="of protocol openai: prompts and answers")
     rows: Count = Field(default=1, description="rows (examples) per request")
     inputs: InputsField = "random"
     shapes: Shapes = Field(default_factory=dict)
@@ -248,6 +284,10 @@ class RequestSpec(Spec):
                 raise problem(f"not a header name: {name!r}", at=("headers",))
             if any(mark in self.headers[name] for mark in "\r\n"):
                 raise problem("a header is one line", at=("headers", name))
+        if self.openai is not None and self.protocol != "openai":
+            raise problem(f"read only with protocol: openai; was {self.protocol}", at=("openai",))
+        if self.protocol == "openai" and self.rows != 1:
+            raise problem("a request to an OpenAI-compatible server is one row", at=("rows",))
         if self.answers.file is not None and self.answers.check != "expected":
             raise problem("read only with check: expected", at=("answers", "file"))
         if any(kind.lengths is not None for kind in self.kinds()):

@@ -1,0 +1,188 @@
+"""Makes the requests to an OpenAI-compatible server: prompts of so many tokens, or those of a file, encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from batchtune.errors import ScenarioError, UsageError
+from batchtune.scenario.payloads import RequestSet, draw_lengths, rotation
+from batchtune.scenario.spec.request import FileInputs, LengthsSpec, MixSpec, OpenAiSpec, RequestSpec
+
+UNIQUE_MARK: Final = b"0123prefix456789"
+"""What a client replaces in each request by digits of its own, of the same length."""
+
+PATHS: Final = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
+_DEFAULT_LENGTHS: Final = LengthsSpec(constant=128)
+_MARK_TOKENS: Final = 8
+"""About what 16 digits of the mark cost."""
+_WORDS: Final = (
+    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
+    "be", "this", "from", "have", "or", "by", "had", "not", "but", "what", "all", "were", "when", "we", "there", "can",
+    "an", "your", "which", "their", "said", "if", "do", "will", "about", "how", "up", "out", "them", "then", "she",
+    "many", "some", "so", "these", "would", "other", "into", "has", "more", "her", "two", "like", "him", "see", "time",
+    "could", "no", "make", "than", "first", "been", "its", "who", "now", "people", "my", "made", "over", "did", "down",
+    "only", "way", "find", "use", "may", "water", "long", "little", "very", "after", "words", "called", "just", "where",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """`content`: a text, or the messages of a chat."""
+
+    content: str | list[dict[str, Any]]
+    output_tokens: int | None
+
+
+def build_prompts(
+    request: RequestSpec, *, model_name: str, seed: int = 1, distinct: int | None = None
+) -> RequestSet:
+    """The encoded requests of a scenario, the same for the same seed but for the prefixes that a client makes unique.
+
+    Raises:
+        UsageError: the package tokenizers is wanted and missing, or messages are to be completed.
+        ScenarioError: a file that cannot be read.
+    """
+    import orjson
+
+    kinds = []
+    for number, kind in enumerate(request.kinds()):
+        rng = np.random.default_rng([seed, number])
+        made = list(_prompts(request, kind, rng, distinct or request.distinct))
+        lengths = draw_lengths(_asked(request).output, len(made), rng).tolist()
+        kinds.append(
+            [
+                orjson.dumps(_document(request, prompt, tokens, model_name))
+                for prompt, tokens in zip(made, lengths, strict=True)
+            ]
+        )
+    bodies = tuple(body for kind in kinds for body in kind)
+    return RequestSet(
+        protocol=request.protocol,
+        model_name=model_name,
+        bodies=bodies,
+        rows=(1,) * len(bodies),
+        order=rotation([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
+        timeout_s=request.timeout_s,
+        headers=tuple(request.headers.items()),
+        path=_asked(request).path or PATHS[_asked(request).api],
+    )
+
+
+def _asked(request: RequestSpec) -> OpenAiSpec:
+    return request.openai or OpenAiSpec()
+
+
+def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_name: str) -> dict[str, Any]:
+    asked = _asked(request)
+    content = prompt.content
+    if asked.prefix == "unique":
+        content = _marked(content)
+    if asked.api == "embeddings":
+        return {"model": model_name, "input": content, **asked.body}
+    if asked.api == "chat":
+        messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        text: dict[str, Any] = {"messages": messages}
+    elif isinstance(content, str):
+        text = {"prompt": content}
+    else:
+        raise UsageError("request.inputs: messages are for api: chat", hint="set request.openai.api to chat")
+    return {
+        "model": model_name,
+        **text,
+        "max_tokens": prompt.output_tokens or output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"ignore_eos": True} if asked.ignore_eos else {}),
+        **asked.body,
+    }
+
+
+def _marked(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """With the mark before the first text, so that nothing before it can be cached."""
+    mark = UNIQUE_MARK.decode()
+    if isinstance(content, str):
+        return f"{mark} {content}"
+    first = next((at for at, message in enumerate(content) if isinstance(message.get("content"), str)), None)
+    if first is None:
+        return content
+    return [
+        {**message, "content": f"{mark} {message['content']}"} if at == first else message
+        for at, message in enumerate(content)
+    ]
+
+
+def _prompts(
+    request: RequestSpec, kind: MixSpec, rng: np.random.Generator, distinct: int
+) -> Iterator[_Prompt]:
+    if isinstance(kind.inputs, FileInputs):
+        yield from _from_file(Path(kind.inputs.file))
+        return
+    cut = _cutter(_asked(request).tokenizer)
+    own = _MARK_TOKENS if _asked(request).prefix == "unique" else 0
+    for tokens in draw_lengths(kind.lengths or _DEFAULT_LENGTHS, distinct, rng).tolist():
+        count = max(tokens - own, 1)
+        yield _Prompt(cut(" ".join(rng.choice(_WORDS, count)), count), None)
+
+
+def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
+    """What cuts a text of so many words to so many tokens.
+
+    Raises:
+        UsageError: the package is missing, or the file holds no tokenizer.
+    """
+    if tokenizer_file is None:
+        return lambda text, _count: text
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(tokenizer_file)
+    except ImportError as error:
+        raise UsageError(
+            "request.openai.tokenizer: the package tokenizers is not installed",
+            hint="install it, or leave tokenizer out: prompts are then about as long",
+        ) from error
+    except Exception as error:  # the package raises nothing narrower
+        raise UsageError(f"request.openai.tokenizer: {tokenizer_file} holds no tokenizer: {error}") from error
+
+    def cut(text: str, count: int) -> str:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return str(tokenizer.decode(ids[:count]))
+
+    return cut
+
+
+def _from_file(path: Path) -> Iterator[_Prompt]:
+    import orjson
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"request.inputs.file: {path} cannot be read: {error}") from error
+    if not any(line.strip() for line in lines):
+        raise ScenarioError(f"request.inputs.file: {path} holds no prompt")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            yield _Prompt(line, None)
+            continue
+        try:
+            document = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ScenarioError(f"{path}:{number}: not JSON: {error}") from error
+        content = document.get("messages", document.get("prompt")) if isinstance(document, dict) else None
+        if not content or not isinstance(content, str | list):
+            raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')
+        most = document.get("max_tokens")
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise ScenarioError(f"{path}:{number}: expected max_tokens above 0; was {most!r}")
+        yield _Prompt(content, most)

@@ -1,0 +1,199 @@
+"""Streams of tokens from an OpenAI-compatible server: instants, counts, and servers that break off, err or dribble."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.load.record.columns import Columns, new_memory
+from batchtune.load.record.samples import Samples, Status, merge
+from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
+from batchtune.scenario.spec.request import RequestSpec
+from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, run_here
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+USAGE = {"prompt_tokens": 11, "completion_tokens": 7}
+
+
+def event(document: dict[str, Any] | str, *, newline: bytes = b"\n") -> bytes:
+    text = document if isinstance(document, str) else json.dumps(document)
+    return b"data: " + text.encode() + 2 * newline
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def token(text: str, **delta: Any) -> dict[str, Any]:
+    return {
+        "choices": [{"index": 0, "delta": {"content": text, **delta}, "finish_reason": None}],
+        "usage": None,
+    }
+
+
+ROLE = token("", role="assistant")
+END: list[dict[str, Any] | str] = [
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": None},
+    {"choices": [], "usage": USAGE},
+    "[DONE]",
+]
+
+
+def requests(**openai: Any) -> Any:
+    spec = RequestSpec.model_validate(
+        {"protocol": "openai", "lengths": {"constant": 20}, "openai": openai, "distinct": 2}
+    )
+    return build_prompts(spec, model_name="m")
+
+
+def run_script(events: list[dict[str, Any] | str], *, pause_s: float = 0.0, count: int = 1) -> Samples:
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(HEAD)
+        for each in events:
+            await asyncio.sleep(pause_s)
+            transport.write(chunk(event(each)))
+        transport.write(b"0\r\n\r\n")
+
+    with ScriptedHttp(script) as server:
+        job = a_job("rest", server.port, closed(1, count), requests=requests())
+        return run_here(job)
+
+
+def test_first_token_and_every_gap_are_recorded_and_counts_come_from_usage() -> None:
+    samples = run_script([ROLE, token("a"), token("b c"), token(" d"), *END], pause_s=0.01, count=3)
+    streams = samples.streams
+    assert samples.errors() == {}
+    assert streams is not None
+    assert streams.prompt_tokens.tolist() == [11] * 3
+    assert streams.output_tokens.tolist() == [7] * 3
+    assert len(streams.gaps_ns) == 2 * 3  # of three chunks with tokens each
+    assert (streams.gaps_ns >= 9_000_000).all()
+    waited_ns = samples.first_byte_ns - samples.sent_ns
+    assert (waited_ns >= 18_000_000).all()  # the role comes before the first token and is none
+    assert (samples.done_ns - samples.first_byte_ns >= streams.gaps_ns.reshape(3, 2).sum(axis=1)).all()
+    assert (streams.gap_p99_ns == streams.gaps_ns.reshape(3, 2).max(axis=1)).all()
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_are_found_however_they_are_cut(size: int, newline: bytes) -> None:
+    whole = b"".join(event(each, newline=newline) for each in [ROLE, token('"'), token("\\n"), *END])
+
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(HEAD)
+        for at in range(0, len(whole), size):
+            transport.write(chunk(whole[at : at + size]))
+        transport.write(b"0\r\n\r\n")
+
+    with ScriptedHttp(script) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 1), requests=requests()))
+    assert samples.errors() == {}
+    assert samples.streams is not None
+    assert (len(samples.streams.gaps_ns), samples.streams.output_tokens[0]) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([ROLE, token("a"), {"error": {"message": "out of blocks"}}], "out of blocks"),
+        ([ROLE, token("a")], "ended before its last event"),
+        ([], "ended before its last event"),
+    ],
+)
+def test_a_stream_that_breaks_off_or_tells_an_error_is_no_good_answer(
+    events: list[dict[str, Any] | str], words: str
+) -> None:
+    samples = run_script(events)
+    assert samples.errors() == {"MALFORMED": 1}
+    assert words in samples.error_texts["MALFORMED"]
+
+
+def test_an_http_error_is_of_its_class() -> None:
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        body = b'{"error": {"message": "no such model"}}'
+        transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with ScriptedHttp(script) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
+    assert samples.errors() == {"INVALID_REQUEST": 2}
+    assert "no such model" in samples.error_texts["INVALID_REQUEST"]
+
+
+def test_a_lost_stream_keeps_the_gaps_that_it_had() -> None:
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(HEAD)
+        for text in "abc":
+            transport.write(chunk(event(token(text))))
+            await asyncio.sleep(0.001)
+        transport.abort()
+
+    with ScriptedHttp(script) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 1), requests=requests()))
+    assert samples.errors() == {"RESET": 1}
+    assert samples.streams is not None
+    assert len(samples.streams.gaps_ns) == 2
+
+
+def test_an_embedding_comes_whole() -> None:
+    body = json.dumps({"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 9}}).encode()
+
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with ScriptedHttp(script) as server:
+        asked = requests(api="embeddings")
+        samples = run_here(a_job("rest", server.port, closed(1, 3), requests=asked))
+        sent = json.loads(server.requests[0].partition(b"\r\n\r\n")[2])
+    assert samples.errors() == {}
+    assert samples.streams is not None
+    assert samples.streams.prompt_tokens.tolist() == [9, 9, 9]
+    assert "stream" not in sent
+
+
+def test_prompts_begin_differently_unless_shared_ones_are_asked_for() -> None:
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(HEAD + chunk(b"".join(map(event, [token("a"), *END]))) + b"0\r\n\r\n")
+
+    texts = {}
+    for prefix in ("unique", "shared"):
+        with ScriptedHttp(script) as server:
+            job = a_job("rest", server.port, evenly(200, 0.1), requests=requests(prefix=prefix))
+            samples = run_here(job)
+            bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests]
+        assert samples.errors() == {}
+        texts[prefix] = [body["messages"][0]["content"][:16] for body in bodies]
+    assert len(set(texts["unique"])) == len(texts["unique"]) == 20
+    assert UNIQUE_MARK.decode() not in texts["unique"]
+    assert len(set(texts["shared"])) == 2
+
+
+def test_the_table_of_gaps_is_bounded_and_thins_evenly() -> None:
+    descriptor = new_memory(4, 100)
+    columns = Columns(descriptor, 4, 100)
+    for first in range(0, 1000, 10):
+        numbers = np.arange(first, first + 10)
+        columns.keep_gaps(numbers, numbers)
+    from batchtune.load.record.columns import GAP_STRIDE, GAPS
+
+    count, stride = columns.header[GAPS], columns.header[GAP_STRIDE]
+    assert 30 < count <= 100
+    assert stride == 16
+    kept = columns.gaps[0, :count]
+    assert np.histogram(kept, bins=4, range=(0, 1000))[0].min() >= count // 4 - 8
+
+
+def test_workers_streams_are_merged_in_the_order_of_their_requests() -> None:
+    first, second = (run_script([ROLE, token("a"), token("b"), *END], count=2) for _ in range(2))
+    second = Samples(
+        **{name: getattr(second, name) for name in second.__dataclass_fields__ if name != "started_ns"},
+        started_ns=first.started_ns,
+    )
+    whole = merge([first, second])
+    assert whole.streams is not None
+    assert len(whole.streams.gaps_ns) == 4
+    assert whole.streams.output_tokens.tolist() == [7] * 4
+    assert whole.status.tolist() == [Status.OK] * 4

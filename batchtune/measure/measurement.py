@@ -545,7 +545,7 @@ def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenF
     streams = samples.streams
     if streams is None:
         raise ValueError("only streamed answers have tokens")
-    told = good & (streams.prompt_tokens + streams.output_tokens > 0)
+    has_usage = good & (streams.prompt_tokens + streams.output_tokens > 0)
     counted = good & window.holds(samples.due_ns)
     ends = (window.start_ns, window.end_ns)
     weights = samples.one_in * streams.output_tokens[good].astype(np.float64)
@@ -553,7 +553,7 @@ def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenF
         output_per_s=rate_estimate(samples.done_ns[good], ends, weights=weights),
         prompt_mean=_mean(streams.prompt_tokens[counted]),
         output_mean=_mean(streams.output_tokens[counted]),
-        untold_ratio=1.0 - float(told.sum()) / max(int(good.sum()), 1),
+        untold_ratio=1.0 - float(has_usage.sum()) / max(int(good.sum()), 1),
     )
 
 

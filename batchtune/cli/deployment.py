@@ -28,6 +28,7 @@ from batchtune.target.launch.container import (
 )
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.process import flag_text
+from batchtune.target.settings import PORT_PLACES, with_places
 from batchtune.target.triton.launched import flag_words
 
 _TENSORFLOWS = "tensorflow_model_server"
@@ -200,7 +201,8 @@ def _by_commands(target: TargetSpec, recommend: str) -> str:
 
 def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
     """The start of a server of kind http with its variables and flags; of what a file or a request sets the values."""
-    values, setting = configuration.server_values(scenario.request.rows_most), scenario.target.set
+    target = with_places(scenario.target, dict(zip(PORT_PLACES, ("8000", "8001", "8002"), strict=True)))
+    values, setting = configuration.server_values(scenario.request.rows_most), target.set
     if setting is None:
         return ""
     named = {name: flag_text(value) for name, value in values.items()}
@@ -208,7 +210,7 @@ def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
         f"{variable}={shlex.quote(named[name])}" for name, variable in setting.env.items() if name in named
     ]
     flags = [word for name, flag in setting.flag.items() if name in named for word in (flag, named[name])]
-    start = shlex.join([*(scenario.target.launch or ()), *flags])
+    start = shlex.join([*(target.launch or ()), *flags])
     if setting.file is None and setting.request is None:
         return " ".join([*given, start])
     where = (

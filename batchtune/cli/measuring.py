@@ -19,6 +19,7 @@ from batchtune.cli.arguments.options import (
     RateOption,
     RootOption,
     ScenarioArgument,
+    ServerOption,
     SetOption,
     SubjectArgument,
     WhyOption,
@@ -35,6 +36,7 @@ measuring = typer.Typer()
     epilog=examples(
         "sweep ./my_model --slo-p95 20ms",
         "sweep model.onnx --slo-p95 20ms --concurrency 32 --rest --shape ids=128",
+        "sweep my_app.py:app --server litserve --slo-p95 50ms",
         "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
         "sweep scenarios/triton-attached.yaml --batching-parameters-file config.pbtxt",
         "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
@@ -55,6 +57,7 @@ def sweep(
         str | None, typer.Option(metavar="DURATION", help="What the sweep may take in all, such as 90s.")
     ] = None,
     batching_parameters_file: BatchingFileOption = None,
+    server: ServerOption = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
@@ -89,6 +92,7 @@ def sweep(
         rate=rate,
         concurrency=concurrency,
         batching_file=batching_parameters_file,
+        server=server,
         resume=resume,
         quiet=quiet,
     )

@@ -16,6 +16,7 @@ from batchtune.cli.arguments.options import (
     OneRateOption,
     QuietOption,
     RootOption,
+    ServerOption,
     examples,
     takes_request,
     takes_slo,
@@ -30,6 +31,7 @@ preparing = typer.Typer()
     epilog=examples(
         "init ./my_model --slo-p95 20ms --write my_model.yaml",
         "init model.onnx --check",
+        "init my_app.py:app --server litserve --write my_app.yaml",
         "init --example quickstart",
         "init --ci github scenario.yaml",
     )
@@ -59,6 +61,7 @@ def init(
             "--ci", help="Write a job that checks every change by the scenario named (scenario.yaml)."
         ),
     ] = None,
+    server: ServerOption = None,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -95,6 +98,11 @@ def init(
         from batchtune.cli.commands.gate.ci import run_init_ci
 
         raise typer.Exit(run_init_ci(ci, name, output=write))
+    if server is not None:
+        _refuse_idle({"--example": example, **idle}, "--server", hint="write it into the scenario")
+        from batchtune.cli.commands.init_model import run_init_server
+
+        raise typer.Exit(run_init_server(server, name, write=write))
     if name is None or example:
         idle |= {"--write": write if name is None else None}
         hint = (

@@ -164,6 +164,57 @@ def read_example(name: str) -> Example:
     return Example(name=wanted, text=text)
 
 
+_PLAIN_WORD: Final = re.compile(r"[\w./@-]+")
+
+
+def server_names() -> list[str]:
+    """The servers that `--server` has a scenario for."""
+    return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
+
+
+def server_scenario(server: str, app: str) -> str:
+    """The scenario of a server for an app: `my_app.py:NAME`, or whatever the server serves.
+
+    Raises:
+        UsageError: no such server, no such file, or no name of what the file defines.
+    """
+    names = server_names()
+    if server not in names:
+        near = get_close_matches(server, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+        raise UsageError(
+            f"--server: no server {server!r}", hint=f"{hint}; any other takes a scenario of kind http"
+        )
+    text = (examples_folder() / "servers" / f"{server}.yaml").read_text(encoding="utf-8")
+    file_name, _, name = app.partition(":")
+    file = Path(file_name).resolve()
+    if "{file}" in text or "{module}" in text:
+        if not file.is_file():
+            raise UsageError(f"{app}: there is no file {file_name}", hint="name the app: my_app.py:app")
+        if "{name}" in text and not name.isidentifier():
+            raise UsageError(
+                f"{app}: what in it is the app?", hint=f"write {file_name}:app, by its name there"
+            )
+    words = {
+        "{file}": str(file),
+        "{folder}": str(file.parent),
+        "{module}": file.stem,
+        "{stem}": file.stem,
+        "{name}": name,
+        "{app}": app,
+    }
+    odd = next(
+        (word for place, word in words.items() if place in text and not _PLAIN_WORD.fullmatch(word)), None
+    )
+    if odd is not None:
+        raise UsageError(
+            f"{odd!r} has a space or a mark in it", hint="write the scenario by hand: kind: http"
+        )
+    for place, word in words.items():
+        text = re.sub(rf"(?<!\{{){re.escape(place)}(?!\}})", word, text)
+    return text
+
+
 def examples_folder() -> Path:
     """In a wheel `scenarios/` lies within the package, as pyproject.toml says; in a checkout beside it."""
     room = Path(__file__).parent

@@ -44,8 +44,8 @@ from batchtune.target.endpoint import (
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import container_of
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, free_port, launch_named
-from batchtune.target.settings import Settings, with_places
+from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, free_ports, launch_named
+from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
 from batchtune.wire.signature import Signature
@@ -201,7 +201,8 @@ class CommandTarget:
         self._model = served_name(spec.model)
         self._scratch = ScratchFolder()
         if spec.kind == "http":
-            spec = with_places(spec, {"{port}": str(free_port()), "{scratch}": str(self._scratch.path)})
+            ports = dict(zip(PORT_PLACES, map(str, free_ports(len(PORT_PLACES))), strict=True))
+            spec = with_places(spec, {**ports, "{scratch}": str(self._scratch.path)})
         self._spec = spec
         self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
         self._settings = settings_of(spec, self.endpoint, rows_per_request=rows_per_request)

@@ -21,6 +21,8 @@ from batchtune.scenario.spec.http_server import (
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
+PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
+"""Where the target's texts name a free port."""
 _POLL_S: Final = 0.1
 
 

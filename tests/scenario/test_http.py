@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import yaml
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import ScenarioError
+from batchtune.errors import ScenarioError, UsageError
+from batchtune.scenario.examples import server_names, server_scenario
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import filled, values_at, with_values
 from batchtune.scenario.reader import format_scenario, parse_scenario
@@ -128,3 +130,44 @@ def test_places_are_read_and_set_through_lists_objects_and_stars() -> None:
     assert with_values(document, {"a.1.n": 5, "b.c": 6}) == {"a": [{"n": 1}, {"n": 5}], "b": {"c": 6}}
     assert document["b"] is None
     assert filled(["{{n}}", "{{2 * n}}", "n={{n}}", "{{m}}"], {"n": 3}) == [3, 6, "n=3", "{{m}}"]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> str:
+    (tmp_path / "my_app.py").write_text("")
+    return f"{tmp_path}/my_app.py:Model"
+
+
+@pytest.mark.parametrize("server", server_names())
+def test_each_server_has_a_scenario_that_needs_no_change(server: str, app: str) -> None:
+    argument = "org/model" if server in ("infinity", "tei") else app
+    asked = parse_scenario(server_scenario(server, argument), source=server)
+    assert asked.target.kind == "http"
+    assert not {"{file}", "{name}", "{module}", "{folder}", "{app}"} & set(
+        re.findall(r"\{\w+\}", repr(asked.target))
+    )
+    tried = {name: space.values for name, space in asked.search.space.items()}
+    assert asked.target.traps_of(tried) or not asked.target.traps or "max_latency_ms" in asked.target.traps
+
+
+def test_a_trap_is_told_where_its_parameter_is_set_and_only_there(app: str) -> None:
+    target = parse_scenario(server_scenario("litserve", app), source="x").target
+    assert target.traps_of({"batch_timeout_micros": (0,)}) == []
+    (told,) = target.traps_of({"batch_timeout_micros": (0, 2000)})
+    assert told.startswith("batch_timeout: LitServe's clock starts when a worker becomes free")
+
+
+@pytest.mark.parametrize(
+    ("server", "argument", "said"),
+    [
+        ("litsrve", "my_app.py", "did you mean 'litserve'"),
+        ("litserve", "nowhere.py", "there is no file nowhere.py"),
+        ("fastapi", "{folder}/my_app.py", "what in it is the app"),
+        ("infinity", "a model", "has a space or a mark in it"),
+    ],
+)
+def test_an_app_that_the_server_cannot_start_is_told(server: str, argument: str, said: str, app: str) -> None:
+    argument = argument.replace("{folder}", str(Path(app).parent))
+    with pytest.raises(UsageError) as told:
+        server_scenario(server, argument)
+    assert said in f"{told.value.message} {told.value.hint}"

@@ -116,6 +116,13 @@ RunArgument = Annotated[
     Path | None,
     typer.Argument(metavar="RUN", help="A run's directory. Default: the latest sweep under --results."),
 ]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The argument is an app of this server: bentoml, fastapi, infinity, litserve, mlserver, ray-serve, tei.",
+    ),
+]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]

@@ -25,7 +25,7 @@ from batchtune.cli.commands.subject import looked_at
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.live import sweep_view
-from batchtune.scenario.examples import Example, example_names, read_example
+from batchtune.scenario.examples import Example, example_names, read_example, server_scenario
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
@@ -70,6 +70,24 @@ def _write_example(example: Example, output: Path | None) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     print(f"{path}: {example.question}")
     print(f"next: batchtune {example.command} {shlex.quote(str(path))}", file=sys.stderr)
+
+
+def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
+    """Write the scenario of a server for an app, to stdout or to a file; the exit code, 0.
+
+    Raises:
+        UsageError: no such server or app, or a file that is there already.
+    """
+    if app is None:
+        raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
+    text = server_scenario(server, app)
+    if write is None or write == Path("-"):
+        print(text, end="")
+        return 0
+    _refuse_unwritable(write)
+    _write(write, text)
+    print(f"next: batchtune sweep {shlex.quote(str(write))}", file=sys.stderr)
+    return 0
 
 
 LAUNCH_S: Final = 15.0

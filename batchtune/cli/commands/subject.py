@@ -31,6 +31,7 @@ from batchtune.cli.commands.model_scenario import (
 )
 from batchtune.errors import UsageError
 from batchtune.report.live import sweep_view
+from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
 from batchtune.target.address import answering_at
 
@@ -52,15 +53,20 @@ def subject_of_sweep(
     rate: str | None,
     concurrency: str | None,
     batching_file: Path | None = None,
+    server: str | None = None,
     resume: Path | None,
     quiet: bool,
 ) -> Subject:
-    """The scenario of a sweep.
+    """The scenario of a sweep; with `server` that of a server's preset, for the app that is the argument.
 
     Raises:
         UsageError: neither a scenario nor a model; a server that runs already.
         TargetError: a model that does not serve.
     """
+    if server is not None:
+        text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
+        loop = loop_overrides(unchecked_scenario(text).get("load", {}), rate=rate, concurrency=concurrency)
+        return _with_file(Subject(source=text, overrides=[*overrides, *loop]), batching_file, searched=True)
     if resume is not None and kind_of(argument) != "scenario":
         raise UsageError(
             "--resume goes on with the scenario of the run, not with a model",

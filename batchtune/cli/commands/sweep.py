@@ -29,7 +29,7 @@ from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.target import UNSAYABLE, can_be_off
+from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.repository import OriginalModel
@@ -101,7 +101,9 @@ def _sweep_here(
         try:
             with ended_early(trials) as early:
                 workers = fleet_of(scenario.load, on_event=view.event)
-                for note in filter(None, (placement, beginning(scenario), _left_out(scenario))):
+                for note in filter(
+                    None, (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
+                ):
                     view.event(note)
                 if isinstance(target, TritonTarget):
                     scenario = as_found(scenario, target, view, keep)
@@ -123,7 +125,12 @@ def _sweep_here(
 
 
 def _left_out(scenario: Scenario) -> str:
-    return "" if can_be_off(scenario.target) else f"no batching is left out: {UNSAYABLE}"
+    return "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
+
+
+def _traps(scenario: Scenario) -> list[str]:
+    tried = {name: space.values for name, space in scenario.search.space.items()}
+    return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
 
 
 def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -170,8 +170,8 @@ class TargetSpec(Spec):
     url: str | None = Field(
         default=None,
         pattern=r"^https?://",
-        description="of kind http: where requests go; {port} is a free port of this machine, here and in what starts "
-        "and asks the server",
+        description="of kind http: where requests go; {port}, {port2} and {port3} are free ports of this machine, "
+        "here and in what starts and asks the server",
         examples=["http://127.0.0.1:{port}/predict"],
     )
     set: SettingSpec | None = Field(
@@ -284,6 +284,15 @@ class TargetSpec(Spec):
     def words(self) -> tuple[ServerWord, ...]:
         """The server's own words, of kind http, for the parameters that we know too."""
         return self.means.words()
+
+    def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:
+        """What is to be known of the parameters, by our names, that are something else than 0 and off."""
+        ours = {word: name for name, word, _ in self.words}
+        return [
+            f"{word}: {text}"
+            for word, text in self.traps.items()
+            if any(values.get(ours.get(word, word), ()))
+        ]
 
     def in_house_words(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values by the server's names as values by ours, in our units."""

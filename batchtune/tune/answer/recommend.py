@@ -12,7 +12,7 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.target import UNSAYABLE, can_be_off
+from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.scenario.units import counted, rounded
 from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
 from batchtune.tune.answer.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
@@ -468,7 +468,7 @@ class _Answer:
 
     def _notes(self) -> Iterable[str]:
         if not can_be_off(self._scenario.target):
-            yield f"nothing was compared with no batching: {UNSAYABLE}"
+            yield f"nothing was compared with no batching: {unsayable(self._scenario.target)}"
         unbatched = self._unbatched(self._chosen)
         if (
             unbatched is not None

@@ -383,12 +383,12 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
     target = scenario.target
     references: dict[Source, Configuration] = {}
     named = {name for name, _, _ in target.words} & scenario.fixed.keys()
-    if target.present or named:
+    if target.present or {_SIZE, _TIMEOUT} & named:
         with suppress(BatchingParametersError):
             references["present"] = scenario.configuration(target.in_house_words(target.present))
     if can_be_off(target):
         references["no_batching"] = scenario.configuration({"enable_batching": False})
-    if target.defaults and not named:
+    if target.defaults and "present" not in references:
         with suppress(BatchingParametersError):
             references["defaults"] = scenario.configuration()
     return references

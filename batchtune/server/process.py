@@ -38,8 +38,8 @@ from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.listener import RestServer, serve_rest
 from batchtune.server.stages.stages import ModelStages
-from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_connection import GrpcServer, serve
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.status import StatusError
 
 

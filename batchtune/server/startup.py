@@ -22,7 +22,7 @@ from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
-from batchtune.wire.grpc.held_calls import ServerLimits
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"

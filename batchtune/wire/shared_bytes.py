@@ -200,6 +200,7 @@ class SharedBytes:
         outgoing: bool = False,
     ) -> None:
         self.held_bytes = 0
+        self.is_tight = False  # there is little room for more
         self.waiting: set[Callable[[], None]] = set()
         self._tight_bytes = bounds.idle_bytes_max // _TIGHT_SHARE
         self._accounts: dict[Client, _Account] = {}  # in the order of their last steps
@@ -211,11 +212,6 @@ class SharedBytes:
         self._is_excused = is_excused
         self._now_s = now_s
         self._outgoing = outgoing
-
-    @property
-    def is_tight(self) -> bool:
-        """Tell whether there is little room for more."""
-        return self.held_bytes > self._tight_bytes
 
     def note(self, client: Client, held_bytes: int) -> None:
         """Take note of what a client holds now; where that is too much for all, the idlest end at once."""
@@ -299,6 +295,7 @@ class SharedBytes:
 
     def _count(self, growth: int) -> None:
         self.held_bytes += growth
+        self.is_tight = self.held_bytes > self._tight_bytes
         if self.waiting and not self.is_tight:
             waiting, self.waiting = self.waiting, set()
             for go_on in waiting:

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
 from batchtune.wire.tfserving.messages import PredictRequest, TensorProto

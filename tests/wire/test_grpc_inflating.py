@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from batchtune.wire import inflating
-from batchtune.wire.grpc.held_calls import ServerLimits
-from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.grpc.server_writer import AnswerWriter, ServerLimits
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
 from batchtune.wire.status import StatusError

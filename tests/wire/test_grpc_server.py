@@ -17,9 +17,8 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.wire.grpc.held_calls import ServerLimits
-from batchtune.wire.grpc.request_head import known_heads
-from batchtune.wire.grpc.server_call import GrpcStream
+from batchtune.wire.grpc.server_call import GrpcStream, known_heads
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits

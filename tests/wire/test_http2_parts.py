@@ -17,8 +17,8 @@ from batchtune.wire.grpc.framing import (
     encode_grpc_message,
     encode_timeout,
 )
-from batchtune.wire.grpc.held_calls import RateLimit
-from batchtune.wire.grpc.request_head import read_head
+from batchtune.wire.grpc.server_call import read_head
+from batchtune.wire.grpc.server_connection import RateLimit
 from batchtune.wire.http2.frames import STREAM_ID, OutgoingFlow, header_frames
 from batchtune.wire.http2.header_blocks import decode_block, encode_block, new_decoder
 from batchtune.wire.status import StatusError

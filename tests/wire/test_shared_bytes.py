@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_connection import GrpcServer, serve
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
 from tests.server.rest.test_connection import REQUEST

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any
 
-from batchtune.wire.grpc.held_calls import ServerLimits
 from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits

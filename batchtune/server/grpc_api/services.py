@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,8 +19,8 @@ from batchtune.server.grpc_api.model_service import ModelServiceCalls
 from batchtune.server.grpc_api.predict import PredictCalls
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.repository import ModelRepository
-from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
-from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, dispatcher
+from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import POOL
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -252,8 +251,6 @@ PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
-_logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
@@ -315,15 +312,4 @@ def make_grpc_api(
         for name in REFLECTION_SERVICES:
             streams[f"/{name}/ServerReflectionInfo"] = Reflection(name, tuple(services)).serve
 
-    def dispatch(call: GrpcCall) -> None:
-        handler = handlers.get(call.path)
-        if handler is None:
-            call.refuse(StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
-            return
-        try:
-            handler(call)
-        except Exception:
-            _logger.exception("%s failed", call.path)
-            call.refuse(StatusError("INTERNAL", FAULT))
-
-    return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)
+    return GrpcApi(dispatch=dispatcher(handlers), streams=streams, announce_stop=health.stop)

@@ -14,70 +14,23 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import cast
 
-from batchtune.wire.grpc.framing import FIRST_DATA, MessageBuffer, inflate_failure, wbits_of
-from batchtune.wire.grpc.held_calls import FrameRates, HeldCalls, ServerLimits
-from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
-from batchtune.wire.grpc.server_call import CallSink, GrpcCall, GrpcStream, hand_over
-from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter
+from batchtune.wire.grpc.framing import FIRST_DATA
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, HeadReader, RequestHead, known_heads
+from batchtune.wire.grpc.server_writer import AnswerWriter, HeldCalls, ServerLimits
+from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, request_buffer, take_data
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError, Setting
-from batchtune.wire.http2.header_blocks import encode_block
-from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
+from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
+from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
 from batchtune.wire.status import StatusError
 from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
 
+_FREE_FRAMES = 8
+"""Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
+windows for each, and may send a message's prefix by itself (tests/benchmarks/server/greedy_clients.py)."""
 _LINGER_S = 2.0  # for a client to read our last GOAWAY
-_TEXT = b"This port speaks gRPC (HTTP/2 with prior knowledge) only.\n"
-_HTTP1_ANSWER = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
-)
-
-
-def read_preface(
-    writer: AnswerWriter, limits: ServerLimits, missing: bytes, data: bytes
-) -> tuple[bytes, bytes]:
-    """Check the client's preface, of which `missing` is to come; what is missing now, and what follows it.
-
-    Who speaks HTTP/1 is answered in HTTP/1. Raises PeerError for anything else.
-    """
-    size = min(len(data), len(missing))
-    if data[:size] != missing[:size]:
-        if missing == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
-            writer.out.append(_HTTP1_ANSWER)
-            writer.close_when_idle = True
-            return missing, b""
-        raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
-    if size == len(missing):
-        writer.out.append(_opening_frames(limits))
-    return missing[size:], data[size:]
-
-
-def _opening_frames(limits: ServerLimits) -> bytes:
-    """The frames that a server begins with: its SETTINGS, and the widest connection window."""
-    settings = {
-        Setting.HEADER_TABLE_SIZE: 0,
-        Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
-        Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
-        Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
-        Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-    }
-    return h2.settings_frame(settings) + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
-
-
-def refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
-    """Answer a request that is no gRPC call with an HTTP status and a line of text; its body will be ignored."""
-    text = b"" if head.method == "HEAD" else _TEXT
-    fields = [
-        (":status", head.http_status),
-        ("content-type", "text/plain"),
-        ("content-length", str(len(text))),
-    ]
-    writer.send_text(stream_id, encode_block(fields), text)
 
 
 def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> None:
@@ -92,153 +45,6 @@ def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> N
     writer.abandon()
 
 
-def inflate_call(call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, held: HeldCalls) -> None:
-    """Inflate a call's message and dispatch it, now or later; one whose client has fallen behind waits in `held` again.
-
-    Raises:
-        StatusError: an unknown encoding, or too many wait.
-    """
-    content = call.message
-    packed = Packed(
-        content=content,
-        wbits=wbits_of(call.head.encoding),
-        bytes_max=inflated_bytes_max,
-        go_on=partial(_go_on, call, inflated_bytes_max, held.dispatch),
-        is_gone=lambda: call.cancelled,
-        put_off=lambda: held.put_off(
-            call, content, lambda call: inflate_call(call, inflating, inflated_bytes_max, held)
-        ),
-    )
-    call.message = b""
-    inflating.start(packed)
-
-
-def _go_on(
-    call: GrpcCall,
-    inflated_bytes_max: int,
-    dispatch: Callable[[GrpcCall], None],
-    outcome: Outcome,
-    release: Callable[[], None],
-) -> None:
-    call.sink = _ReleasingSink(call.sink, release)
-    if isinstance(outcome, InflateError):
-        outcome = inflate_failure(outcome, inflated_bytes_max)
-    if isinstance(outcome, StatusError):
-        call.fail(outcome.code, outcome.message)
-        return
-    call.message = outcome
-    hand_over(call, dispatch)
-
-
-class _ReleasingSink:
-    """Takes the answer of a call that was inflated, and calls `release`."""
-
-    __slots__ = ("_release", "_sink")
-
-    def __init__(self, sink: CallSink, release: Callable[[], None]) -> None:
-        self._sink = sink
-        self._release = release
-
-    def send_reply(self, call: GrpcCall, message: bytes) -> None:
-        try:
-            self._sink.send_reply(call, message)
-        finally:
-            self._release()
-
-    def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
-        try:
-            self._sink.send_failure(call, code, message)
-        finally:
-            self._release()
-
-
-def take_data(
-    writer: AnswerWriter,
-    stream: GrpcCall | GrpcStream,
-    payload: bytes,
-    limits: ServerLimits,
-    inflating: Inflating,
-    held: HeldCalls,
-) -> None:
-    """Cut DATA into messages and hand on what is complete; what cannot be taken ends the call with a status."""
-    try:
-        messages, buffer = _cut(writer, stream, payload, limits)
-        if isinstance(stream, GrpcStream):
-            _feed_stream(stream, messages)
-        else:
-            _take_unary(writer, stream, buffer, messages)
-            if stream.half_closed and buffer.compressed:
-                bytes_max = min(limits.max_inflated_bytes, limits.max_message_bytes)
-                held.begin(stream, lambda call: inflate_call(call, inflating, bytes_max, held))
-            elif stream.half_closed:
-                held.begin(stream)
-    except StatusError as error:
-        if isinstance(stream, GrpcStream):
-            stream.finish(error.code, error.message)
-        else:
-            stream.fail(error.code, error.message)
-
-
-def request_buffer(head: RequestHead, limits: ServerLimits) -> MessageBuffer:
-    """Make what cuts the DATA of a unary call into its message."""
-    return MessageBuffer(head.encoding, limits.max_message_bytes, inflates=False)
-
-
-def _cut(
-    writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
-) -> tuple[list[bytes], MessageBuffer]:
-    """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
-    if stream.buffer is None:
-        stream.buffer = request_buffer(stream.head, limits)
-    buffer = stream.buffer
-    held_bytes = buffer.held_bytes
-    try:
-        messages = buffer.feed(payload)
-        if isinstance(stream, GrpcCall):
-            buffer.retained_bytes += sum(map(len, messages))
-    finally:
-        writer.held_bytes += buffer.held_bytes - held_bytes
-    if writer.held_bytes > max(limits.max_buffered_bytes, buffer.held_bytes):
-        raise StatusError("RESOURCE_EXHAUSTED", "too many incomplete requests on this connection")
-    if buffer.unacknowledged_bytes > h2.WINDOW_UPDATE_AT and not stream.half_closed:
-        writer.out.append(h2.window_update_frame(stream.stream_id, buffer.unacknowledged_bytes))
-        buffer.unacknowledged_bytes = 0
-    if stream.half_closed and buffer.incomplete:
-        raise StatusError("INTERNAL", "the request ended within a message")
-    return messages, buffer
-
-
-def _take_unary(writer: AnswerWriter, call: GrpcCall, buffer: MessageBuffer, messages: list[bytes]) -> None:
-    if buffer.completed > 1 or (call.half_closed and not buffer.completed):
-        raise StatusError("UNIMPLEMENTED", f"a unary call with {buffer.completed} messages; one was expected")
-    if messages:
-        call.message = messages[0]
-    if call.half_closed:
-        writer.held_bytes -= buffer.held_bytes
-        call.buffer = None
-
-
-def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
-    for message in messages:
-        if stream.on_message is not None and not stream.answered:
-            stream.on_message(message)
-    if stream.half_closed and stream.on_end is not None and not stream.answered:
-        stream.on_end()
-
-
-def fail_begun(writer: AnswerWriter, message: str) -> bool:
-    """Fail the requests that are not whole; False, and none, where they are too many to look at each."""
-    begun = [stream for stream in writer.streams.values() if not stream.half_closed]
-    if len(begun) > FEW_STREAMS:
-        return False
-    for stream in begun:
-        if isinstance(stream, GrpcCall):
-            stream.fail("RESOURCE_EXHAUSTED", message)
-        elif stream.buffer is not None and stream.buffer.held_bytes:
-            stream.finish("RESOURCE_EXHAUSTED", message)
-    return True
-
-
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 
@@ -246,6 +52,63 @@ _SHAPE = h2.END_HEADERS | h2.PADDED
 _DRAIN_PING = b"draining"
 _STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
+
+
+class FrameRates:
+    """How many frames that cost us work, and carry no request, a client may send; one too many is a PeerError."""
+
+    __slots__ = ("_control", "_free_spent", "_resets", "_settings")
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._control = RateLimit(limits.max_control_frames_per_s)
+        self._free_spent = 0
+        self._resets = RateLimit(limits.max_resets_per_s)
+        self._settings = RateLimit(limits.max_settings_per_s)
+
+    def count_control(self) -> None:
+        """Count a frame that asks for nothing."""
+        if self._control.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+
+    def count_small(self, earned: int) -> None:
+        """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each of the `earned` streams and frames."""
+        if self._free_spent < earned * _FREE_FRAMES:
+            self._free_spent += 1
+        else:
+            self.count_control()
+
+    def count_reset(self) -> None:
+        """Count a RST_STREAM."""
+        if self._resets.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+
+    def count_settings(self) -> None:
+        """Count a SETTINGS frame that sets something."""
+        if self._settings.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+
+
+class RateLimit:
+    """Counts events and tells when more than `per_s` came within a second; reads the clock rarely."""
+
+    __slots__ = ("_count", "_per_s", "_since_s")
+
+    def __init__(self, per_s: int) -> None:
+        self._per_s = per_s
+        self._count = 0
+        self._since_s = time.monotonic()
+
+    def exceeded(self) -> bool:
+        """Count one event; True when it is one too many."""
+        self._count += 1
+        if self._count <= self._per_s:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._since_s < 1.0:
+            return True
+        self._since_s = now_s
+        self._count = 0
+        return False
 
 
 class GrpcServerConnection(asyncio.Protocol):

@@ -16,8 +16,7 @@ from google.protobuf.text_format import Parse
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from batchtune.server.grpc_api.services import REFLECTION_SERVICES, HealthCalls, Reflection
-from batchtune.wire.grpc.request_head import read_head
-from batchtune.wire.grpc.server_call import GrpcStream
+from batchtune.wire.grpc.server_call import GrpcStream, read_head
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
     ClassificationRequest,

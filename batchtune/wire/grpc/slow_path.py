@@ -1,0 +1,210 @@
+"""What is rare on a gRPC server connection: its preface, what is no call, DATA in pieces, compressed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from batchtune.wire.grpc.framing import MessageBuffer, inflate_failure, wbits_of
+from batchtune.wire.grpc.server_call import CallSink, GrpcCall, GrpcStream, RequestHead, hand_over
+from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter, HeldCalls, ServerLimits
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.frames import ErrorCode, PeerError, Setting
+from batchtune.wire.http2.header_blocks import encode_block
+from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
+from batchtune.wire.status import StatusError
+
+_TEXT = b"This port speaks gRPC (HTTP/2 with prior knowledge) only.\n"
+_HTTP1_ANSWER = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
+)
+
+
+def read_preface(
+    writer: AnswerWriter, limits: ServerLimits, missing: bytes, data: bytes
+) -> tuple[bytes, bytes]:
+    """Check the client's preface, of which `missing` is to come; what is missing now, and what follows it.
+
+    Who speaks HTTP/1 is answered in HTTP/1. Raises PeerError for anything else.
+    """
+    size = min(len(data), len(missing))
+    if data[:size] != missing[:size]:
+        if missing == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
+            writer.out.append(_HTTP1_ANSWER)
+            writer.close_when_idle = True
+            return missing, b""
+        raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
+    if size == len(missing):
+        writer.out.append(_opening_frames(limits))
+    return missing[size:], data[size:]
+
+
+def _opening_frames(limits: ServerLimits) -> bytes:
+    """The frames that a server begins with: its SETTINGS, and the widest connection window."""
+    settings = {
+        Setting.HEADER_TABLE_SIZE: 0,
+        Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+        Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
+        Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }
+    return h2.settings_frame(settings) + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
+
+
+def refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
+    """Answer a request that is no gRPC call with an HTTP status and a line of text; its body will be ignored."""
+    text = b"" if head.method == "HEAD" else _TEXT
+    fields = [
+        (":status", head.http_status),
+        ("content-type", "text/plain"),
+        ("content-length", str(len(text))),
+    ]
+    writer.send_text(stream_id, encode_block(fields), text)
+
+
+def inflate_call(call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, held: HeldCalls) -> None:
+    """Inflate a call's message and dispatch it, now or later; one whose client has fallen behind waits in `held` again.
+
+    Raises:
+        StatusError: an unknown encoding, or too many wait.
+    """
+    content = call.message
+    packed = Packed(
+        content=content,
+        wbits=wbits_of(call.head.encoding),
+        bytes_max=inflated_bytes_max,
+        go_on=partial(_go_on, call, inflated_bytes_max, held.dispatch),
+        is_gone=lambda: call.cancelled,
+        put_off=lambda: held.put_off(
+            call, content, lambda call: inflate_call(call, inflating, inflated_bytes_max, held)
+        ),
+    )
+    call.message = b""
+    inflating.start(packed)
+
+
+def _go_on(
+    call: GrpcCall,
+    inflated_bytes_max: int,
+    dispatch: Callable[[GrpcCall], None],
+    outcome: Outcome,
+    release: Callable[[], None],
+) -> None:
+    call.sink = _ReleasingSink(call.sink, release)
+    if isinstance(outcome, InflateError):
+        outcome = inflate_failure(outcome, inflated_bytes_max)
+    if isinstance(outcome, StatusError):
+        call.fail(outcome.code, outcome.message)
+        return
+    call.message = outcome
+    hand_over(call, dispatch)
+
+
+class _ReleasingSink:
+    """Takes the answer of a call that was inflated, and calls `release`."""
+
+    __slots__ = ("_release", "_sink")
+
+    def __init__(self, sink: CallSink, release: Callable[[], None]) -> None:
+        self._sink = sink
+        self._release = release
+
+    def send_reply(self, call: GrpcCall, message: bytes) -> None:
+        try:
+            self._sink.send_reply(call, message)
+        finally:
+            self._release()
+
+    def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
+        try:
+            self._sink.send_failure(call, code, message)
+        finally:
+            self._release()
+
+
+def take_data(
+    writer: AnswerWriter,
+    stream: GrpcCall | GrpcStream,
+    payload: bytes,
+    limits: ServerLimits,
+    inflating: Inflating,
+    held: HeldCalls,
+) -> None:
+    """Cut DATA into messages and hand on what is complete; what cannot be taken ends the call with a status."""
+    try:
+        messages, buffer = _cut(writer, stream, payload, limits)
+        if isinstance(stream, GrpcStream):
+            _feed_stream(stream, messages)
+        else:
+            _take_unary(writer, stream, buffer, messages)
+            if stream.half_closed and buffer.compressed:
+                bytes_max = min(limits.max_inflated_bytes, limits.max_message_bytes)
+                held.begin(stream, lambda call: inflate_call(call, inflating, bytes_max, held))
+            elif stream.half_closed:
+                held.begin(stream)
+    except StatusError as error:
+        if isinstance(stream, GrpcStream):
+            stream.finish(error.code, error.message)
+        else:
+            stream.fail(error.code, error.message)
+
+
+def request_buffer(head: RequestHead, limits: ServerLimits) -> MessageBuffer:
+    """Make what cuts the DATA of a unary call into its message."""
+    return MessageBuffer(head.encoding, limits.max_message_bytes, inflates=False)
+
+
+def _cut(
+    writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
+) -> tuple[list[bytes], MessageBuffer]:
+    """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
+    if stream.buffer is None:
+        stream.buffer = request_buffer(stream.head, limits)
+    buffer = stream.buffer
+    held_bytes = buffer.held_bytes
+    try:
+        messages = buffer.feed(payload)
+        if isinstance(stream, GrpcCall):
+            buffer.retained_bytes += sum(map(len, messages))
+    finally:
+        writer.held_bytes += buffer.held_bytes - held_bytes
+    if writer.held_bytes > max(limits.max_buffered_bytes, buffer.held_bytes):
+        raise StatusError("RESOURCE_EXHAUSTED", "too many incomplete requests on this connection")
+    if buffer.unacknowledged_bytes > h2.WINDOW_UPDATE_AT and not stream.half_closed:
+        writer.out.append(h2.window_update_frame(stream.stream_id, buffer.unacknowledged_bytes))
+        buffer.unacknowledged_bytes = 0
+    if stream.half_closed and buffer.incomplete:
+        raise StatusError("INTERNAL", "the request ended within a message")
+    return messages, buffer
+
+
+def _take_unary(writer: AnswerWriter, call: GrpcCall, buffer: MessageBuffer, messages: list[bytes]) -> None:
+    if buffer.completed > 1 or (call.half_closed and not buffer.completed):
+        raise StatusError("UNIMPLEMENTED", f"a unary call with {buffer.completed} messages; one was expected")
+    if messages:
+        call.message = messages[0]
+    if call.half_closed:
+        writer.held_bytes -= buffer.held_bytes
+        call.buffer = None
+
+
+def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
+    for message in messages:
+        if stream.on_message is not None and not stream.answered:
+            stream.on_message(message)
+    if stream.half_closed and stream.on_end is not None and not stream.answered:
+        stream.on_end()
+
+
+def fail_begun(writer: AnswerWriter, message: str) -> bool:
+    """Fail the requests that are not whole; False, and none, where they are too many to look at each."""
+    begun = [stream for stream in writer.streams.values() if not stream.half_closed]
+    if len(begun) > FEW_STREAMS:
+        return False
+    for stream in begun:
+        if isinstance(stream, GrpcCall):
+            stream.fail("RESOURCE_EXHAUSTED", message)
+        elif stream.buffer is not None and stream.buffer.held_bytes:
+            stream.finish("RESOURCE_EXHAUSTED", message)
+    return True

@@ -172,6 +172,18 @@ class BatchQueue(Generic[TaskT]):
             return sum(batch.size for batch in self._waiting) + self._open.size
 
     @property
+    def num_enqueued_tasks(self) -> int:
+        """Tasks that no thread has taken, each part of a split one."""
+        with self._lock:
+            return sum(len(batch.tasks) for batch in (*self._waiting, self._open))
+
+    @property
+    def scheduling_capacity(self) -> int:
+        """Rows that still fit, in tasks of any size where splitting is on."""
+        with self._lock:
+            return self._capacity()
+
+    @property
     def num_enqueued_batches(self) -> int:
         """Waiting batches that hold a task."""
         with self._lock:
@@ -267,9 +279,11 @@ class BatchQueue(Generic[TaskT]):
         elif len(batch.tasks) == 1:
             self._threads.wake_at(enqueued_micros + self._timeout_micros)
 
+    def _capacity(self) -> int:
+        return (self._batches_max - len(self._waiting)) * self._limit - self._open.size
+
     def _schedule_parts(self, task: TaskT, size: int) -> None:
-        room = self._limit - self._open.size
-        capacity = (self._batches_max - len(self._waiting) - 1) * self._limit + room
+        capacity = self._capacity()
         if size > capacity:
             raise StatusError(
                 "UNAVAILABLE",
@@ -278,7 +292,7 @@ class BatchQueue(Generic[TaskT]):
                 f"(num_enqueued_batches={len(self._waiting) + 1}, max_enqueued_batches={self._batches_max}, "
                 f"open_batch_size={self._open.size}, max_execution_batch_size={self._limit})",
             )
-        sizes = split_sizes(size, room, self._limit)
+        sizes = split_sizes(size, self._limit - self._open.size, self._limit)
         if len(sizes) == 1:
             self._enqueue(task, size, self._now_micros())
             return
@@ -377,3 +391,44 @@ class SharedBatchScheduler:
             self._next -= 1
         if self._next >= len(self._queues):
             self._next = 0
+
+
+class BasicBatchScheduler(Generic[TaskT]):
+    """One queue with threads of its own; `options` are those of QueueOptions, by name.
+
+    Raises StatusError INVALID_ARGUMENT for options that break a rule.
+    """
+
+    def __init__(
+        self,
+        process_batch: Callable[[Batch[TaskT]], None],
+        *,
+        num_batch_threads: int | None = None,
+        clock: Clock | None = None,
+        thread_pool_name: str = "batch_threads",
+        **options: Any,
+    ) -> None:
+        checked = QueueOptions(**options)
+        checked.validate()
+        self._shared = SharedBatchScheduler(
+            num_batch_threads=num_batch_threads, clock=clock, thread_pool_name=thread_pool_name
+        )
+        self._queue = self._shared.add_queue(checked, process_batch)
+
+    @property
+    def num_enqueued_tasks(self) -> int:
+        """Tasks that no thread has taken."""
+        return self._queue.num_enqueued_tasks
+
+    @property
+    def scheduling_capacity(self) -> int:
+        """Rows that still fit."""
+        return self._queue.scheduling_capacity
+
+    def schedule(self, task: TaskT) -> None:
+        """Schedules a task, as BatchQueue.schedule does."""
+        self._queue.schedule(task)
+
+    def close(self) -> None:
+        """Runs what waits, and ends the threads."""
+        self._shared.close()

@@ -66,6 +66,20 @@ class BatchSchedulerRetrier:
         """Whether the time allowed holds even one pause."""
         return self._options.retry_delay_micros < self._options.max_time_micros
 
+    def schedule(self, queue: RetriedQueue, task: Any) -> None:
+        """Schedules a task and blocks while it is retried, as TF Serving's does; raises the last StatusError."""
+        started_micros = self._clock.now_micros()
+        while True:
+            try:
+                queue.schedule(task)
+            except StatusError as error:
+                now_micros = self._clock.now_micros()
+                if error.code != "UNAVAILABLE" or not self._may_retry(started_micros, now_micros):
+                    raise
+                self._clock.parker().park(now_micros + self._options.retry_delay_micros)
+            else:
+                return
+
     def schedule_later(
         self, queue: RetriedQueue, task: Any, on_refused: Callable[[StatusError], None]
     ) -> None:

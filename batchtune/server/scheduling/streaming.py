@@ -114,7 +114,18 @@ class StreamingQueue(Generic[TaskT]):
         self._lock = self._threads.lock
         self._now_micros = clock.now_micros
 
-    num_enqueued_rows = num_enqueued_batches = 0  # every task belongs to a batch that has a thread
+    # Every task belongs to a batch that has a thread.
+    num_enqueued_tasks = num_enqueued_rows = num_enqueued_batches = 0
+
+    @property
+    def scheduling_capacity(self) -> int:
+        """Rows for which the open batch and those of free threads have room."""
+        with self._lock:
+            free = self._threads.count - self._in_progress
+            if self._closed or free < 0:
+                return 0
+            limit = self._options.max_batch_size
+            return free * limit + (limit - self._open.size if self._open is not None else 0)
 
     def schedule(self, task: TaskT) -> None:
         """Put `task` into the open batch, or into a new one if a thread is free.

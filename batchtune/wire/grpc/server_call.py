@@ -269,7 +269,7 @@ def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[G
     """Make what starts each call of a method, by its path; a method that fails ends the call with INTERNAL."""
 
     def dispatch(call: GrpcCall) -> None:
-        method = methods.get(call.path)
+        method = methods.get(call.head.path)
         if method is None:
             call.refuse(StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
             return

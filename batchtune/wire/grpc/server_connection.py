@@ -308,11 +308,11 @@ class GrpcServerConnection(asyncio.Protocol):
         if end - position > STRIDE_BYTES:
             end_s, look_at = self._turns.slice_end_s(), position + STRIDE_BYTES
         streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
-        message_bytes_max = self._message_bytes_max
+        message_bytes_max, mask = self._message_bytes_max, h2.LARGEST_STREAM_ID  # without the reserved bit
         unpack = FRAME.unpack_from
         while end - position >= 9:
             word, flags, stream_id = unpack(data, position)
-            stream_id &= h2.LARGEST_STREAM_ID  # without the reserved bit
+            stream_id &= mask
             after = position + 9 + (word >> 8)
             if after > end:
                 break

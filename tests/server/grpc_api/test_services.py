@@ -7,6 +7,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -175,7 +176,8 @@ def test_refused_requests_leave_nothing_behind(server: RunningGrpc) -> None:
     alive: list[weakref.ref[Any]] = []
 
     class Call:
-        path, deadline_ns, cancelled = "/tensorflow.serving.PredictionService/Predict", None, False
+        head = SimpleNamespace(path="/tensorflow.serving.PredictionService/Predict")
+        deadline_ns, cancelled = None, False
 
         def __init__(self) -> None:
             request = predict_request(x=np.zeros(16, np.float32))

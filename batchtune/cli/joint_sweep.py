@@ -29,13 +29,13 @@ from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, read_scenario, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage
 from batchtune.target.launch.container import demand_of
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import JointBench
 from batchtune.tune.joint.search import joint_sweep
 from batchtune.tune.joint.space import JointSpace, loads_of, next_load
+from batchtune.units import counted, percentage
 
 if TYPE_CHECKING:
     from batchtune.report.live import View

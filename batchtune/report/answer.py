@@ -23,8 +23,8 @@ from batchtune.report.words import (
     workload,
 )
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.units import counted
 
 INDENT: Final = " " * len("Recommended ")
 """As wide as the longest label."""

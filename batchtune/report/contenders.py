@@ -7,9 +7,10 @@ from typing import Any
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.report.listing import short_label
-from batchtune.report.tables import number, span
+from batchtune.report.tables import span
 from batchtune.report.words import REFERENCES, gain_cell, limit_word, names_text, other_references
 from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.units import rounded
 
 RECOMMENDED = "recommended"
 
@@ -59,7 +60,7 @@ def contenders_table(chosen: Recommendation) -> Table:
             brief_label(contender.configuration, common),
             *_rates(contender, chosen),
             *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
-            number(contender.mean_batch_rows),
+            rounded(contender.mean_batch_rows),
             limit_word(contender.bottleneck),
             str(contender.runs),
             gain,
@@ -118,10 +119,10 @@ def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list
         return [span(contender.throughput_rps)]
     if contender.capacity is None:
         return ["–", "–"]
-    held = number(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
+    held = rounded(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
     held += " by loops" if contender.capacity.by_loops else ""
     bound = "≤ " if contender.capacity.is_bound and contender.capacity.missed_rps is not None else ""
-    return [held, f"{bound}{number(contender.capacity.missed_rps)}"]
+    return [held, f"{bound}{rounded(contender.capacity.missed_rps)}"]
 
 
 def _without_empty(table: Table) -> Table:

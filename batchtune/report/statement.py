@@ -34,9 +34,9 @@ from batchtune.report.words import (
     workload,
 )
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from rich.table import Table

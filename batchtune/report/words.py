@@ -9,12 +9,12 @@ from typing import Final
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.tables import number, span
+from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Capacity, Compared, Promise, Recommendation
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 _TITLES: Final[Mapping[Kind, str]] = {
     "host_noise": "the noisy host",
@@ -147,10 +147,10 @@ def gain_text(gain: Estimate | None) -> str:
     if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
         return "–"
     if math.isinf(gain.high):
-        return f"at least ×{number(gain.low)}"
+        return f"at least ×{rounded(gain.low)}"
     if gain.low <= 1.0 <= gain.high:
         return NO_DIFFERENCE
-    return f"×{number(gain.value)} [{number(gain.low)}, {number(gain.high)}]"
+    return ratio(gain)
 
 
 def gain_cell(other: Compared) -> str:
@@ -232,8 +232,8 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     shown = f" ({latency})" if latency else ""
     missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
-        missed = f"{'at most' if capacity.is_bound else 'missed at'} {number(capacity.missed_rps)}/s"
-    return f"capacity {number(capacity.held_rps)}/s {how}{shown}; {missed}"
+        missed = f"{'at most' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+    return f"capacity {rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
@@ -259,7 +259,7 @@ def _duration_span(estimate: Estimate | None) -> str:
     if estimate is not None and estimate.low >= 0.9995:
         unit, scale = ("s", 1.0)
     if estimate is not None and math.isfinite(estimate.low) and not math.isfinite(estimate.high):
-        return f"{number(estimate.low * scale)} {unit} or more"
+        return f"{rounded(estimate.low * scale)} {unit} or more"
     return f"{span(estimate, scale=scale)} {unit}"
 
 
@@ -325,7 +325,7 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """What it gave, and what is gained over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        gave = f"it held {number(other.capacity.held_rps)}/s"
+        gave = f"it held {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
         gave = "it held at no rate tried"
     elif not other.keeps:
@@ -351,5 +351,5 @@ def requests_text(rows: float | None) -> str:
     """How large the requests are."""
     if rows is None:
         return "requests"
-    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
+    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else rounded(rows)
     return f"requests of {shown} row{'' if shown == '1' else 's'}"

@@ -29,10 +29,10 @@ from batchtune.scenario.spec.knobs import (
 from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import parse_rate_rps
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import TrialRequest
+from batchtune.units import parse_rate_rps
 
 _RANGE_MAX = 10_000
 _FEW = f" and at most {_RANGE_MAX:,} values"

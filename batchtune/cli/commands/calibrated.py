@@ -25,7 +25,6 @@ from batchtune.report.twin import note_when_slow
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
@@ -34,6 +33,7 @@ from batchtune.twin.model.measured_rates import MeasuredRates
 from batchtune.twin.model.traffic import lengths_of, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import left_out
+from batchtune.units import counted
 
 MOST_CONFIGURATIONS = 500
 

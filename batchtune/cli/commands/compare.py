@@ -28,12 +28,12 @@ from batchtune.report.gate.statement import print_check
 from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
-from batchtune.scenario.units import counted
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

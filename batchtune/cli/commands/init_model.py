@@ -28,9 +28,9 @@ from batchtune.report.live import sweep_view
 from batchtune.scenario.examples import Example, example_names, read_example, server_scenario
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
 from batchtune.scenario.yaml_document import commented
 from batchtune.target.address import Address, answering_at
+from batchtune.units import rounded_duration
 
 
 def run_init(name: str | None, *, output: Path | None) -> int:

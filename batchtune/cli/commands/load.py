@@ -36,7 +36,6 @@ from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.triton.target import TritonTarget
@@ -47,6 +46,7 @@ from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
 from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run

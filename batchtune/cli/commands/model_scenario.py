@@ -20,13 +20,13 @@ from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_sc
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.scenario.units import counted, format_duration, rounded_duration
 from batchtune.target.address import Address
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
 from batchtune.tune.sweep.sweep import pace_of, proposed, usual_budget_s
 from batchtune.tune.trials.pace import Pace
+from batchtune.units import counted, format_duration, rounded_duration
 from batchtune.wire.signature import Signature, TensorSpec
 
 Command = Literal["sweep", "load", "compare", "init"]

@@ -24,10 +24,10 @@ from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import parse_rate_rps, parse_ratio
 from batchtune.twin.model.replicas import Fleet, ReplicaPlan
 from batchtune.twin.model.traffic import traffic_of
 from batchtune.twin.simulator.replica import Routing, batcher_of
+from batchtune.units import parse_rate_rps, parse_ratio
 
 if TYPE_CHECKING:
     from batchtune.twin.model.replicas import Failing

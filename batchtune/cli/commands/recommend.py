@@ -38,11 +38,11 @@ from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import format_duration
 from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
+from batchtune.units import format_duration
 
 _STARTING: Final = ("flags", "k8s", "kserve")
 """Dialects in which a server's own flags are written."""

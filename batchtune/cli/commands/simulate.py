@@ -23,13 +23,13 @@ from batchtune.errors import InconclusiveError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import to_plain
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
-from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import capacity_of
 from batchtune.twin.model.capacity import long_run
 from batchtune.twin.model.measured_rates import held_to
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import batcher_of
+from batchtune.units import counted
 
 MOST_POINTS = 2_000
 

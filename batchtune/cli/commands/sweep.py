@@ -30,12 +30,12 @@ from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.sweep import sweep
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial

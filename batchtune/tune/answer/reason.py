@@ -12,7 +12,6 @@ from batchtune.measure.measurement import Measurement, padding_per_element, padd
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import Run, keeps, runs_of
@@ -20,6 +19,7 @@ from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
+from batchtune.units import counted, percentage, rounded, rounded_duration, three_digits
 
 ALL_FAIL_RATIO = 0.9
 """From this share of failed requests on a trial shows nothing but the failure."""
@@ -69,7 +69,8 @@ def _worth(gain: Estimate) -> str:
         return f"batching is worth at least ×{rounded(gain.low)}" if gain.low > 1.0 else ""
     if gain.low <= 1.0 <= gain.high:
         return "no measurable difference from no batching"
-    return f"batching is worth ×{rounded(gain.value)} [{rounded(gain.low)}, {rounded(gain.high)}]"
+    value, low, high = map(three_digits, (gain.value, gain.low, gain.high))
+    return f"batching is worth ×{value} [{low}, {high}]"
 
 
 def padding_note(
@@ -282,7 +283,7 @@ def _miss(run: Run, slo: SloSpec) -> str:
             )
     if run.error_ratio > slo.error_ratio:
         misses.append(
-            f"{percentage(run.error_ratio, 2)} of requests fail where {percentage(slo.error_ratio, 2)} may"
+            f"{percentage(run.error_ratio)} of requests fail where {percentage(slo.error_ratio)} may"
         )
     if not misses and run.rate_rps is not None:
         misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")

@@ -16,9 +16,9 @@ from batchtune.scenario.spec.knobs import configuration_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue
 from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
-from batchtune.scenario.units import rounded
 from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, Run
 from batchtune.tune.trials.trial import Source, Trial
+from batchtune.units import rounded
 
 Kind = Literal["together", "alone"]
 

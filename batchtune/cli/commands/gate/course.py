@@ -26,11 +26,11 @@ from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
 from batchtune.tune.compare.pace_probes import DUET_S, comparison_seconds, pace_text, probed_paces
+from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run

@@ -26,10 +26,10 @@ from batchtune.report.html.shell.drawing import (
     panel_title,
     safe,
 )
-from batchtune.report.tables import percent
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import closing
+from batchtune.units import percentage
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
 """The colour of each; what a later server says comes behind."""
@@ -180,7 +180,9 @@ def _closings(name: str, activity: ServerActivity, configuration: Configuration)
     if not closed:
         return f"{name}: {held}."
     shares = sorted(activity.close_reasons.items(), key=lambda item: -item[1])
-    why = ", ".join(f"{percent(count / closed)} {closing(reason, configuration)}" for reason, count in shares)
+    why = ", ".join(
+        f"{percentage(count / closed)} {closing(reason, configuration)}" for reason, count in shares
+    )
     return f"{name}: {held}; {why}."
 
 

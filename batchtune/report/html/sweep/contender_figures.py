@@ -25,12 +25,12 @@ from batchtune.report.html.shell.drawing import (
     spread_axis,
 )
 from batchtune.report.html.sweep.account import OTHER, ROLE_LOOKS, Account, keeping, merit_of
-from batchtune.report.tables import number, span
-from batchtune.scenario.units import counted
+from batchtune.report.tables import span
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import Run
 from batchtune.tune.sweep.sweep import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
+from batchtune.units import counted, rounded
 
 _BARS_MOST = 40
 """The best of them; the table has all."""
@@ -275,7 +275,7 @@ def _told(contender: Recommendation | Compared) -> str:
     """What a configuration gave, in the words of the table."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
-        held = f"held {number(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
-        rate = held if capacity.missed_rps is None else f"{held}, missed {number(capacity.missed_rps)}/s"
+        held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
+        rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
     p95 = span(contender.latency_s.get("p95"), scale=1e3)
     return f"{rate}, p95 {p95} ms, {counted(contender.runs, 'run')}"

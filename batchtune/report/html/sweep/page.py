@@ -52,10 +52,10 @@ from batchtune.report.words import (
     promise_sentence,
     why_sentence,
 )
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.space import in_force
+from batchtune.units import counted, rounded_duration
 
 Measured = list[tuple[Configuration, Estimate]]
 """Batched configurations that keep the SLO, with their merits."""

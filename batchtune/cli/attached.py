@@ -15,6 +15,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
 from batchtune.target.command import restored as restored_by_command
+from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
@@ -92,9 +93,9 @@ def with_found(scenario: Scenario, batching: FoundBatching | None) -> Scenario:
     return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": batching})})
 
 
-def put_back(target: LaunchedTarget, run: Run) -> bool:
+def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
     """Restore an attached server; where that fails, say so with the command that tries again, and return False."""
-    if isinstance(target, TfServingTarget):
+    if isinstance(target, TfServingTarget | ExternalTarget):
         return True
     try:
         target.restore()

@@ -15,7 +15,7 @@ from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.deployment import joint_deployment
-from batchtune.cli.kept_sweep import Fault, ended_early, exit_code_of, held, keep_trials, require_same
+from batchtune.cli.session import Session, require_same, session
 from batchtune.errors import (
     ArchiveError,
     BatchingParametersError,
@@ -24,7 +24,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
-from batchtune.report.live import live_line, sweep_view
+from batchtune.report.live import live_line
 from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, read_scenario, unchecked_scenario
@@ -35,10 +35,9 @@ from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import JointBench
 from batchtune.tune.joint.search import joint_sweep
 from batchtune.tune.joint.space import JointSpace, loads_of, next_load
-from batchtune.units import counted, percentage
+from batchtune.units import percentage
 
 if TYPE_CHECKING:
-    from batchtune.report.live import View
     from batchtune.tune.joint.space import JointAsk
     from batchtune.tune.trials.trial import Trial
 
@@ -80,22 +79,17 @@ def run_joint_sweep(
     else:
         run, scenario, placement = *_resumed(resume, scenario), ""
         trials = kept_trials(run)
-    with sweep_view(quiet=quiet, scenario=scenario) as view:
+    with session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current:
         for note in filter(None, (placement, beginning(scenario))):
-            view.event(note)
-        run = held(run, scenario, results)
-        view.event(f"results go to {run.path}")
-        with ended_early(trials) as early:
-            _search(scenario, run, trials, view)
-    fault = early.fault
-    if fault is not None:
-        why = fault.message if isinstance(fault, BatchtuneError) else "interrupted"
-        kept = f"{counted(len(trials), 'trial')} saved in {run.path}; --resume {run.path} goes on"
-        print(f"{why}; {kept}", file=sys.stderr)
+            current.view.event(note)
+        run = current.begin(scenario)
+        _search(current)
+    if run is None:
+        return current.exit_code(0)
     try:
-        return _concluded(run, scenario, trials, fault, json=json)
+        return _concluded(current, run, json=json)
     finally:
-        if trials:
+        if current.trials:
             report_at_end(run, quiet=quiet)
 
 
@@ -148,12 +142,14 @@ def _refuse(scenario: Scenario) -> None:
         own_scenario.require_rows_fit()
 
 
-def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
+def _search(current: Session) -> None:
+    scenario, view, trials = current.scenario, current.view, current.trials
     with ExitStack() as stack:
         server = stack.enter_context(
             TfServingTarget(scenario.target, on_event=view.event, demand=demand_of(scenario))
         )
-        server.keep_log(run.path / SERVER_LOG)
+        if current.run is not None:
+            server.keep_log(current.run.path / SERVER_LOG)
         fleets = {
             own.name: stack.enter_context(
                 LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus)
@@ -184,29 +180,20 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
             on_ask=on_ask,
         )
         for finished in finished_loads:
-            keep_trials(finished.trials, run, trials)
+            current.keep(finished.trials, shown=False)
             view.event(load_line(finished.load))
 
 
-def _concluded(
-    run: Run,
-    scenario: Scenario,
-    trials: Sequence[Trial],
-    fault: Fault | None,
-    *,
-    json: bool,
-) -> int:
-    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did."""
+def _concluded(current: Session, run: Run, *, json: bool) -> int:
+    """Recommend from what there is; the exit code."""
+    code = 0
     try:
-        code = _conclude(run, scenario, trials, json=json, keep=True)
+        code = _conclude(run, current.scenario, current.trials, json=json, keep=True)
     except BatchtuneError as error:
-        if fault is None:
+        if current.fault is None:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
-        code = error.exit_code
-    if fault is None:
-        return code
-    return exit_code_of(fault)
+    return current.exit_code(code)
 
 
 def _conclude(

@@ -305,9 +305,10 @@ def _padding_lines(comparison: Comparison) -> list[str]:
         return []
     shares = ", ".join(f"{name} {padding_share(share)}" for name, share in per_element.items())
     first, *others = per_element
-    saved = (f"{saved_text(per_element[name], in_one_queue=per_element[first])} ({name})" for name in others)
-    against = "; ".join(text for text in saved if not text.startswith(" "))
-    ending = f"; against {first} {against}" if against else ""
+    in_one_queue, ending = per_element[first], ""
+    if others and in_one_queue > 0.0:
+        saved = (f"{saved_text(per_element[name], in_one_queue=in_one_queue)} ({name})" for name in others)
+        ending = f"; against {first} {'; '.join(saved)}"
     return [f"Length padding, of the elements computed: {shares}{ending}."]
 
 

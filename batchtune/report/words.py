@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
@@ -142,25 +142,43 @@ def names_text(names: Iterable[str]) -> str:
 # Gains.
 
 
+Outcome = Literal["open", "misses", "unknown", "none", "gained"]
+
+
+def outcome_of(other: Compared) -> Outcome:
+    """How another configuration fares: it may be better (open), misses the SLO, or is beaten measurably (gained)."""
+    if other.open:
+        return "open"
+    if not other.keeps and other.capacity is None:
+        return "misses"
+    return _gained(other.gain)
+
+
+def _gained(gain: Estimate | None) -> Outcome:
+    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+        return "unknown"
+    return "none" if gain.low <= 1.0 <= gain.high else "gained"
+
+
 def gain_text(gain: Estimate | None) -> str:
     """`×2.10 [1.80, 2.50]`, `at least ×9.00`, or that there is no measurable difference."""
-    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+    outcome = _gained(gain)
+    if gain is None or outcome == "unknown":
         return "–"
-    if math.isinf(gain.high):
-        return f"at least ×{rounded(gain.low)}"
-    if gain.low <= 1.0 <= gain.high:
+    if outcome == "none":
         return NO_DIFFERENCE
-    return ratio(gain)
+    return f"at least ×{rounded(gain.low)}" if math.isinf(gain.high) else ratio(gain)
 
 
 def gain_cell(other: Compared) -> str:
     """How the recommended configuration compares with another one, for a table."""
-    if other.open:
-        return "may be better"
-    text = gain_text(other.gain)
-    if not other.keeps and other.capacity is None:
-        return "misses the SLO"
-    return text
+    match outcome_of(other):
+        case "open":
+            return "may be better"
+        case "misses":
+            return "misses the SLO"
+        case _:
+            return gain_text(other.gain)
 
 
 def gain_sentences(chosen: Recommendation) -> Iterator[str]:
@@ -178,15 +196,16 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name = REFERENCES_IN_SENTENCES[other.name]
-    text = gain_cell(other)
-    if text in ("–", "may be better"):
-        return f"Whether it is better than {name} is open."
-    if text == "misses the SLO":
-        return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
-    if text == NO_DIFFERENCE:
-        return f"{capitalised(text)} from {name}."
-    never = "" if other.keeps else ", which held at no rate tried"
-    return f"{capitalised(text)} {GAINED[chosen.objective]} {name}{never}."
+    match outcome_of(other):
+        case "open" | "unknown":
+            return f"Whether it is better than {name} is open."
+        case "misses":
+            return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
+        case "none":
+            return f"{capitalised(NO_DIFFERENCE)} from {name}."
+        case "gained":
+            never = "" if other.keeps else ", which held at no rate tried"
+            return f"{capitalised(gain_text(other.gain))} {GAINED[chosen.objective]} {name}{never}."
 
 
 # Figures.
@@ -332,14 +351,16 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
         gave = "it misses the SLO"
     else:
         gave = f"{span(other.throughput_rps)} requests/s, p95 {_duration_span(other.latency_s.get('p95'))}"
-    gain = gain_cell(other)
-    if gain in ("–", "misses the SLO"):
-        return gave
-    if gain == "may be better":
-        return f"{gave}; it may still be better"
-    if gain == NO_DIFFERENCE:
-        return f"{gave}; {gain} from the recommended configuration"
-    return f"{gave}; the recommended configuration gives {gain} {GAINED[chosen.objective]} it"
+    match outcome_of(other):
+        case "unknown" | "misses":
+            return gave
+        case "open":
+            return f"{gave}; it may still be better"
+        case "none":
+            return f"{gave}; {NO_DIFFERENCE} from the recommended configuration"
+        case "gained":
+            gain = f"{gain_text(other.gain)} {GAINED[chosen.objective]}"
+            return f"{gave}; the recommended configuration gives {gain} it"
 
 
 def capitalised(text: str) -> str:

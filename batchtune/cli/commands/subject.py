@@ -29,13 +29,12 @@ from batchtune.cli.commands.model_scenario import (
     speed_of,
     wants_of,
 )
+from batchtune.cli.session import INTERRUPTED
 from batchtune.errors import UsageError
 from batchtune.report.live import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
 from batchtune.target.address import answering_at
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

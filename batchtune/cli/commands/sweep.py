@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original, write_whole
+from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
+from batchtune.cli.attached import beginning, fitted, not_put_back, with_found
 from batchtune.cli.commands.recommend import conclude
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.kept_sweep import (
-    Ended,
-    ended_early,
-    exit_code_of,
-    held,
-    keep_trials,
-    require_same,
-    sweep_on_nodes,
-    watcher_of,
-)
-from batchtune.errors import BatchtuneError, TargetError, UsageError
-from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.cli.session import Session, require_same, session
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
+from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
-from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
+from batchtune.scenario.reader import ScenarioText, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.target.choice import LaunchedTarget, target_of
-from batchtune.target.triton.repository import OriginalModel
-from batchtune.target.triton.target import TritonTarget
+from batchtune.target.choice import target_of
+from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
-from batchtune.tune.sweep.sweep import sweep
-from batchtune.units import counted
+from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
+from batchtune.tune.sweep.sweep import sweep, sweep_nodes
 
 if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
@@ -63,65 +53,74 @@ def run_sweep(
     if optuna_storage is not None:
         _check_storage(optuna_storage)
     scenario.require_rows_fit()
-    run = None
+    run, placement, trials = None, "", []
+    on_nodes = scenario.search.parallel.servers > 1
     if resume is not None:
         run, scenario = _resumed(resume, scenario)
-    trials = kept_trials(run) if run else []
-    on_nodes = scenario.search.parallel.servers > 1
-    searched = sweep_on_nodes if on_nodes else _sweep_here
-    ended = searched(scenario, run, trials, results=results, quiet=quiet)
-    if optuna_storage is not None and trials:
-        _export(trials, ended.scenario, optuna_storage)
-    code = _concluded(ended, trials, why=why, json=json)
-    if isinstance(path, ScenarioText) and ended.run is not None:
-        kept = ended.run.path / SCENARIO
+        trials = kept_trials(run)
+    elif not on_nodes:
+        scenario, placement = placed(scenario)
+    with session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current:
+        if on_nodes:
+            _sweep_on_nodes(current)
+        else:
+            _sweep_here(current, placement)
+    if optuna_storage is not None and current.trials:
+        _export(current.trials, current.scenario, optuna_storage)
+    code = _concluded(current, why=why, json=json)
+    if isinstance(path, ScenarioText) and current.run is not None:
+        kept = current.run.path / SCENARIO
         print(f"the scenario that ran: {kept} (copy it, and go on from there)", file=sys.stderr)
     return code
 
 
-def _sweep_here(
-    scenario: Scenario, run: Run | None, trials: list[Trial], *, results: Path, quiet: bool
-) -> Ended:
-    """Search on one server, launched or attached to from this machine; `trials` are those of before, and grow."""
-    placement, original = "", None
-    if run is None:
-        scenario, placement = placed(scenario)
-    else:
-        original = not_put_back(run)
+def _sweep_here(current: Session, placement: str) -> None:
+    """Search on one server, launched or attached to from this machine."""
+    scenario, view = current.scenario, current.view
+    original = None if current.run is None else not_put_back(current.run)
+    target = target_of(scenario, on_event=view.event, original=original)
+    workers = fleet_of(scenario.load, on_event=view.event)
+    with current.serving(target):
+        notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
+        for note in filter(None, notes):
+            view.event(note)
+        scenario = current.found_on(scenario, target)
+        current.launch(scenario, target, one_by_one(scenario))
+        with workers as fleet:
+            finished_trials = sweep(
+                scenario,
+                target,
+                fleet,
+                finished=tuple(current.trials),
+                watcher=current.watcher(),
+                guard=HostGuard(),
+                client_max_rps=lambda requests: client_max_rps(
+                    fleet, requests, server_cpus=scenario.target.cpus
+                ),
+            )
+            current.keep(finished_trials)
 
-    def keep(before: OriginalModel) -> None:
-        nonlocal run
-        run = held(run, scenario, results)
-        write_original(run.path, before)
 
-    with (
-        sweep_view(quiet=quiet, scenario=scenario) as view,
-        target_of(scenario, on_event=view.event, original=original) as target,
-    ):
-        try:
-            with ended_early(trials) as early:
-                workers = fleet_of(scenario.load, on_event=view.event)
-                for note in filter(
-                    None, (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
-                ):
-                    view.event(note)
-                if isinstance(target, TritonTarget):
-                    scenario = as_found(scenario, target, view, keep)
-                    if run is not None and not trials:
-                        write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
-                    run = held(run, scenario, results)
-                    target.keep_original(partial(write_original, run.path))
-                elif scenario.target.restore is not None:
-                    run = held(run, scenario, results)
-                target.apply(one_by_one(scenario))
-                run = held(run, scenario, results)
-                target.keep_log(run.path / SERVER_LOG)
-                view.event(f"results go to {run.path}")
-                with workers as fleet:
-                    _search(scenario, target, fleet, run, trials, view)
-        finally:
-            is_as_it_was = run is None or put_back(target, run)
-    return Ended(run=run, scenario=scenario, fault=early.fault, restored=is_as_it_was)
+def _sweep_on_nodes(current: Session) -> None:
+    """Search on as many servers as `search.parallel` says.
+
+    Raises:
+        UsageError: Ray is missing, no cluster, or no room in it.
+    """
+    view = current.view
+    with RayNodes(current.scenario, on_event=view.event) as nodes:
+        scenario = placed_as(current.scenario, nodes.scenario)
+        if (batching := nodes.scenario.target.found) is not None:
+            view.event(f"{scenario.target.model} has {batching.words()}")
+            scenario = fitted(scenario, batching)
+        current.begin(scenario)
+
+        def with_report(report: Callable[[Plan, LiveAggregate | None], None]) -> ServerNodes:
+            nodes.report = report
+            return nodes
+
+        finished = tuple(current.trials)
+        current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
 
 
 def _left_out(scenario: Scenario) -> str:
@@ -133,56 +132,21 @@ def _traps(scenario: Scenario) -> list[str]:
     return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
 
 
-def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> int:
-    """Recommend from what there is; the exit code is that of the fault which ended the sweep, if one did.
-
-    That a server which is not ours could not be put back was told, and counts more than the rest.
-    """
-    run, fault = ended.run, ended.fault
+def _concluded(current: Session, *, why: bool, json: bool) -> int:
+    """Recommend from what there is; the exit code."""
+    run, code = current.run, 0
     if run is None:
-        print("interrupted before the first trial", file=sys.stderr)
-        return 130
-    kept = f"{counted(len(trials), 'trial')} saved in {run.path}"
-    if isinstance(fault, BatchtuneError):
-        print(f"error: {fault.message}", file=sys.stderr)
-        print(f"hint: {kept}; `batchtune recommend {run.path}` reads them again", file=sys.stderr)
-    elif fault is not None:
-        print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
-    code = 0
+        return current.exit_code(code)
     try:
-        code = conclude(run, ended.scenario, trials, json=json, why=why, swept=True)
+        code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
-        if fault is None and ended.restored:
+        if current.fault is None and current.restored:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
-        if trials:
+        if current.trials:
             report_at_end(run)
-    if not ended.restored:
-        return TargetError.exit_code
-    if fault is None:
-        return code
-    return exit_code_of(fault)
-
-
-def _search(
-    scenario: Scenario,
-    target: LaunchedTarget,
-    fleet: AnyFleet,
-    run: Run,
-    trials: list[Trial],
-    view: View,
-) -> None:
-    finished_trials = sweep(
-        scenario,
-        target,
-        fleet,
-        finished=tuple(trials),
-        watcher=watcher_of(run, trials, view),
-        guard=HostGuard(),
-        client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
-    )
-    keep_trials(finished_trials, run, trials, view)
+    return current.exit_code(code)
 
 
 def _check_storage(url: str) -> None:

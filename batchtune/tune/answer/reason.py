@@ -30,6 +30,7 @@ _CLOSINGS = {
     "no_room": "because the next request does not fit",
     "closed": "at the end",
 }
+_BRIEF_CLOSINGS = {"full": "full"}
 
 
 def explain_gain(
@@ -164,10 +165,12 @@ def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) 
     return f"{held}, {share} {closing(reason, configuration)}"
 
 
-def closing(reason: str, configuration: Configuration) -> str:
-    """Why batches of this configuration go, by the server's word for it: `close because they are full`."""
+def closing(reason: str, configuration: Configuration, *, brief: bool = False) -> str:
+    """Why batches of this configuration go, by the server's word for it: `close because they are full`, `full`."""
     if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
         return "go as soon as a thread is free"
+    if brief:
+        return _BRIEF_CLOSINGS.get(reason, _CLOSINGS.get(reason, f"by {reason}"))
     return f"close {_CLOSINGS.get(reason, f'by {reason}')}"
 
 

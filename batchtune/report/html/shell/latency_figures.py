@@ -134,7 +134,7 @@ def _reason_bar(
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
-    reasons = [safe(_in_words(reason, curve.trial.configuration)) for curve, _ in closed]
+    reasons = [safe(closing(reason, curve.trial.configuration, brief=True)) for curve, _ in closed]
     bar: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -159,10 +159,6 @@ def _reason_bar(
         "yaxis": "y2",
     }
     return bar, shares
-
-
-def _in_words(reason: str, configuration: Configuration) -> str:
-    return closing(reason, configuration).removeprefix("close ").removeprefix("because they are ")
 
 
 def _lead(activities: Sequence[tuple[Shown, ServerActivity]]) -> str:

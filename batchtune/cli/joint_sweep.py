@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
-from batchtune.cli.attached import beginning
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.deployment import joint_deployment
-from batchtune.cli.session import Session, require_same, session
+from batchtune.cli.session import Session, beginning, require_same, session
 from batchtune.errors import (
     ArchiveError,
     BatchingParametersError,
@@ -24,7 +23,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
-from batchtune.report.live import live_line
+from batchtune.report.live_view import live_line
 from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, read_scenario, unchecked_scenario

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.archive.run import SERVER_LOG, create_run
 from batchtune.cli.arguments.load_request import LoadRequest, Question, asked_configuration, question_of
-from batchtune.cli.attached import beginning
 from batchtune.cli.commands.load import without_empty_verdict
+from batchtune.cli.session import beginning
 from batchtune.errors import (
     InconclusiveError,
     MeasurementInvalidError,
@@ -24,7 +24,7 @@ from batchtune.errors import (
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
 from batchtune.plain_values import to_plain
-from batchtune.report.live import live_line, sweep_view, trial_line
+from batchtune.report.live_view import live_line, sweep_view, trial_line
 from batchtune.report.several_models import print_models
 from batchtune.scenario.reader import format_scenario, unchecked_scenario
 from batchtune.target.launch.container import demand_of
@@ -35,7 +35,7 @@ from batchtune.tune.together import LoadedTogether, ModelLoad, load_together
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.target.telemetry import ServerActivity
     from batchtune.tune.trials.trial import Trial
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
-from batchtune.report.live import measured_load
+from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
     Marks,
     console_on,

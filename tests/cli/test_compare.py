@@ -14,7 +14,7 @@ from batchtune.check.gate import Gate
 from batchtune.cli.benches import Benches
 from batchtune.cli.commands.compare import _accounts, _exit_code
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.report.live import sweep_view
+from batchtune.report.live_view import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import summarise

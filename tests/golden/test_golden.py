@@ -23,7 +23,7 @@ from batchtune.archive.run import Run
 from batchtune.cli.commands.report import write_report
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.html.load_page import kind_of
-from batchtune.report.live import trial_line
+from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.tune.compare.blocks import Variant

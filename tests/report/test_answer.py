@@ -11,7 +11,7 @@ import pytest
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
-from batchtune.report.answer import print_answer
+from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import capacity_text, gain_text
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend

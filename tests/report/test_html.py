@@ -13,7 +13,7 @@ from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
 from batchtune.report.html.shell.document import PAGE_FILE
-from batchtune.report.html.sweep.account import account_of
+from batchtune.report.html.sweep.contender_figures import account_of
 from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommendation import OpenQuestion

@@ -13,7 +13,7 @@ import pytest
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.report.live import trial_line
+from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
 from batchtune.report.tables import Marks, console_on, print_table, rows_that_fit, table_of

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.live import LiveAggregate
-from batchtune.report import live
-from batchtune.report.live import Point, TerminalView, phases_text, scatter
+from batchtune.report import live_view as live
+from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import SweepProgress, Watcher, sweep

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.validity.caveats import caveat
-from batchtune.report.statement import print_recommendation
+from batchtune.report.recommendation_text import print_recommendation
 from batchtune.report.tables import paragraph
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend

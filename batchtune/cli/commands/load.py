@@ -19,9 +19,8 @@ from batchtune.cli.arguments.load_request import (
     client_counts,
     question_of,
 )
-from batchtune.cli.attached import beginning
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, session
+from batchtune.cli.session import Session, beginning, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -31,7 +30,7 @@ from batchtune.errors import (
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
-from batchtune.report.live import live_line, plan_load, trial_line
+from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
@@ -46,7 +45,7 @@ from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.tune.trials.trial import Trial
 
 _UNKNOWN = Configuration(batching=None, known=False)

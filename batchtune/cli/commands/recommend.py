@@ -24,7 +24,7 @@ from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving import RenderedDialect, rendered, without_counterpart
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
-from batchtune.cli.arguments.slo import in_place_of, promised
+from batchtune.cli.arguments.slo_options import in_place_of, promised
 from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command
 from batchtune.errors import (
     ArchiveError,
@@ -34,8 +34,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.answer import print_answer
-from batchtune.report.statement import print_recommendation
+from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.reason import failure_with_batching

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.attached import beginning, fitted, not_put_back, with_found
 from batchtune.cli.commands.recommend import conclude
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, require_same, session
+from batchtune.cli.session import Session, beginning, fitted, not_put_back, require_same, session, with_found
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.live import LiveAggregate

@@ -19,7 +19,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, fewest_blocks, looks_up_to
 from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.batching_file import file_knobs
+from batchtune.cli.arguments.file_parameters import file_knobs
 from batchtune.cli.arguments.sides import SideWords
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from batchtune.archive.run import Run
     from batchtune.check.finding import BlockFigures, Finding
     from batchtune.check.gate import Gate
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
 

@@ -37,8 +37,16 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.html.sweep.account import LATEST, Account, keeping
-from batchtune.report.html.sweep.contender_figures import brackets, contenders, history, pareto, rates
+from batchtune.report.html.sweep.contender_figures import (
+    LATEST,
+    Account,
+    brackets,
+    contenders,
+    history,
+    keeping,
+    pareto,
+    rates,
+)
 from batchtune.report.words import (
     PROTOCOLS,
     capitalised,

@@ -217,6 +217,9 @@ def session(
             if not any(trial.state == "complete" for trial in current.trials):
                 raise
             current.fault = error
+        finally:
+            if current.run is not None:
+                current.run.release()
     current._tell_fault()
 
 

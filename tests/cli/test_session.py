@@ -102,13 +102,14 @@ def test_a_session_in_which_nothing_worked_ends_by_its_error(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_session_begins_once_and_holds_its_run(tmp_path: Path) -> None:
+def test_a_session_begins_once_and_holds_its_run_until_its_end(tmp_path: Path) -> None:
     with a_session(tmp_path, kind="load") as current:
         run = current.begin(current.scenario)
         assert run is not None
         assert current.begin(current.scenario) is run
         with pytest.raises(ArchiveError, match="in use by pid"):
             Run(run.path).hold()
+    Run(run.path).hold()
     with session(parse_scenario(TEXT), "load", results=None, quiet=True) as current:
         assert current.begin(current.scenario) is None
         current.keep([FinishedTrial(trial=trial("a", 1), samples=None)])

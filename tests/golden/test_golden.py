@@ -113,7 +113,7 @@ def test_a_load_test_reads_as_before(name: str, tmp_path: Path) -> None:
     table, rows = io.StringIO(), io.StringIO()
     print_points(points, scenario=scenario, stream=table)
     print_points_csv(points, scenario=scenario, stream=rows)
-    document = json.dumps(points_dict(points, scenario=scenario), indent=1)
+    document = json.dumps(points_dict(points, scenario=scenario), indent=1, sort_keys=True)
     parts = [table.getvalue(), rows.getvalue().replace("\r", ""), document, page_text(run)]
     assert_golden(f"load_{name}", "\n".join(parts), run)
 
@@ -135,7 +135,9 @@ def test_a_noise_floor_reads_as_before(tmp_path: Path) -> None:
     floor = noise_floor(run.ledger(), [Variant(name=name, scenario=SCENARIO) for name in ("a", "b")])
     stream = io.StringIO()
     print_noise(floor, path=run.path, stream=stream)
-    assert_golden("noise", f"{stream.getvalue()}\n{json.dumps(floor.to_dict(), indent=1)}\n", run)
+    assert_golden(
+        "noise", f"{stream.getvalue()}\n{json.dumps(floor.to_dict(), indent=1, sort_keys=True)}\n", run
+    )
 
 
 def test_the_twin_reads_as_before(tmp_path: Path) -> None:
@@ -149,6 +151,7 @@ def test_the_twin_reads_as_before(tmp_path: Path) -> None:
         ["plan", path, "--rate", "9k/s", "--slo-p95", "60ms", "--json"],
     ]
     text = "".join(command(asked, run, tmp_path) for asked in words)
+    text = text.replace(run.path.name, "RUN")
     assert_golden("twin", re.sub(r"-?\d[\d,.]*(e-\d+)?", "#", text), run)
 
 

@@ -230,6 +230,12 @@ class Run:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
 
+    def release(self) -> None:
+        """End `hold`; without it nothing happens."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def append(self, trial: Trial, samples: Samples | None) -> None:
         """Keep a finished trial; on disk when this returns.
 

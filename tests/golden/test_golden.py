@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -151,8 +152,9 @@ def test_the_twin_reads_as_before(tmp_path: Path) -> None:
         ["plan", path, "--rate", "9k/s", "--slo-p95", "60ms", "--json"],
     ]
     text = "".join(command(asked, run, tmp_path) for asked in words)
-    text = text.replace(run.path.name, "RUN")
-    assert_golden("twin", re.sub(r"-?\d[\d,.]*(e-\d+)?", "#", text), run)
+    shown = re.sub(r"-?\d[\d,.]*(e-\d+)?", "#", text.replace(run.path.name, "RUN"))
+    said = "\n".join(textwrap.fill(re.sub("─+", "", part), width=110) for part in shown.split("\n$ "))
+    assert_golden("twin", said, run)
 
 
 def command(words: Sequence[str], run: Run, folder: Path) -> str:

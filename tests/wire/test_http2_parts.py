@@ -19,8 +19,14 @@ from batchtune.wire.grpc.framing import (
 )
 from batchtune.wire.grpc.server_call import read_head
 from batchtune.wire.grpc.server_connection import RateLimit
-from batchtune.wire.http2.frames import STREAM_ID, OutgoingFlow, header_frames
-from batchtune.wire.http2.header_blocks import decode_block, encode_block, new_decoder
+from batchtune.wire.http2.frames import (
+    STREAM_ID,
+    OutgoingFlow,
+    decode_block,
+    encode_block,
+    header_frames,
+    new_decoder,
+)
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import frames_of, grpc_message
 

@@ -23,9 +23,15 @@ from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, requ
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
 from batchtune.wire.inflating import Inflating
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
+from batchtune.wire.shared_bytes import (
+    LARGE_READ_BYTES,
+    SMALL_FRAME_BYTES,
+    STRIDE_BYTES,
+    SWEEP_S,
+    ClientBytes,
+    bound_unsent,
+)
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
 
 _FREE_FRAMES = 8
 """Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two

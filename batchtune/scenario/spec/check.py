@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from batchtune.scenario.spec.section import Spec
-from batchtune.scenario.units import PositiveSeconds, Ratio, percentage, problem, rounded_duration
+from batchtune.scenario.units import PositiveSeconds, Ratio, problem, rounded_duration
 
 GOODPUT: Final = "goodput"
 
@@ -21,7 +21,7 @@ def limit_words(name: str, limit: float) -> str:
 
 def value_words(name: str, value: float) -> str:
     """A figure of an SLO: a duration, or of goodput the share that keeps the limits where `value` misses them."""
-    return percentage(1.0 - value, 3) if name == GOODPUT else rounded_duration(value)
+    return f"{100.0 * (1.0 - value):.4g} %" if name == GOODPUT else rounded_duration(value)
 
 
 class SloSpec(Spec):

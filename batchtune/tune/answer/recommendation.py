@@ -16,9 +16,9 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
-from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.tune.evidence.bracket import BACK, FRESH, UNCONFIRMED, Bracket, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
@@ -305,7 +305,7 @@ PREDICTION_RUNS = 5
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
     """`p95 ≤ 20 ms, errors ≤ 0.01`."""
-    wanted = [f"{name} ≤ {rounded_duration(limit)}" for name, limit in limits.items()]
+    wanted = [limit_words(name, limit) for name, limit in limits.items()]
     return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
 
 

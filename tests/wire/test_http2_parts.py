@@ -219,8 +219,11 @@ def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
     assert MessageBuffer("gzip", 1_000).feed(grpc_message(b"0" * 1_000, compress=True)) == [b"0" * 1_000]
 
 
-def test_a_rate_limit_tells_the_event_that_is_one_too_many() -> None:
-    limit = RateLimit(10)
-    assert [limit.exceeded() for _ in range(11)] == [False] * 10 + [True]
+def test_a_rate_limit_refuses_the_frame_that_is_one_too_many() -> None:
+    limit = RateLimit(10, "pings")
+    for _ in range(10):
+        limit.count()
+    with pytest.raises(PeerError, match="too many pings"):
+        limit.count()
     limit._since_s -= 1
-    assert not limit.exceeded()
+    limit.count()

@@ -6,6 +6,7 @@ With `batchtune restore`, for a run that was killed before it could put the serv
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
+from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import ModelRepository, OriginalModel
@@ -36,7 +38,7 @@ DIFFERENCES = (
 def beginning(scenario: Scenario) -> str:
     """What is said while the server is launched or attached to."""
     target = scenario.target
-    if target.kind == "http" and target.launch is None:
+    if target.kind == "http" and target.attached:
         return f"attaching to {target.url}"
     if target.kind == "command":
         return f"running the commands of target for {target.model}"
@@ -52,6 +54,18 @@ def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | 
         UsageError: requests that the model does not take as it is configured.
     """
     return fitted(scenario, reached(target, view, keep))
+
+
+def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
+    """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
+    present = target.attach(keep)
+    if not present:
+        return scenario
+    view.event(
+        f"{scenario.target.model} has {', '.join(f'{name} {value}' for name, value in present.items())}"
+    )
+    spec = scenario.target.model_copy(update={"present": present})
+    return scenario.model_copy(update={"target": spec})
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
@@ -130,13 +144,17 @@ def run_restore(path: Path) -> int:
     if original is None or not original.attached:
         raise UsageError(
             f"{run.path} attached to no server: there is nothing to put back",
-            hint="only a sweep or comparison of kind triton with target.rest_url, or of kind command with "
-            "target.restore, changes a server that is not its own",
+            hint="only a sweep or comparison of kind triton with target.rest_url, of kind http without launch, or of "
+            "kind command with target.restore, changes a server that is not its own",
         )
     run.hold()
     if original.restored:
         print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
         return 0
-    write_original(run.path, restored(original, target))
+    if target.kind == "http":
+        with CommandTarget(target, original=original) as running:
+            running.attach(partial(write_original, run.path))
+    else:
+        write_original(run.path, restored(original, target))
     print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
     return 0

@@ -49,6 +49,7 @@ def target_of(
                 kserve=protocol.startswith("kserve_"),
                 rows_per_request=scenario.request.rows_most,
                 on_event=on_event,
+                original=original,
             )
         case "external":
             raise UsageError(

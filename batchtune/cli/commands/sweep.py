@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original, write_whole
 from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
+from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found, with_present
 from batchtune.cli.commands.recommend import conclude
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.kept_sweep import (
@@ -32,6 +32,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
+from batchtune.target.command import CommandTarget
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.search.contenders import one_by_one
@@ -111,6 +112,11 @@ def _sweep_here(
                         write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
                     run = held(run, scenario, results)
                     target.keep_original(partial(write_original, run.path))
+                elif isinstance(target, CommandTarget) and scenario.target.attached:
+                    run = held(run, scenario, results)
+                    scenario = with_present(scenario, target, view, partial(write_original, run.path))
+                    if not trials:
+                        write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
                 elif scenario.target.restore is not None:
                     run = held(run, scenario, results)
                 target.apply(one_by_one(scenario))
@@ -219,5 +225,8 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     before = run.scenario()
     scenario = placed_as(scenario, before)
     scenario = with_found(scenario, before.target.found)
+    if before.target.present:
+        spec = scenario.target.model_copy(update={"present": before.target.present})
+        scenario = scenario.model_copy(update={"target": spec})
     require_same(run, scenario, before)
     return run, scenario

@@ -8,12 +8,14 @@ import time
 import bentoml
 import numpy as np
 
+SIZE = int(os.environ["MAX_BATCH_SIZE"])
+
 
 @bentoml.service(workers=int(os.environ["WORKERS"]))
 class Service:
     @bentoml.api(
-        batchable=True,
-        max_batch_size=int(os.environ["MAX_BATCH_SIZE"]),
+        batchable=SIZE > 1,
+        max_batch_size=max(SIZE, 2),
         max_latency_ms=int(os.environ["MAX_LATENCY_MS"]),
     )
     def predict(self, inputs: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from batchtune.wire.grpc.server_connection import RateLimit
 from batchtune.wire.http2.frames import (
     STREAM_ID,
     OutgoingFlow,
+    PeerError,
     decode_block,
     encode_block,
     header_frames,

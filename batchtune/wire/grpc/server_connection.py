@@ -61,7 +61,7 @@ _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
 class RateLimit:
-    """How many `frames`, which cost us work and carry no request, a client may send in a second; rarely asks the clock."""
+    """How many `frames`, which cost us work and carry no request, may come in a second; rarely asks the clock."""
 
     __slots__ = ("_count", "_frames", "_per_s", "_since_s")
 

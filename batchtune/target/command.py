@@ -187,13 +187,15 @@ STEP_LIMIT_S: Final = 120.0
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
-    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs."""
+    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither, so that only
+    `target.metrics` says what it counted."""
 
     def __init__(
         self,
         spec: TargetSpec,
         *,
         kserve: bool = False,
+        tells: bool = True,
         rows_per_request: int = 1,
         on_event: Callable[[str], None] = lambda _text: None,
         original: OriginalModel | None = None,
@@ -203,6 +205,7 @@ class CommandTarget:
         self._claim: Claim | None = None
         self._on_event = on_event
         self._kserve = kserve
+        self._tells = tells
         self._rows_per_request = rows_per_request
         self._model = served_name(spec.model)
         self._scratch = ScratchFolder()
@@ -285,7 +288,7 @@ class CommandTarget:
         """
         try:
             self._raise_if_dead()
-            if self._spec.kind == "http":
+            if self._spec.metrics is not None or not self._tells:
                 counters = read_meant_counters(self._spec.metrics, self.endpoint)
             else:
                 counters = self._server.counters()

@@ -216,9 +216,10 @@ class Settings:
     def _answer(self, method: str, url: str, body: Any = None) -> Any:
         import httpx
 
+        headers = {} if self._spec.request is None else self._spec.request.headers
         try:
             with control_client(self._endpoint, timeout_s=self._limit_s) as client:
-                answer = client.request(method, url, json=body)
+                answer = client.request(method, url, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise TargetError(
                 f"{method} {url}: {in_words(error)}", hint="is the server up, and is this its address?"

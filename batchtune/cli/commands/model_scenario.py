@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -98,26 +98,35 @@ def look_at(
     return replace(looked, guessed_limit=limited)
 
 
-def look_at_running(address: Address, overrides: Sequence[str], *, batched: bool = False) -> LookedAt:
-    """Ask the model of a running server, whose parameters are its owner's; `batched` as of `look_at`.
+def look_at_running(
+    address: Address,
+    overrides: Sequence[str],
+    *,
+    batched: bool = False,
+    target: Mapping[str, Any] | None = None,
+) -> LookedAt:
+    """Ask the model of a running server; `batched` as of `look_at`.
+
+    `target` are the keys of one that takes parameters, which a sweep searches; None: they are its owner's.
 
     Raises:
         UsageError: options that contradict each other or the model.
         TargetError: nobody answers, or the model refuses a request.
     """
-    base = _begun(address.model, command="load")
+    base = _begun(address.model, command="load" if target is None else "sweep")
     base["request"]["protocol"] = address.protocol
+    base["target"] |= target or {}
     scenario = _scenario(base, overrides, model=address.model)
     _refuse_other_transport(address, scenario.request.protocol)
-    target = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+    server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
     try:
-        signature = target.signature(scenario.request.signature)
+        signature = server.signature(scenario.request.signature)
     except TargetError as error:
         raise TargetError(
             error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
-    return _completed(base, overrides, scenario, signature, tries, searched=False)
+    return _completed(base, overrides, scenario, signature, tries, searched=target is not None)
 
 
 def loop_of_model(
@@ -268,6 +277,8 @@ def _completed(
         if tries.refusal is not None and "space" in parts["search"]:
             sizes = parts["search"]["space"]["max_batch_size"]
             parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < rows]
+        if scenario.target.kind == "triton":
+            parts.pop("fixed")  # it keeps as many requests as come
         document = {**document, "load": {**base["load"], **parts.pop("load")}, **parts}
     text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
     merged = _without_nothing(unchecked_scenario(text, overrides=overrides))

@@ -33,7 +33,7 @@ from batchtune.errors import UsageError
 from batchtune.report.live import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
-from batchtune.target.address import answering_at
+from batchtune.target.address import answering_at, attachable, how_to_attach
 
 INTERRUPTED = 130
 
@@ -170,9 +170,8 @@ def _subject(
     refuse_range(rate=rate, concurrency=concurrency)
     kind = kind_of(argument)
     if kind == "address":
-        raise UsageError(
-            f"{argument}: a {command} launches its own server; the parameters of one that runs are its owner's",
-            hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
+        return _attached(
+            argument, overrides, command=command, rate=rate, concurrency=concurrency, quiet=quiet
         )
     if kind == "scenario":
         source = scenario_source(argument)
@@ -184,6 +183,38 @@ def _subject(
     looked = looked_at(
         argument,
         lambda say: look_at(argument, laid_over, command=command, say=say),
+        quiet=quiet,
+        command=command,
+    )
+    return Subject(source=looked.text(argument), overrides=[])
+
+
+def _attached(
+    argument: str,
+    overrides: Sequence[str],
+    *,
+    command: Command,
+    rate: str | None,
+    concurrency: str | None,
+    quiet: bool,
+) -> Subject:
+    """The sweep of a server that runs, and that takes parameters through its address."""
+    if command != "sweep":
+        raise UsageError(
+            f"{argument}: a {command} launches its own server",
+            hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
+        )
+    address = answering_at(argument)
+    target = attachable(address)
+    if target is None:
+        raise UsageError(
+            f"{argument}: this server takes no parameters through its address",
+            hint=f"`batchtune load {argument}` measures it as it is; {how_to_attach(address)}",
+        )
+    laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
+    looked = looked_at(
+        argument,
+        lambda _say: look_at_running(address, laid_over, target=target),
         quiet=quiet,
         command=command,
     )

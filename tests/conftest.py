@@ -53,6 +53,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to be put back on a server of one test is no affair of the next."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
     """A command that a test runs in this process hears signals for good; the next test is not to."""
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}

@@ -1,4 +1,4 @@
-"""The Dockerfile and the compose files name what is there; no engine builds or runs them here."""
+"""The Dockerfile and the compose files name what is there; `test_images.py` builds and runs them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,10 @@ def services(path: Path) -> dict[str, Any]:
 
 
 def test_bases_are_pinned_and_images_run_as_a_user_of_their_own() -> None:
+    assert re.search(r"^ARG BASE=python:\d+\.\d+\.\d+-", DOCKERFILE, re.MULTILINE)
     for name, text in STAGES.items():
         base = text.split()[0]
-        assert base in STAGES or re.search(r":\d+\.\d+\.\d+-", base), base
+        assert base in STAGES or base == "${BASE}"
         assert text.rpartition("USER ")[2].startswith("10001") == (name not in ("wheel", "base"))
 
 
@@ -64,7 +67,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         for line in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
         if line.startswith("!")
     ]
-    for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE):
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         for name in line.split():
             assert (ROOT / name).exists(), name
             assert any(Path(name).match(pattern) for pattern in kept), name
@@ -102,12 +105,28 @@ def test_a_server_in_a_container_is_reached_from_outside_of_it(stage: str) -> No
         assert not is_loopback(parse_flags([*flags, *command]).flags.host)
 
 
-@pytest.mark.parametrize("stage", ["server", "server-cuda"])
-def test_a_server_s_image_can_load_every_model_that_is_given_to_it(stage: str) -> None:
-    """`recommend --format docker` names these images for what TensorFlow's own cannot serve."""
-    extras = re.search(r"/wheels/\*\.whl\)\[(.*?)\]", STAGES[stage])
-    assert extras is not None
-    assert {"tensorflow", "torch", "onnx"} <= set(extras[1].split(","))
+def test_the_server_s_image_has_what_the_server_imports_and_no_more() -> None:
+    """Of the package's dependencies: without the others every module of the server is imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    packages = {re.split("[<>=]", line)[0].lower() for line in project["dependencies"]}
+    printed = subprocess.run(
+        [sys.executable, ROOT / "docker" / "server_requirements.py", ROOT / "pyproject.toml"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    kept = {re.split("[<>=]", line)[0].lower() for line in printed.splitlines()}
+    modules = packages_distributions()
+    absent = [name for name, owners in modules.items() if {one.lower() for one in owners} <= packages - kept]
+    assert {"pandas", "numba", "optuna"} <= set(absent)
+    code = f"""
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys({absent}))
+import batchtune.server
+for found in pkgutil.walk_packages(batchtune.server.__path__, "batchtune.server."):
+    importlib.import_module(found.name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_pods_of_a_fleet_can_be_probed() -> None:

@@ -275,7 +275,7 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
         if target.kind == "tfserving" and request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
     targets = [variant.scenario.target for variant in variants]
-    if len({(target.rest_url, target.model) for target in targets if target.attached}) > 1:
+    if len({(target.rest_url or target.url, target.model) for target in targets if target.attached}) > 1:
         raise UsageError(
             "the variants attach to several servers or models; a run puts back one",
             hint="compare configurations of one model, or have batchtune launch the servers",

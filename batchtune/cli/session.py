@@ -33,6 +33,7 @@ from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
+from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
@@ -117,13 +118,20 @@ class Session:
         Raises:
             TargetError, UsageError: as `as_found`.
         """
+        keep = partial(self._keep_original, scenario)
         if isinstance(target, TritonTarget):
-            scenario = as_found(scenario, target, self.view, partial(self._keep_original, scenario))
-            if self.run is not None and not self.trials:
-                write_whole(self.run.path / SCENARIO, format_scenario(scenario).encode())
-            target.keep_original(partial(self._keep_original, scenario))
-        if isinstance(target, TritonTarget) or scenario.target.restore is not None:
+            scenario = as_found(scenario, target, self.view, keep)
+            target.keep_original(keep)
+        elif (
+            isinstance(target, CommandTarget) and scenario.target.kind == "http" and scenario.target.attached
+        ):
             self.begin(scenario)
+            scenario = with_present(scenario, target, self.view, keep)
+        elif scenario.target.restore is None:
+            return scenario
+        run = self.begin(scenario)
+        if run is not None and not self.trials:
+            write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
         return scenario
 
     def launch(
@@ -264,7 +272,7 @@ DIFFERENCES = (
 def beginning(scenario: Scenario) -> str:
     """What is said while the server is launched or attached to."""
     target = scenario.target
-    if target.kind == "http" and target.launch is None:
+    if target.kind == "http" and target.attached:
         return f"attaching to {target.url}"
     if target.kind == "command":
         return f"running the commands of target for {target.model}"
@@ -280,6 +288,18 @@ def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | 
         UsageError: requests that the model does not take as it is configured.
     """
     return fitted(scenario, reached(target, view, keep))
+
+
+def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
+    """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
+    present = target.attach(keep)
+    if not present:
+        return scenario
+    view.event(
+        f"{scenario.target.model} has {', '.join(f'{name} {value}' for name, value in present.items())}"
+    )
+    spec = scenario.target.model_copy(update={"present": present})
+    return scenario.model_copy(update={"target": spec})
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
@@ -358,13 +378,17 @@ def run_restore(path: Path) -> int:
     if original is None or not original.attached:
         raise UsageError(
             f"{run.path} attached to no server: there is nothing to put back",
-            hint="only a sweep or comparison of kind triton with target.rest_url, or of kind command with "
-            "target.restore, changes a server that is not its own",
+            hint="only a sweep or comparison of kind triton with target.rest_url, of kind http without launch, or of "
+            "kind command with target.restore, changes a server that is not its own",
         )
     run.hold()
     if original.restored:
         print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
         return 0
-    write_original(run.path, restored(original, target))
+    if target.kind == "http":
+        with CommandTarget(target, original=original) as running:
+            running.attach(partial(write_original, run.path))
+    else:
+        write_original(run.path, restored(original, target))
     print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
     return 0

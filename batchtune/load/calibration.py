@@ -23,7 +23,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.header_blocks import encode_block
+from batchtune.wire.http2.frames import encode_block
 
 # A server that does nothing: fixed answers over HTTP/1.1 and gRPC, to measure the client alone.
 #

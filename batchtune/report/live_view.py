@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TextIO
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
+from batchtune.scenario.spec.check import limit_words
 from batchtune.tune.evidence.best_point import usual_bottleneck
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
@@ -380,7 +381,7 @@ def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, s
         return text, ""
     name = "p95" if "p95" in limits else next(iter(limits))
     above = name == "p95" and live.p95_s > limits[name]
-    return f"{text} (SLO {name} ≤ {rounded_duration(limits[name])})", "yellow" if above else ""
+    return f"{text} (SLO {limit_words(name, limits[name])})", "yellow" if above else ""
 
 
 def _points(trials: Sequence[Trial], best: Trial | None) -> list[Point]:

@@ -62,6 +62,20 @@ _COLUMNS: Final[Sequence[_Column]] = (
     ("SLO", (), lambda measured: measured.verdict or "–"),
 )
 
+_STREAM_COLUMNS: Final[Sequence[_Column]] = (
+    _COLUMNS[0],
+    ("goodput /s", ("throughput",), lambda measured: rounded(measured.goodput_rps)),
+    (
+        "tokens/s",
+        ("throughput",),
+        lambda measured: rounded(None if measured.tokens is None else measured.tokens.output_per_s.value),
+    ),
+    *(_latency(name) for name in ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99", "p50", "p95")),
+    ("errors", (), lambda measured: percentage(measured.error_ratio)),
+    _COLUMNS[-1],
+)
+"""Of streamed answers, whose server batches continuously."""
+
 _DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "errors")
 """Left out in this order where the terminal is too narrow."""
 
@@ -94,7 +108,7 @@ def print_points(
         rows = _rows(
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
-        dispensable = [rows[0].index(name) for name in _DISPENSABLE]
+        dispensable = [rows[0].index(name) for name in _DISPENSABLE if name in rows[0]]
         shown = rows_that_fit(rows, width=width_of(stream), dispensable=dispensable)
         table = table_of(*shown[0])
         for row in shown[1:]:
@@ -153,12 +167,14 @@ def spoilt_message(points: Sequence[Trial]) -> str | None:
 def _rows(
     measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
 ) -> list[list[str]]:
-    rows = [[named, *(name for name, _, _ in _COLUMNS), "limited by"]]
+    streams = any(_measurement(point).tokens is not None for point in measured.values())
+    columns = _STREAM_COLUMNS if streams else _COLUMNS
+    rows = [[named, *(name for name, _, _ in columns), "limited by"]]
     for load, point in measured.items():
         measurement = _measurement(point)
         figures = (
             marks.marked(figure(measurement), load, *kinds) if kinds else figure(measurement)
-            for _, kinds, figure in _COLUMNS
+            for _, kinds, figure in columns
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
     return rows

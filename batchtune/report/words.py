@@ -10,11 +10,12 @@ from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.tables import ratio, span
+from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Capacity, Compared, Promise, Recommendation
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded
 
 _TITLES: Final[Mapping[Kind, str]] = {
     "host_noise": "the noisy host",
@@ -53,6 +54,7 @@ PROTOCOLS: Final = {
     "kserve_rest": "KServe REST",
     "kserve_rest_binary": "KServe REST with binary tensors",
     "http": "HTTP",
+    "openai": "OpenAI's API",
 }
 REFERENCES: Final = {
     "present": "what runs now",
@@ -90,9 +92,7 @@ def workload(
     else:
         traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
     protocol = PROTOCOLS[scenario.request.protocol]
-    limits = ", ".join(
-        f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
-    )
+    limits = ", ".join(limit_words(name, limit) for name, limit in chosen.slo.items() if name != "errors")
     slo = f"; SLO {limits}" if limits and with_slo else ""
     objective = f"; objective {scenario.objective}" if with_slo else ""
     model = served_name(scenario.target.model)
@@ -257,9 +257,9 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     """`p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4 ms, 53 % to spare).`"""
-    head = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}:"
+    head = f"{limit_words(promise.name, promise.limit_s)}:"
     met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}"
-    worst = f"worst {rounded_duration(promise.worst_s)}"
+    worst = f"worst {value_words(promise.name, promise.worst_s)}"
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"
     further = ""

@@ -12,12 +12,17 @@ from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint, control_client, external_endpoint, in_words
 from batchtune.target.external import external_signature
 from batchtune.target.model_files import readable
+from batchtune.target.tfserving import TUNING_PATH
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 
 _ADDRESS: Final = re.compile(
     r"(?:(?P<scheme>https?|grpcs?)://)?(?P<authority>(?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5})(?P<path>/.*)?"
 )
 _MODEL: Final = re.compile(r"/(?:v[12]/models/)?(?P<name>[^/:]+)")
+
+
+_TUNED: Final = ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
+"""What a sweep changes by the tuning API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,48 @@ def answering_at(text: str) -> Address:
     if model is None:
         model = _only_model(text, rest_url) if spoken == "kserve_rest" else _no_model(text)
     return Address(model=model, protocol=spoken, rest_url=rest_url)
+
+
+def attachable(address: Address) -> dict[str, Any] | None:
+    """The keys of `target` for a sweep of this server, which it takes parameters for and gets what it had at the end;
+    None: nobody may reconfigure it through its address."""
+    if address.rest_url is None:
+        return None
+    if address.protocol == "kserve_rest":
+        name = str(_told(address, "/v2").get("name"))
+        return {"kind": "triton", "rest_url": address.rest_url} if "triton" in name else None
+    url = f"{address.rest_url}{TUNING_PATH}"
+    if "max_batch_size" not in _told(address, TUNING_PATH):
+        return None
+    change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in _TUNED}
+    request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}"}
+    return {
+        "kind": "http",
+        "url": address.rest_url,
+        "set": {"request": {**request, "change": {"enable_batching": True, **change}}},
+        "means": {"rows": _TUNED[0], "wait_micros": _TUNED[1], "concurrency": _TUNED[2]},
+    }
+
+
+def how_to_attach(address: Address) -> str:
+    """What to do where the address alone is not enough to reconfigure the server."""
+    if "mlserver" in str(_told(address, "/v2").get("name")):
+        return "an MLServer reads a file: see `batchtune init my_app.py:Model --server mlserver`"
+    return (
+        "a running server of another kind takes parameters by a scenario of kind: http (target.set.request)"
+    )
+
+
+def _told(address: Address, path: str) -> dict[str, Any]:
+    """The JSON object there; empty where there is none."""
+    import httpx
+
+    try:
+        with control_client(address.endpoint()) as client:
+            document = client.get(path).json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _rest_of(rest_url: str) -> dict[str, Any]:

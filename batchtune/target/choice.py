@@ -47,8 +47,10 @@ def target_of(
             return CommandTarget(
                 scenario.target,
                 kserve=protocol.startswith("kserve_"),
+                tells=protocol not in ("http", "openai"),
                 rows_per_request=scenario.request.rows_most,
                 on_event=on_event,
+                original=original,
             )
         case "external":
             raise UsageError(

@@ -33,6 +33,7 @@ from batchtune.scenario.spec.target import (
     takes_file,
 )
 from batchtune.scratch import ScratchFolder
+from batchtune.target.claim import Claim
 from batchtune.target.endpoint import (
     Endpoint,
     external_endpoint,
@@ -48,6 +49,7 @@ from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, f
 from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
+from batchtune.target.triton.repository import OriginalModel, left_behind
 from batchtune.wire.signature import Signature
 
 _VARIABLES: Final = (
@@ -185,18 +187,25 @@ STEP_LIMIT_S: Final = 120.0
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
-    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs."""
+    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither, so that only
+    `target.metrics` says what it counted."""
 
     def __init__(
         self,
         spec: TargetSpec,
         *,
         kserve: bool = False,
+        tells: bool = True,
         rows_per_request: int = 1,
         on_event: Callable[[str], None] = lambda _text: None,
+        original: OriginalModel | None = None,
     ) -> None:
+        self._original = original
+        self._keep: Callable[[OriginalModel], None] = lambda _original: None
+        self._claim: Claim | None = None
         self._on_event = on_event
         self._kserve = kserve
+        self._tells = tells
         self._rows_per_request = rows_per_request
         self._model = served_name(spec.model)
         self._scratch = ScratchFolder()
@@ -237,6 +246,7 @@ class CommandTarget:
         """
         require_sayable(configuration, self._spec)
         started = time.monotonic()
+        self.attach()
         if self.alive() and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
         self._in_force = None
@@ -278,7 +288,7 @@ class CommandTarget:
         """
         try:
             self._raise_if_dead()
-            if self._spec.kind == "http":
+            if self._spec.metrics is not None or not self._tells:
                 counters = read_meant_counters(self._spec.metrics, self.endpoint)
             else:
                 counters = self._server.counters()
@@ -315,27 +325,41 @@ class CommandTarget:
         """What the launched server said last; where it said nothing, the commands."""
         return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
-    def present(self) -> dict[str, Any]:
-        """What an attached server of kind http has now, by its own names.
+    def attach(self, keep: Callable[[OriginalModel], None] | None = None) -> dict[str, Any]:
+        """What a running server of kind http has, by its own names; it is put back at the end, and `keep` is told what
+        that is, now and once it was put back. What a killed sweep did not put back is what it had.
+
+        Of a server that is launched here nothing is told: {}.
 
         Raises:
-            TargetError: it does not answer.
+            TargetError: it does not answer, or another process changes it now.
         """
-        return {} if self._settings is None else self._settings.present()
-
-    def original(self) -> dict[str, Any] | None:
-        """What is to be put back on a server of kind http, as JSON; None: nothing of it outlives the sweep.
-
-        Raises:
-            TargetError: it does not answer.
-        """
-        return self._settings.original() if self._settings is not None and self._spec.launch is None else None
-
-    def take_original(self, original: Mapping[str, Any]) -> None:
-        """Put that back at the end: a sweep that was killed found it there."""
-        if self._settings is not None:
-            self._settings.take_original(original)
-            self._changed = True
+        if self._settings is None or not self._spec.attached:
+            return {}
+        if keep is not None:
+            self._keep = keep
+        if self._claim is None:
+            claim = Claim(self.endpoint.rest_url, self._model)
+            kept = claim.hold()
+            self._claim = claim
+            if kept is not None and self._original is None:
+                self._original = OriginalModel.from_dict(kept)
+                self._on_event(left_behind(self._original))
+            if self._original is not None:
+                self._settings.take_original(self._original.config)
+                self._changed = True
+        present = self._settings.present()
+        if self._original is None:
+            self._original = OriginalModel(
+                model=self._model,
+                rest_url=self.endpoint.rest_url,
+                loaded=True,
+                config=self._settings.original(),
+            )
+        self._claim.keep(self._original.to_dict())
+        if keep is not None:
+            keep(self._original)
+        return present
 
     def restore(self) -> None:
         """Run `stop`, end what was launched, then run `restore`; once, and only where something was applied.
@@ -353,22 +377,34 @@ class CommandTarget:
                 self._on_event(error.message)
             finally:
                 self._end_process()
-            if (
-                changed
-                and self._settings is not None
-                and self._spec.launch is None
-                and self._settings.put_back()
-            ):
-                self._on_event(f"{self._model} has what it had before")
+            if changed and self._spec.attached:
+                self._put_back()
             if changed and self._spec.restore is not None:
                 self._step("restore", self._spec.restore)
                 self._on_event("target.restore has put back what was there")
+
+    def _put_back(self) -> None:
+        """Give an attached server of kind http what it had."""
+        if self._settings is None or self._original is None:
+            return
+        try:
+            self._settings.put_back()
+        except TargetError as error:
+            raise TargetError(
+                f"the server was not put back as it was: {error.message}", hint=error.hint
+            ) from error
+        if self._claim is not None:
+            self._claim.settle()
+        self._keep(replace(self._original, restored=True))
+        self._on_event(f"{self._model} has what it had before")
 
     def close(self) -> None:
         """As `restore`, and remove the scratch files; more than once is fine."""
         try:
             self.restore()
         finally:
+            if self._claim is not None:
+                self._claim.release()
             self._copy_logs()
             self._scratch.close()
 

@@ -56,6 +56,7 @@ class Settings:
         self._file_before: bytes | None = None
         self._document: Any = None
         self._changed = False
+        self._is_written = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
         """The variables that a server is started with."""
@@ -107,8 +108,8 @@ class Settings:
         file = self._spec.file
         if file is None:
             return
-        self._look()
-        self._changed = True
+        self._look_at_file()
+        self._is_written = True
         values = self._values(configuration)
         path = Path(file.path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,8 @@ class Settings:
         Raises:
             TargetError: the server does not take it.
         """
-        changed, self._changed = self._changed, False
+        changed = self._changed or self._is_written
+        self._changed = self._is_written = False
         file, request = self._spec.file, self._spec.request
         if not changed or (file is None and (request is None or request.read is None)):
             return False
@@ -156,13 +158,16 @@ class Settings:
 
     def _look(self) -> None:
         """Keep what is there before the first change."""
+        self._look_at_file()
         if self._changed:
             return
-        if self._spec.file is not None:
-            path = Path(self._spec.file.path)
-            self._file_before = path.read_bytes() if path.is_file() else None
         if self._spec.request is not None and self._spec.request.read is not None:
             self._document = self._answer("GET", self._spec.request.read)
+
+    def _look_at_file(self) -> None:
+        if self._spec.file is not None and not (self._changed or self._is_written):
+            path = Path(self._spec.file.path)
+            self._file_before = path.read_bytes() if path.is_file() else None
 
     def _part(self) -> Any:
         """The part of what was read that is sent back."""
@@ -211,9 +216,10 @@ class Settings:
     def _answer(self, method: str, url: str, body: Any = None) -> Any:
         import httpx
 
+        headers = {} if self._spec.request is None else self._spec.request.headers
         try:
             with control_client(self._endpoint, timeout_s=self._limit_s) as client:
-                answer = client.request(method, url, json=body)
+                answer = client.request(method, url, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise TargetError(
                 f"{method} {url}: {in_words(error)}", hint="is the server up, and is this its address?"

@@ -38,6 +38,9 @@ share of the search;"""
 BATCHES_MIN, REQUESTS_MIN = 4, 4
 """and so many in any case: fewer show no queue."""
 
+TINY_S = 1e-6
+"""Below this a latency says nothing: tokens that came together are 0 s apart."""
+
 SEARCH_S, SEARCH_LOOPS = 45.0, 6
 """A search ends after this time, or so many closed loops of a slow server: fewer loads bracket nothing."""
 
@@ -115,7 +118,7 @@ def next_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
 def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
     """Root of limit over latency at the highest rate held: of the nearest limit, by the best run."""
     rooms = [
-        min(limit_s / run.latency_s[name] for name, limit_s in limits.items())
+        min(limit_s / max(run.latency_s[name], TINY_S) for name, limit_s in limits.items())
         for run in bracket.open_runs
         if run.held and (run.rate_rps or 0.0) >= 0.999 * bracket.held_rps
     ]

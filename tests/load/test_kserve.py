@@ -16,8 +16,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.kserve.infer import json_length
-from batchtune.wire.kserve.messages import ModelInferRequest, signature_from_metadata
+from batchtune.wire.kserve.infer import ModelInferRequest, json_length, signature_from_metadata
 from batchtune.wire.status import GRPC_CODES
 from tests.load.load_servers import closed, evenly, run_here
 from tests.target.kserve_server import METADATA, KserveServer

@@ -11,14 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
+from batchtune.archive.run import create_run, write_original
+from batchtune.cli.session import run_restore
 from batchtune.errors import TargetError
 from batchtune.load.first_tries import require_answer
 from batchtune.scenario.payloads import build_requests
-from batchtune.scenario.reader import parse_scenario
+from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import activity, read_meant_counters
+from batchtune.tune.search.contenders import reference_configurations
 
 APP = Path(__file__).parent / "stand_ins" / "http_app.py"
 
@@ -113,7 +116,7 @@ def test_a_file_is_changed_at_its_places_and_put_back(running: str, tmp_path: Pa
     }
     asked = scenario(url=f"{running}/score", launch=None, set=setting)
     with CommandTarget(asked.target) as target:
-        assert target.present() == {"size": 3}
+        assert target.attach() == {"size": 3}
         assert (
             target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000})).how
             == "hot"
@@ -125,7 +128,7 @@ def test_a_file_is_changed_at_its_places_and_put_back(running: str, tmp_path: Pa
 def test_a_running_server_is_read_changed_and_put_back(running: str) -> None:
     asked = attached(running)
     with CommandTarget(asked.target) as target:
-        assert target.present() == {"size": 1, "wait": 0.0}
+        assert target.attach() == {"size": 1, "wait": 0.0}
         applied = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
         assert applied.how == "hot"
         assert httpx.get(running).json() == {"app": {"size": 8, "wait": 0.001}}
@@ -183,3 +186,60 @@ def test_metrics_go_by_what_their_names_mean(running: str) -> None:
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
     with CommandTarget(asked.target) as target:
         assert not read_meant_counters(None, target.endpoint).series
+
+
+def killed(asked: Scenario) -> None:
+    """A process that changes the server and is killed before it can put anything back."""
+    target = CommandTarget(asked.target)
+    target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
+    assert target._claim is not None
+    target._claim.release()  # as the kernel does
+
+
+def test_what_a_killed_sweep_left_is_never_taken_for_the_original(running: str) -> None:
+    asked = attached(running)
+    killed(asked)
+    assert httpx.get(running).json()["app"]["size"] == 8
+    said: list[str] = []
+    with CommandTarget(asked.target, on_event=said.append) as target:
+        assert target.attach() == {"size": 1, "wait": 0.0}
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+    assert "was killed and left its trial's parameters there" in said[0]
+    with CommandTarget(asked.target, on_event=said.append) as target:
+        target.attach()
+    assert len([text for text in said if "was killed" in text]) == 1
+
+
+def test_a_second_process_is_refused_while_the_first_changes_the_server(running: str) -> None:
+    asked = attached(running)
+    with CommandTarget(asked.target) as first:
+        first.attach()
+        with (
+            CommandTarget(asked.target) as second,
+            pytest.raises(TargetError, match="another batchtune changes"),
+        ):
+            second.apply(asked.configuration({"max_batch_size": 8}))
+    with CommandTarget(asked.target) as third:
+        third.attach()
+
+
+def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) -> None:
+    asked = attached(running)
+    run = create_run(asked, format_scenario(asked), root=tmp_path)
+    target = CommandTarget(asked.target)
+    target.attach(lambda original: write_original(run.path, original))
+    target.apply(asked.configuration({"max_batch_size": 8}))
+    assert target._claim is not None
+    target._claim.release()
+    assert httpx.get(running).json()["app"]["size"] == 8
+    assert run_restore(run.path) == 0
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> None:
+    asked = attached(running)
+    with CommandTarget(asked.target) as target:
+        spec = asked.target.model_copy(update={"present": target.attach()})
+    references = reference_configurations(asked.model_copy(update={"target": spec}))
+    assert next(iter(references)) == "present"
+    assert references["present"].server_values() == {"size": 1, "wait": 0}

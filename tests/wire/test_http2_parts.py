@@ -19,8 +19,15 @@ from batchtune.wire.grpc.framing import (
 )
 from batchtune.wire.grpc.server_call import read_head
 from batchtune.wire.grpc.server_connection import RateLimit
-from batchtune.wire.http2.frames import STREAM_ID, OutgoingFlow, header_frames
-from batchtune.wire.http2.header_blocks import decode_block, encode_block, new_decoder
+from batchtune.wire.http2.frames import (
+    STREAM_ID,
+    OutgoingFlow,
+    PeerError,
+    decode_block,
+    encode_block,
+    header_frames,
+    new_decoder,
+)
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import frames_of, grpc_message
 
@@ -213,8 +220,11 @@ def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
     assert MessageBuffer("gzip", 1_000).feed(grpc_message(b"0" * 1_000, compress=True)) == [b"0" * 1_000]
 
 
-def test_a_rate_limit_tells_the_event_that_is_one_too_many() -> None:
-    limit = RateLimit(10)
-    assert [limit.exceeded() for _ in range(11)] == [False] * 10 + [True]
+def test_a_rate_limit_refuses_the_frame_that_is_one_too_many() -> None:
+    limit = RateLimit(10, "pings")
+    for _ in range(10):
+        limit.count()
+    with pytest.raises(PeerError, match="too many pings"):
+        limit.count()
     limit._since_s -= 1
-    assert not limit.exceeded()
+    limit.count()

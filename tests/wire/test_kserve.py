@@ -16,20 +16,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchtune.wire.kserve.infer import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataResponse,
+    datatype_of,
     decode_infer_json,
     decode_infer_response,
     encode_infer_json,
     encode_infer_request,
     json_length,
-)
-from batchtune.wire.kserve.messages import (
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelMetadataResponse,
+    numpy_name,
     signature_from_metadata,
     signature_from_response,
 )
-from batchtune.wire.kserve.tensors import datatype_of, numpy_name
 from batchtune.wire.signature import TensorSpec
 
 Array = np.ndarray[Any, Any]

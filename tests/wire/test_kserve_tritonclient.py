@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchtune.wire.kserve.infer import (
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    datatype_of,
     decode_infer_json,
     decode_infer_response,
     encode_infer_json,
     encode_infer_request,
     json_length,
-)
-from batchtune.wire.kserve.messages import (
-    ModelStatisticsRequest,
-    ModelStatisticsResponse,
     signature_from_response,
+    to_raw,
 )
-from batchtune.wire.kserve.tensors import datatype_of, to_raw
 
 WHY = "tritonclient is missing: pip install 'tritonclient[all]'"
 triton_grpc = pytest.importorskip("tritonclient.grpc", reason=WHY)

@@ -22,6 +22,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.telemetry import activity
 from batchtune.wire.kserve.infer import (
+    INFER_PATH,
     JSON_LENGTH_HEADER,
     decode_infer_json,
     decode_infer_response,
@@ -29,7 +30,6 @@ from batchtune.wire.kserve.infer import (
     encode_infer_request,
     json_length,
 )
-from batchtune.wire.kserve.messages import INFER_PATH
 from tests.load.load_servers import closed, evenly, requests_for, run_here
 from tests.target.triton.triton_server import NEEDS_TRITON, PACKAGES, TritonServer
 

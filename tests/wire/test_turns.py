@@ -10,10 +10,8 @@ from typing import Any
 
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE
-from batchtune.wire.http2.header_blocks import encode_block
-from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
-from batchtune.wire.turns import LARGE_READ_BYTES, STRIDE_BYTES, Turns
+from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE, encode_block
+from batchtune.wire.shared_bytes import LARGE_READ_BYTES, STRIDE_BYTES, ClientBytes, SharedLimits, Turns
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
     ServerUnderTest,

@@ -39,14 +39,12 @@ from batchtune.report.tables import console_on, paragraph, text_width
 LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
 """For all checks together, but the host's noise."""
 
-QUICKSTART_BACKENDS: Final = ("TensorFlow", "PyTorch")
-"""The quickstart's model is written in either."""
 SIMULATOR: Final = "numba"
 RESULTS: Final = "results"
 
 
 def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
-    """The exit code: 0, or 7 when something is broken without which the quickstart cannot be swept."""
+    """The exit code: 0, or 7 when something is broken without which nothing can be swept."""
     with sweep_view(quiet=quiet) as view:
         watched_s = WATCHED_WINDOWS * WINDOW_S
         view.event(f"watching this machine for {watched_s:g} s")
@@ -56,7 +54,7 @@ def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
         for name, check in answers(_questions(results), limit_s=LIMIT_S):
             checks[name] = check
             view.live(f"{len(checks)} asked, {name} last")
-    lacking = lacking_for_quickstart(checks)
+    lacking = lacking_for_a_sweep(checks)
     if json:
         listed = [{"name": name, **to_plain(check)} for name, check in checks.items()]
         print(json_text.dumps({"ready": not lacking, "lacking": lacking, "checks": listed}, indent=2))
@@ -82,12 +80,9 @@ def _questions(results: Path) -> dict[str, Question]:
     }
 
 
-def lacking_for_quickstart(checks: Mapping[str, Check]) -> list[str]:
-    """The names of what must be mended before the quickstart can be swept."""
-    lacking = [name for name in (RESULTS, SIMULATOR) if not _works(checks[name])]
-    if not any(_works(checks[name]) for name in QUICKSTART_BACKENDS):
-        lacking += QUICKSTART_BACKENDS[:1]
-    return lacking
+def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
+    """The names of what must be fixed before anything can be swept."""
+    return [name for name in (RESULTS, SIMULATOR) if not _works(checks[name])]
 
 
 def _works(check: Check) -> bool:
@@ -113,6 +108,11 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
             )
     if lacking:
         shown = f"Not ready for a sweep: mend {' and '.join(lacking)}."
-    else:
+    elif any(_works(checks[name]) for name in BACKENDS):
         shown = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
+    else:
+        shown = (
+            "Ready for servers that run already. The bundled server has no framework to run a model: "
+            f"{BACKENDS['TensorFlow'].install} (or onnx, or torch)"
+        )
     console.print(shown, markup=False, soft_wrap=True)

@@ -29,7 +29,7 @@ from batchtune.scenario.examples import Example, example_names, read_example, se
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import commented
-from batchtune.target.address import Address, answering_at
+from batchtune.target.address import Address, answering_at, attachable
 from batchtune.units import rounded_duration
 
 
@@ -179,12 +179,16 @@ def _asked(
     quiet: bool,
 ) -> LookedAt:
     """`batched`: that the model of a running server takes one request's rows at a time is a fault."""
-    command: Command = "init" if address is None else "load"
+    command: Command = "init" if address is None else "load" if attachable(address) is None else "sweep"
     loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
     laid_over = [*overrides, *loop]
     if address is not None:
         return looked_at(
-            argument, lambda _say: look_at_running(address, laid_over, batched=batched), quiet=quiet
+            argument,
+            lambda _say: look_at_running(
+                address, laid_over, batched=batched, target=None if command == "load" else attachable(address)
+            ),
+            quiet=quiet,
         )
     return looked_at(argument, lambda say: look_at(argument, laid_over, command="init", say=say), quiet=quiet)
 
@@ -245,7 +249,7 @@ def _write(path: Path, text: str) -> None:
 def _next(scenario: Scenario, address: Address | None, write: Path | None) -> str:
     file = shlex.quote(str(write or f"{scenario.name}.yaml"))
     saved = "" if write is not None else f"save it as {file}, then "
-    if address is not None:
+    if address is not None and not scenario.target.attached:
         option = f"--rest-url {address.rest_url}" if address.rest_url else f"--grpc-url {address.grpc_url}"
         return f"next: {saved}batchtune load {file} {option}"
     budget_s = scenario.search.time_budget_s or 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,7 +34,7 @@ from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_sc
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.target.address import Address, answering_at
+from batchtune.target.address import Address, answering_at, attachable, how_to_attach
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
@@ -112,26 +112,35 @@ def look_at(
     return replace(looked, guessed_limit=limited)
 
 
-def look_at_running(address: Address, overrides: Sequence[str], *, batched: bool = False) -> LookedAt:
-    """Ask the model of a running server, whose parameters are its owner's; `batched` as of `look_at`.
+def look_at_running(
+    address: Address,
+    overrides: Sequence[str],
+    *,
+    batched: bool = False,
+    target: Mapping[str, Any] | None = None,
+) -> LookedAt:
+    """Ask the model of a running server; `batched` as of `look_at`.
+
+    `target` are the keys of one that takes parameters, which a sweep searches; None: they are its owner's.
 
     Raises:
         UsageError: options that contradict each other or the model.
         TargetError: nobody answers, or the model refuses a request.
     """
-    base = _begun(address.model, command="load")
+    base = _begun(address.model, command="load" if target is None else "sweep")
     base["request"]["protocol"] = address.protocol
+    base["target"] |= target or {}
     scenario = _scenario(base, overrides, model=address.model)
     _refuse_other_transport(address, scenario.request.protocol)
-    target = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+    server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
     try:
-        signature = target.signature(scenario.request.signature)
+        signature = server.signature(scenario.request.signature)
     except TargetError as error:
         raise TargetError(
             error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
-    return _completed(base, overrides, scenario, signature, tries, searched=False)
+    return _completed(base, overrides, scenario, signature, tries, searched=target is not None)
 
 
 def loop_of_model(
@@ -282,6 +291,8 @@ def _completed(
         if tries.refusal is not None and "space" in parts["search"]:
             sizes = parts["search"]["space"]["max_batch_size"]
             parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < rows]
+        if scenario.target.kind == "triton":
+            parts.pop("fixed")  # it keeps as many requests as come
         document = {**document, "load": {**base["load"], **parts.pop("load")}, **parts}
     text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
     merged = _without_nothing(unchecked_scenario(text, overrides=overrides))
@@ -472,9 +483,8 @@ def _subject(
     refuse_range(rate=rate, concurrency=concurrency)
     kind = kind_of(argument)
     if kind == "address":
-        raise UsageError(
-            f"{argument}: a {command} launches its own server; the parameters of one that runs are its owner's",
-            hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
+        return _attached(
+            argument, overrides, command=command, rate=rate, concurrency=concurrency, quiet=quiet
         )
     if kind == "scenario":
         source = scenario_source(argument)
@@ -486,6 +496,38 @@ def _subject(
     looked = looked_at(
         argument,
         lambda say: look_at(argument, laid_over, command=command, say=say),
+        quiet=quiet,
+        command=command,
+    )
+    return Subject(source=looked.text(argument), overrides=[])
+
+
+def _attached(
+    argument: str,
+    overrides: Sequence[str],
+    *,
+    command: Command,
+    rate: str | None,
+    concurrency: str | None,
+    quiet: bool,
+) -> Subject:
+    """The sweep of a server that runs, and that takes parameters through its address."""
+    if command != "sweep":
+        raise UsageError(
+            f"{argument}: a {command} launches its own server",
+            hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
+        )
+    address = answering_at(argument)
+    target = attachable(address)
+    if target is None:
+        raise UsageError(
+            f"{argument}: this server takes no parameters through its address",
+            hint=f"`batchtune load {argument}` measures it as it is; {how_to_attach(address)}",
+        )
+    laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
+    looked = looked_at(
+        argument,
+        lambda _say: look_at_running(address, laid_over, target=target),
         quiet=quiet,
         command=command,
     )

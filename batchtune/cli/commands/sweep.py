@@ -182,5 +182,8 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     before = run.scenario()
     scenario = placed_as(scenario, before)
     scenario = with_found(scenario, before.target.found)
+    if before.target.present:
+        spec = scenario.target.model_copy(update={"present": before.target.present})
+        scenario = scenario.model_copy(update={"target": spec})
     require_same(run, scenario, before)
     return run, scenario

@@ -14,8 +14,7 @@ from batchtune.load.record.columns import Recorder
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol as RequestProtocol
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.kserve.infer import JSON_LENGTH_HEADER, json_length
-from batchtune.wire.kserve.messages import INFER_PATH
+from batchtune.wire.kserve.infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 
 if TYPE_CHECKING:
     from batchtune.wire.grpc.prepared_call import PreparedCall

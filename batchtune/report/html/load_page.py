@@ -44,12 +44,13 @@ from batchtune.report.html.shell.latency_figures import distribution, sizes, spl
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
+from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
 from batchtune.tune.compare.noise_floor import ARMS
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded
 
 _KINDS: Final = {
     "best": ("best", "@chosen", "star", 15),
@@ -432,11 +433,18 @@ def _gives(point: Point) -> Answer:
     )
 
 
+def _value(name: str, measured: Measurement) -> str:
+    estimate = measured.latency_s.get(name)
+    return (
+        value_words(name, estimate.value) if name == GOODPUT and estimate is not None else latency(estimate)
+    )
+
+
 def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
     question, measured = "Is the SLO met?", point.measured
     void = [point for point in points if point.kind in ("client", "host")]
     lines = [
-        f"{name} ≤ {rounded_duration(limit_s)}: {latency(measured.latency_s.get(name))}"
+        f"{limit_words(name, limit_s)}: {_value(name, measured)}"
         for name, limit_s in scenario.slo.limits().items()
     ]
     if measured.verdict_reason:

@@ -87,6 +87,7 @@ class RequestSetting(Spec):
 
     url: str = Field(pattern=r"^https?://")
     method: str = "POST"
+    headers: dict[str, str] = Field(default_factory=dict, examples=[{"Authorization": "Bearer …"}])
     read: str | None = Field(
         default=None, pattern=r"^https?://", description="a URL that tells what is in force: it is put back"
     )

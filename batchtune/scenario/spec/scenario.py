@@ -96,6 +96,11 @@ class Scenario(Spec):
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
 
     @property
+    def streams(self) -> bool:
+        """Whether answers are streams of tokens, of a server that batches continuously: no batch has a time."""
+        return self.request.protocol == "openai"
+
+    @property
     def dialect(self) -> Dialect:
         """Whose words and defaults its configurations have."""
         return self.target.kind if self.target.kind in ("triton", "http") else "tfserving"

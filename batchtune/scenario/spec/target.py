@@ -277,7 +277,9 @@ class TargetSpec(Spec):
 
     @property
     def attached(self) -> bool:
-        """Whether a running Triton is reconfigured, and put back as it was."""
+        """Whether a running server, a Triton or one of kind http, is reconfigured, and put back as it was."""
+        if self.kind == "http":
+            return self.launch is None and self.set is not None
         return self.kind == "triton" and self.rest_url is not None
 
     @property

@@ -24,7 +24,7 @@ from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.message import PROXY_FIELDS, Head, KnownHeads, Request
+from batchtune.server.rest.parser import PROXY_FIELDS, Head, KnownHeads, Request
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import unquote
 
 from numpy.typing import NDArray
@@ -116,20 +116,11 @@ def _route(action: str, name: bytes | None, version: bytes | None, label: bytes 
     if version is not None and (len(version) > 19 or int(version) > _VERSION_MAX):
         raise StatusError("INVALID_ARGUMENT", f"Failed to convert version: {version.decode()} to numeric.")
     return Route(
-        action=_ACTIONS[action],
+        action=cast("Action", action),
         model_name="" if name is None else unquote(name.decode("latin-1")),
         version=None if version is None else int(version),
         label=None if label is None else unquote(label.decode("latin-1")),
     )
-
-
-_ACTIONS: dict[str, Action] = {
-    "classify": "classify",
-    "regress": "regress",
-    "predict": "predict",
-    "status": "status",
-    "metadata": "metadata",
-}
 
 
 def status_answer(models: ModelRepository, route: Route) -> bytes:

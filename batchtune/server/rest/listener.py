@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
-from batchtune.server.rest.calls import Route
+from batchtune.server.rest.app import RestApi
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.message import CONTINUE, STATUS_LINES, Head, KnownHeads, Request
-from batchtune.server.rest.parser import RequestParser, RestLimits
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedBytes, bound_unsent
-from batchtune.wire.turns import LARGE_READ_BYTES
+from batchtune.server.rest.parser import CONTINUE, STATUS_LINES, Head, Request, RequestParser, RestLimits
+from batchtune.wire.shared_bytes import LARGE_READ_BYTES, SWEEP_S, ClientBytes, bound_unsent
 
 # One client's connection: HTTP/1.1 at a few microseconds per request.
 #
@@ -25,40 +23,6 @@ _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 _LINGER_S = 2.0  # for a client that still sends to read why it was refused
 
 
-class RestService(Protocol):
-    """What a connection needs of the API."""
-
-    @property
-    def known_heads(self) -> KnownHeads: ...
-    @property
-    def body_bytes_max(self) -> int: ...
-    @property
-    def header_lines(self) -> bytes:
-        """Those of every answer that brings none of its own."""
-        ...
-
-    def share(self, unsent: SharedBytes) -> None:
-        """Take note of the answers that the clients of the port have not taken."""
-        ...
-
-    def close(self) -> None:
-        """The last connection has closed."""
-        ...
-
-    def find_model_call(self, method: str, target: bytes) -> Route | None:
-        """The model call that a request names, if any."""
-        ...
-
-    @property
-    def start_model_call(self) -> Callable[[Route, bytes, Callable[[int, bytes], None]], None]:
-        """Starts it; the function at the end is called once, with the HTTP status and the answer."""
-        ...
-
-    def start(self, request: Request, peer: str, respond: Callable[..., None]) -> None:
-        """Start any request; `respond(status, answer, *header_lines)` is called once."""
-        ...
-
-
 class RestConnection(asyncio.Protocol):
     """One client; it is in `connections` while it lives, and `on_closed` is called when it no longer does.
 
@@ -67,7 +31,7 @@ class RestConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        service: RestService,
+        service: RestApi,
         *,
         limits: RestLimits,
         connections: set[RestConnection],
@@ -355,7 +319,7 @@ class RestConnection(asyncio.Protocol):
 class RestServer:
     """A REST port that listens; made by `serve_rest`."""
 
-    def __init__(self, service: RestService, limits: RestLimits) -> None:
+    def __init__(self, service: RestApi, limits: RestLimits) -> None:
         self.open_connections: set[RestConnection] = set()
         self._service = service
         self._limits = limits
@@ -428,7 +392,7 @@ class RestServer:
 
 
 async def serve_rest(
-    service: RestService, host: str, port: int, *, limits: RestLimits | None = None, backlog: int = 4096
+    service: RestApi, host: str, port: int, *, limits: RestLimits | None = None, backlog: int = 4096
 ) -> RestServer:
     """Listen on host and port (0: any free one) in the running loop.
 

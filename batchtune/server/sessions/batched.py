@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from batchtune.server.backends.model import Runner, Tensors
 from batchtune.server.scheduling.batch_queue import (
     Batch,
+    BatchQueue,
     CloseReason,
     QueueOptions,
+    SharedBatchScheduler,
     check_allowed_sizes,
     next_allowed_size,
 )
-from batchtune.server.scheduling.batch_threads import Clock
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
-from batchtune.server.scheduling.streaming import StreamingBatchScheduler
+from batchtune.server.scheduling.streaming import StreamingBatchScheduler, StreamingQueue
 from batchtune.server.sessions.input_shapes import SignatureInputs, numpy_dtype
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -193,25 +194,8 @@ _SHAPES_MAX = 64
 _logger = logging.getLogger(__name__)
 
 
-class SessionQueue(Protocol):
-    """What a session needs of a queue."""
-
-    @property
-    def num_enqueued_rows(self) -> int: ...
-    @property
-    def num_enqueued_batches(self) -> int: ...
-    def schedule(self, task: Any, /) -> None: ...
-    def close(self) -> None: ...
-
-
-class SessionScheduler(Protocol):
-    """What a session needs of a scheduler: shared or streaming."""
-
-    @property
-    def clock(self) -> Clock: ...
-    def add_queue(
-        self, options: QueueOptions, process_batch: Callable[[Batch[Any]], None], /
-    ) -> SessionQueue: ...
+SessionQueue = BatchQueue[Any] | StreamingQueue[Any]
+SessionScheduler = SharedBatchScheduler | StreamingBatchScheduler
 
 
 class BatchingSession:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, grpc_words, in_words
 from batchtune.target.telemetry import Counters
-from batchtune.wire.kserve.messages import (
+from batchtune.wire.kserve.infer import (
     METADATA_PATH,
     STATISTICS_PATH,
     ModelMetadataRequest,

@@ -44,7 +44,9 @@ class OriginalModel:
     restored: bool = False
 
     def words(self) -> str:
-        """What it ran with."""
+        """What it ran with; of a server of kind http what it had."""
+        if self.config.keys() == {"file", "document"}:
+            return "with what it had before"
         return found_batching(self.config).words() if self.loaded else "not served"
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,6 +66,14 @@ class OriginalModel:
             return cls(**document)
         except TypeError as error:
             raise ValueError(str(error)) from error
+
+
+def left_behind(original: OriginalModel) -> str:
+    """What is said of a server that a killed sweep left with a trial's parameters."""
+    return (
+        f"a sweep of {original.model} at {original.rest_url} was killed and left its trial's parameters there; "
+        f"at the end it gets what it had before that: {original.words()}"
+    )
 
 
 class ModelRepository:

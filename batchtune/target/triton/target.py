@@ -19,12 +19,20 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.claim import Claim
 from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
-from batchtune.target.triton.repository import ADDED, EXPLICIT, ModelRepository, OriginalModel, put_back
+from batchtune.target.triton.repository import (
+    ADDED,
+    EXPLICIT,
+    ModelRepository,
+    OriginalModel,
+    left_behind,
+    put_back,
+)
 from batchtune.wire.signature import Signature
 
 DYING_S: Final = 0.2
@@ -50,6 +58,7 @@ class TritonTarget:
         self._launched = None if spec.attached else LaunchedTriton(spec, on_event=on_event)
         self._endpoint = _running_endpoint(spec) if spec.attached else None
         self._original = original
+        self._claim: Claim | None = None
         self._keep: Callable[[OriginalModel], None] | None = None
         self._changed = original is not None
         self._is_lost = False
@@ -83,6 +92,8 @@ class TritonTarget:
         """
         if self._launched is not None and not self._launched.running:
             self._endpoint = self._launched.start(self._flags)
+        if self._launched is None and self._claim is None:
+            self._hold()
         if self._original is None or not self._original.config:
             self._original = self._read(before_load)
         try:
@@ -104,6 +115,7 @@ class TritonTarget:
         self.start()
         self._keep = keep
         keep(self._found())
+        self._keep_in_claim()
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
         """Bring a configuration into force: by a load, or a restart where the server's own flags differ.
@@ -196,6 +208,8 @@ class TritonTarget:
             ) from error
         self._changed = False
         self._in_force = None
+        if self._claim is not None:
+            self._claim.settle()
         if self._keep is not None:
             self._keep(replace(original, restored=True))
         self._on_event(f"{original.model} is configured as it was: {original.words()}")
@@ -210,14 +224,36 @@ class TritonTarget:
         """End a launched server, restore an attached one; more than once is fine."""
         if self._launched is not None:
             self._launched.close()
-        else:
+            return
+        try:
             self.restore()
+        finally:
+            if self._claim is not None:
+                self._claim.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_fault: object) -> None:
         self.close()
+
+    def _hold(self) -> None:
+        """Be the only process that changes the model; what a killed one did not put back is the original.
+
+        Raises:
+            TargetError: another process changes it now.
+        """
+        claim = Claim(self.endpoint.rest_url, self.endpoint.model_name)
+        kept = claim.hold()
+        self._claim = claim
+        if kept is not None and self._original is None:
+            self._original = OriginalModel.from_dict(kept)
+            self._changed = True
+            self._on_event(left_behind(self._original))
+
+    def _keep_in_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.keep(self._found().to_dict())
 
     def _still_in_force(self, configuration: Configuration) -> bool:
         """Whether what was applied last still is; an attached server has other masters, so it is asked.
@@ -271,6 +307,7 @@ class TritonTarget:
                 before_load(original)
                 self._keep = before_load
             self._original = original
+            self._keep_in_claim()
             self._load()
         return replace(original, config=repository.config())
 
@@ -313,7 +350,13 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     endpoint = external_endpoint(
         model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=tls_options(spec.tls)
     )
-    put_back(ModelRepository(endpoint, limit_s=spec.ready_timeout_s), original)
+    claim = Claim(endpoint.rest_url, original.model)
+    try:
+        claim.hold()
+        put_back(ModelRepository(endpoint, limit_s=spec.ready_timeout_s), original)
+        claim.settle()
+    finally:
+        claim.release()
     return replace(original, restored=True)
 
 

@@ -10,7 +10,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.measurement import Measurement, padding_per_element, padding_share, saved_text
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
@@ -275,8 +275,8 @@ def _miss(run: Run, slo: SloSpec) -> str:
             misses.append(f"{name} is undefined: too many requests had no good answer")
         elif value_s > limit_s:
             shown, allowed, ratio = (
-                f"{name} {rounded_duration(value_s)}",
-                rounded_duration(limit_s),
+                f"{name} {value_words(name, value_s)}",
+                value_words(name, limit_s),
                 value_s / limit_s,
             )
             misses.append(

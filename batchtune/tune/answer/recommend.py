@@ -467,7 +467,11 @@ class _Answer:
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
     def _notes(self) -> Iterable[str]:
-        if not can_be_off(self._scenario.target):
+        if self._scenario.streams:
+            yield (
+                "the twin is off: a server that batches continuously has no time of a batch; every figure was measured"
+            )
+        elif not can_be_off(self._scenario.target):
             yield f"nothing was compared with no batching: {unsayable(self._scenario.target)}"
         unbatched = self._unbatched(self._chosen)
         if (

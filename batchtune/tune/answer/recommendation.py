@@ -16,14 +16,14 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
-from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, FRESH, UNCONFIRMED, Bracket, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial, without_superseded
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded
 
 SCHEMA_VERSION = 3
 """Of recommendation.json; an older one is made anew from the trials."""
@@ -305,7 +305,7 @@ PREDICTION_RUNS = 5
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
     """`p95 ≤ 20 ms, errors ≤ 0.01`."""
-    wanted = [f"{name} ≤ {rounded_duration(limit)}" for name, limit in limits.items()]
+    wanted = [limit_words(name, limit) for name, limit in limits.items()]
     return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 
 from batchtune.tune.evidence.bracket import BACK, Bracket
+from batchtune.tune.one_capacity import TINY_S
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import (
     CLIENTS_MAX,
@@ -128,7 +129,11 @@ class CapacitySearch(Search):
         """The upper end of its bracket; closer by its closed loop, where others say that this was not disturbed."""
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
-        if full and (self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration)):
+        if (
+            full
+            and self.has_curve
+            and (self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration))
+        ):
             return max(min(bracket.missed_rps, AGREED * full), bracket.held_rps)
         return bracket.missed_rps
 
@@ -162,11 +167,12 @@ class CapacitySearch(Search):
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
-        unbatched = self.unbatched()
-        if (ask := self.unbatched_loop()) is not None:
+        unbatched = self.unbatched() if self.has_curve else None
+        if unbatched is not None and (ask := self.unbatched_loop()) is not None:
             return ask
-        self.name_rule(self._loop_rps(unbatched))
-        if self.spent_s(left_s) > SCOUT_SHARE * self.budget_s and len(self.curve.rows_read) > 1:
+        self.name_rule(0.0 if unbatched is None else self._loop_rps(unbatched))
+        scouted = len(self.curve.rows_read) if self.has_curve else len(self._full_loops())
+        if self.spent_s(left_s) > SCOUT_SHARE * self.budget_s and scouted > 1:
             self._ask_curve()
             return None
         for contender in self.corners():
@@ -247,15 +253,23 @@ class CapacitySearch(Search):
         known = [
             (c, min(max(c.model_says, c.bracket.held_rps), self.upper(c)), self._measured_rps(c))
             for c in self.contenders
-            if c.bracket.open_runs and c.model_says > 0.0 and self._measured_rps(c) > 0.0
+            if self._is_known(c) and self._measured_rps(c) > 0.0
         ]
         self.correct_hopes(known)
         for contender in self.contenders:
             contender.hope = max(contender.hope, LOOP_SHARE * contender.bracket.loop_rps)
 
+    def _is_known(self, contender: Contender) -> bool:
+        """Whether runs at a rate say something of it beside the curve; without a curve loops do too."""
+        if not self.has_curve:
+            return bool(contender.runs)
+        return bool(contender.bracket.open_runs) and contender.model_says > 0.0
+
     def _measured_rps(self, contender: Contender) -> float:
         """What runs say of it: what it held, else less than what it missed; 0: nothing."""
         held, upper = contender.bracket.held_rps, self.upper(contender)
+        if not self.has_curve and not contender.bracket.open_runs:
+            return max(LOOP_SHARE * run.answered_rps for run in contender.runs)
         return held or (BACK * upper if math.isfinite(upper) else 0.0)
 
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
@@ -375,7 +389,11 @@ class CapacitySearch(Search):
         """How far the latency at this rate stays below the limit, as a factor: of the limit that is nearest."""
         limits = self.scenario.slo.limits()
         rooms = [
-            min(limit_s / run.latency_s[name] for name, limit_s in limits.items() if name in run.latency_s)
+            min(
+                limit_s / max(run.latency_s[name], TINY_S)
+                for name, limit_s in limits.items()
+                if name in run.latency_s
+            )
             for run in bracket.open_runs
             if run.held and run.rate_rps is not None and run.rate_rps >= 0.999 * rate_rps and run.latency_s
         ]

@@ -19,6 +19,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off
 from batchtune.tune.evidence.bracket import Bracket, Run
+from batchtune.tune.trials.out_of_memory import is_beyond_memory
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
 from batchtune.tune.trials.trial import Source
 from batchtune.units import rounded, rounded_duration
@@ -92,15 +93,15 @@ def throughput_interval_rule(
 REFERENCES: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults")
 """What every answer is compared with, the first of them first."""
 
-_SIZE: Final = "max_batch_size"
-_THREADS: Final = "num_batch_threads"
+SIZE: Final = "max_batch_size"
+THREADS: Final = "num_batch_threads"
 _TIMEOUT: Final = "batch_timeout_micros"
 _QUEUE: Final = "max_enqueued_batches"
 
 GRID_MAX: Final = 64
 """Points whose hope is asked from the beginning: sizes times threads, times more knobs while they are few."""
 
-GROWS: Final[Mapping[str, int]] = {_SIZE: 4096, _THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
+GROWS: Final[Mapping[str, int]] = {SIZE: 4096, THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
 """Knobs whose guessed values grow, and how far."""
 
 
@@ -162,6 +163,8 @@ class Contenders:
         self._by_configuration: dict[Configuration, Contender] = {}
         self.ceiling_rows = float("inf")
         """Batches of so many rows or more run out of memory."""
+        self.beyond_memory: list[dict[str, Any]] = []
+        """Points that run out of memory, where other knobs than the rows take it too."""
         for source, configuration in reference_configurations(scenario).items():
             self.add(configuration, source)
 
@@ -183,6 +186,8 @@ class Contenders:
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
+        if self._scenario.streams and contender.point is not None:
+            return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
     def of(self, source: Source) -> Contender | None:
@@ -227,7 +232,7 @@ class Contenders:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
             return None
-        if in_force(configuration, _SIZE) < self._scenario.request.rows_most:
+        if in_force(configuration, SIZE) < self._scenario.request.rows_most:
             return None
         return self.add(configuration, source)
 
@@ -239,7 +244,7 @@ class Contenders:
     def grid(self) -> list[Contender]:
         """Sizes times threads, times more knobs while they are few; the rest at its base."""
         base = self.base()
-        names: list[str] = [name for name in (_SIZE, _THREADS) if name in self.values]
+        names: list[str] = [name for name in (SIZE, THREADS) if name in self.values]
         count = 1
         for name in names:
             count *= len(self.values[name])
@@ -275,10 +280,10 @@ class Contenders:
 
     def grow_sizes(self, contender: Contender) -> bool:
         """Whether a larger size was named, because this one is as large as any."""
-        sizes = self.values.get(_SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
+        sizes = self.values.get(SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
-            self._grow(_SIZE, sizes[-1])
+            self._grow(SIZE, sizes[-1])
         return len(sizes) > before
 
     def point_of(self, contender: Contender) -> dict[str, Any] | None:
@@ -300,10 +305,10 @@ class Contenders:
             return
         step = max(2 * value, 1)
         limit = GROWS[name]
-        if name == _THREADS:
+        if name == THREADS:
             limit = 2 * usable_threads(self._scenario.target.cpus)
         clients = self._scenario.load.concurrency
-        if name == _SIZE and clients is not None:
+        if name == SIZE and clients is not None:
             limit = min(limit, clients * self._scenario.request.rows_most)
         if step <= limit:
             values.append(step)
@@ -322,7 +327,7 @@ class Contenders:
             configuration = self._scenario.configuration(dict(point))
         except BatchingParametersError:
             return None
-        fits = in_force(configuration, _SIZE) >= self._scenario.request.rows_most
+        fits = in_force(configuration, SIZE) >= self._scenario.request.rows_most
         return configuration if fits else None
 
     def _key(self, configuration: Configuration) -> Configuration:
@@ -331,12 +336,12 @@ class Contenders:
     def _rows(self, configuration: Configuration) -> int:
         if configuration.batching is None:
             return self._scenario.request.rows_most
-        return int(in_force(configuration, _SIZE))
+        return int(in_force(configuration, SIZE))
 
     def _threads(self, configuration: Configuration) -> int:
         if configuration.batching is None:
             return UNBATCHED_CLIENTS // 2
-        return int(in_force(configuration, _THREADS, cpus=self._scenario.target.cpus) or 1)
+        return int(in_force(configuration, THREADS, cpus=self._scenario.target.cpus) or 1)
 
     def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
         """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing.
@@ -368,7 +373,7 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
         present: Source = "present"
         return {present: own["defaults" if original.dynamic_batching else "no_batching"], **own}
     references: dict[Source, Configuration] = {}
-    if {_SIZE, _TIMEOUT, _THREADS} & scenario.fixed.keys():
+    if {SIZE, _TIMEOUT, THREADS} & scenario.fixed.keys():
         with suppress(BatchingParametersError):
             references["present"] = scenario.configuration({})
     if can_be_off(scenario.target):
@@ -383,10 +388,10 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
     target = scenario.target
     references: dict[Source, Configuration] = {}
     named = {name for name, _, _ in target.words} & scenario.fixed.keys()
-    if target.present or {_SIZE, _TIMEOUT} & named:
+    if target.present or {SIZE, _TIMEOUT} & named:
         with suppress(BatchingParametersError):
             references["present"] = scenario.configuration(target.in_house_words(target.present))
-    if can_be_off(target):
+    if can_be_off(target) and not scenario.streams:
         references["no_batching"] = scenario.configuration({"enable_batching": False})
     if target.defaults and "present" not in references:
         with suppress(BatchingParametersError):
@@ -414,10 +419,10 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 
     Source: tensorflow_serving/batching/README.md, "Performance Tuning".
     """
-    sizes = [value for value in values.get(_SIZE, ()) if isinstance(value, int)]
-    wanted: dict[str, Any] = {_TIMEOUT: 0, _SIZE: max(sizes, default=DEFAULT_MAX_BATCH_SIZE)}
+    sizes = [value for value in values.get(SIZE, ()) if isinstance(value, int)]
+    wanted: dict[str, Any] = {_TIMEOUT: 0, SIZE: max(sizes, default=DEFAULT_MAX_BATCH_SIZE)}
     if scenario.dialect != "triton":
-        wanted[_THREADS] = usable_threads(scenario.target.cpus)
+        wanted[THREADS] = usable_threads(scenario.target.cpus)
     return wanted
 
 
@@ -426,7 +431,7 @@ def same_instances(unbatched: Configuration, batched: Configuration) -> Configur
     name = batched.instances_flag
     if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched
-    count = str(in_force(batched, _THREADS) or 1)
+    count = str(in_force(batched, THREADS) or 1)
     flags = tuple(sorted({**dict(unbatched.flags), name: count}.items()))
     return replace(unbatched, flags=flags)
 

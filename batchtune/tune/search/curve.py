@@ -62,7 +62,7 @@ class Curve:
     """τ(b) of the server under test; every reading moves it."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._limits_s = {float(name[1:]) / 100.0: limit for name, limit in scenario.slo.limits().items()}
+        self._limits_s = {float(name[1:]) / 100.0: limit for name, limit in scenario.slo.e2e_limits().items()}
         self._quantiles = tuple(sorted({0.95, *self._limits_s}))
         self._error_ratio = scenario.slo.error_ratio
         self._rows = scenario.request.rows_most

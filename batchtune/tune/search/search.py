@@ -18,6 +18,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
 from batchtune.tune.search.contenders import (
+    SIZE,
+    THREADS,
     Contender,
     Contenders,
     RuleAnswer,
@@ -28,8 +30,8 @@ from batchtune.tune.search.contenders import (
 )
 from batchtune.tune.search.curve import Curve
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
-from batchtune.tune.trials.pace import Pace
+from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, points_beyond_memory
+from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
 from batchtune.units import counted, rounded_duration
@@ -92,9 +94,10 @@ class Search(ABC):
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
         self._rows = scenario.request.rows_most
-        self._limit_s = min(scenario.slo.limits().values(), default=math.inf)
+        self._limit_s = min(scenario.slo.e2e_limits().values(), default=math.inf)
         self._asked_model: tuple[int, int] | None = None
-        self.trusts_curve = True
+        self.trusts_curve = self.has_curve = not scenario.streams
+        """A server that batches continuously has no time of a batch: hopes are what the nearest contender gave."""
         self._named = False
 
     # What was measured.
@@ -105,6 +108,7 @@ class Search(ABC):
             self.trials.append(trial)
             self._take(trial)
         self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
+        self.contenders.beyond_memory = points_beyond_memory(self.trials)
 
     def _take(self, trial: Trial) -> None:
         if trial.source in ("probe", "node", "variant", "load"):
@@ -123,7 +127,7 @@ class Search(ABC):
     def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
         """A loop in which every batch is full teaches the curve: what rows others had is not known."""
         busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
-        if busy and measured is not None and run.error_ratio <= 0.1:
+        if busy and self.has_curve and measured is not None and run.error_ratio <= 0.1:
             self.curve.learn(
                 contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows
             )
@@ -196,7 +200,7 @@ class Search(ABC):
         if self._named:
             return
         strategy = self.scenario.search.strategy
-        if strategy in ("guided", "grid"):
+        if strategy in ("guided", "grid") and self.has_curve:
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
         if strategy == "grid":
             self.contenders.whole(GRID_MOST)
@@ -208,12 +212,12 @@ class Search(ABC):
 
     def name_rule(self, unbatched_rps: float) -> None:
         """The throughput × interval rule's point, from what is answered one by one."""
-        if self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
+        if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
             return
         self.rule = throughput_interval_rule(
             rows_per_s=unbatched_rps * self._rows,
             lone_latency_s=self.lone_s,
-            limits=self.scenario.slo.limits(),
+            limits=self.scenario.slo.e2e_limits(),
             rows_per_request=self._rows,
         )
         if self.scenario.search.strategy != "optuna":
@@ -259,7 +263,8 @@ class Search(ABC):
     def pace(self) -> Pace:
         """What is known of the server's speed, for warm-up and patience."""
         known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
-        return Pace(lone_s=self.lone_s, lone_rows=self._rows, batch_s_by_rows=known)
+        rows = self._rows if self.has_curve else SIDE_BY_SIDE
+        return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
 
     def batch_s(self, rows: float) -> float:
         if self.curve.is_known:
@@ -316,6 +321,10 @@ class Search(ABC):
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
             return []
+        if not self.has_curve:
+            base = self.contenders.base()
+            rest = {name: value for name, value in base.items() if name not in (SIZE, THREADS)}
+            grid = [c for c in grid if c.point is not None and rest.items() <= c.point.items()] or grid
         fewest = min(c.threads for c in grid)
         more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
         alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
@@ -370,7 +379,7 @@ class Search(ABC):
         ]
         shift = statistics.median(shifts) if shifts else 0.0
         differ = NORMAL_MAD * statistics.median(abs(other - shift) for other in shifts) if shifts else 0.0
-        self.trusts_curve = not (len(shifts) >= TRUSTED_FROM and differ > MISLEADING)
+        self.trusts_curve = self.has_curve and not (len(shifts) >= TRUSTED_FROM and differ > MISLEADING)
         for contender in self.contenders:
             if self.trusts_curve or not known:
                 contender.hope = contender.model_says * math.exp(shift)
@@ -388,7 +397,11 @@ def _distance(first: Contender, other: Contender) -> float:
     """Doublings of rows and threads between two contenders; none is as far from batching as can be."""
     if (first.configuration.batching is None) != (other.configuration.batching is None):
         return 100.0
-    return abs(math.log2(first.rows / other.rows)) + abs(math.log2(first.threads / other.threads))
+    apart = abs(math.log2(first.rows / other.rows)) + abs(math.log2(first.threads / other.threads))
+    if first.point is None or other.point is None:
+        return apart
+    differing = [name for name, value in other.point.items() if first.point.get(name) != value]
+    return apart + 0.5 * len(differing)
 
 
 def _proposer(source: Source) -> Source:

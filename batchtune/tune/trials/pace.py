@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
@@ -81,6 +82,10 @@ class Pace:
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 
 
+SIDE_BY_SIDE: Final = 10**9
+"""Rows of a lone request, where requests run side by side: however many, a turn takes what a lone one does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """Of one load, in seconds: what is thrown away, what counts, how long an answer is waited for.
@@ -120,7 +125,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
             shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
     return Pace(
         lone_s=lone_s if math.isfinite(lone_s) else math.nan,
-        lone_rows=scenario.request.rows_most,
+        lone_rows=SIDE_BY_SIDE if scenario.streams else scenario.request.rows_most,
         batch_s_by_rows=_alone_on_the_device(shortest_s),
     )
 

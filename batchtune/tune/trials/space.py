@@ -53,6 +53,7 @@ class Space:
         self._scenario = scenario
         self._search = scenario.search
         self._defaults = _defaults(scenario.target.cpus, scenario.dialect)
+        self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
         self._rows_per_request = scenario.request.rows_most
 
     def points(self) -> Iterator[dict[str, Any]]:
@@ -95,7 +96,7 @@ class Space:
         """
         point = {}
         for name, knob in self._search.space.items():
-            value = wanted.get(name, self._defaults.get(name))
+            value = wanted.get(name, self._usual.get(name))
             numbers = [
                 number
                 for number in knob.values

@@ -15,8 +15,15 @@ from batchtune.wire.grpc.framing import (
     status_of_http,
 )
 from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import ErrorCode, PeerError, Setting
-from batchtune.wire.http2.header_blocks import Fields, decode_block, encode_block, new_decoder
+from batchtune.wire.http2.frames import (
+    ErrorCode,
+    Fields,
+    PeerError,
+    Setting,
+    decode_block,
+    encode_block,
+    new_decoder,
+)
 from batchtune.wire.status import GRPC_CODES, StatusError
 
 HEADER_LIST_BYTES = 65_536

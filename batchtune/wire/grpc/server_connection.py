@@ -23,9 +23,15 @@ from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, requ
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
 from batchtune.wire.inflating import Inflating
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
+from batchtune.wire.shared_bytes import (
+    LARGE_READ_BYTES,
+    SMALL_FRAME_BYTES,
+    STRIDE_BYTES,
+    SWEEP_S,
+    ClientBytes,
+    bound_unsent,
+)
 from batchtune.wire.status import StatusError
-from batchtune.wire.turns import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES
 
 _FREE_FRAMES = 8
 """Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
@@ -54,61 +60,26 @@ _STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflate
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
-class FrameRates:
-    """How many frames that cost us work, and carry no request, a client may send; one too many is a PeerError."""
-
-    __slots__ = ("_control", "_free_spent", "_resets", "_settings")
-
-    def __init__(self, limits: ServerLimits) -> None:
-        self._control = RateLimit(limits.max_control_frames_per_s)
-        self._free_spent = 0
-        self._resets = RateLimit(limits.max_resets_per_s)
-        self._settings = RateLimit(limits.max_settings_per_s)
-
-    def count_control(self) -> None:
-        """Count a frame that asks for nothing."""
-        if self._control.exceeded():
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
-
-    def count_small(self, earned: int) -> None:
-        """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each of the `earned` streams and frames."""
-        if self._free_spent < earned * _FREE_FRAMES:
-            self._free_spent += 1
-        else:
-            self.count_control()
-
-    def count_reset(self) -> None:
-        """Count a RST_STREAM."""
-        if self._resets.exceeded():
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
-
-    def count_settings(self) -> None:
-        """Count a SETTINGS frame that sets something."""
-        if self._settings.exceeded():
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
-
-
 class RateLimit:
-    """Counts events and tells when more than `per_s` came within a second; reads the clock rarely."""
+    """How many `frames`, which cost us work and carry no request, may come in a second; rarely asks the clock."""
 
-    __slots__ = ("_count", "_per_s", "_since_s")
+    __slots__ = ("_count", "_frames", "_per_s", "_since_s")
 
-    def __init__(self, per_s: int) -> None:
+    def __init__(self, per_s: int, frames: str) -> None:
         self._per_s = per_s
+        self._frames = frames
         self._count = 0
         self._since_s = time.monotonic()
 
-    def exceeded(self) -> bool:
-        """Count one event; True when it is one too many."""
+    def count(self) -> None:
+        """Count one; raises PeerError where it is one too many."""
         self._count += 1
-        if self._count <= self._per_s:
-            return False
-        now_s = time.monotonic()
-        if now_s - self._since_s < 1.0:
-            return True
-        self._since_s = now_s
-        self._count = 0
-        return False
+        if self._count > self._per_s:
+            now_s = time.monotonic()
+            if now_s - self._since_s < 1.0:
+                raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._frames}")
+            self._since_s = now_s
+            self._count = 0
 
 
 class GrpcServerConnection(asyncio.Protocol):
@@ -151,7 +122,10 @@ class GrpcServerConnection(asyncio.Protocol):
         self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
         self._announced = False  # that we will close
         self._draining = False  # no new streams
-        self._rates = FrameRates(self._limits)
+        self._control = RateLimit(self._limits.max_control_frames_per_s, "control frames")
+        self._resets = RateLimit(self._limits.max_resets_per_s, "streams reset")
+        self._settings = RateLimit(self._limits.max_settings_per_s, "SETTINGS frames")
+        self._free_spent = 0  # small frames
         # Those that came at once shall not go at once.
         age_ms = random.uniform(0.9, 1.1) * self._limits.max_connection_age_ms
         self._old_at_s = time.monotonic() + age_ms / 1000
@@ -397,7 +371,7 @@ class GrpcServerConnection(asyncio.Protocol):
         if not stream_id & 1:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         if stream_id not in writer.streams:
-            self._rates.count_control()
+            self._control.count()
         elif not flags & h2.END_STREAM:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
@@ -423,9 +397,9 @@ class GrpcServerConnection(asyncio.Protocol):
             stream.half_closed = True
             writer.begun_streams -= 1
         elif not payload:
-            self._rates.count_control()
+            self._control.count()
         elif len(payload) < SMALL_FRAME_BYTES:
-            self._rates.count_small(self._opened + writer.progress)
+            self._count_small(writer)
         take_data(writer, stream, payload, self._limits, self._inflating, self._held)
 
     def _read_other(
@@ -441,28 +415,35 @@ class GrpcServerConnection(asyncio.Protocol):
             case h2.WINDOW_UPDATE:
                 if stream_id > self._last_id:
                     self._check_not_idle(stream_id, "WINDOW_UPDATE")
-                self._rates.count_small(self._opened + writer.progress)
+                self._count_small(writer)
                 writer.grow_window(stream_id, h2.read_increment(payload))
             case h2.RST_STREAM:
                 self._take_reset(writer, stream_id)
             case h2.SETTINGS:
-                self._rates.count_control()
+                self._control.count()
                 if not flags & h2.ACK:
-                    self._rates.count_settings()
+                    self._settings.count()
                     writer.apply_settings(payload)
             case h2.PING:
-                self._rates.count_control()
+                self._control.count()
                 self._take_ping(writer, flags, payload)
             case h2.PUSH_PROMISE:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
             case _:  # PRIORITY, GOAWAY and types unknown to us have no consequence
-                self._rates.count_control()
+                self._control.count()
+
+    def _count_small(self, writer: AnswerWriter) -> None:
+        """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each stream and frame of an answer."""
+        if self._free_spent < (self._opened + writer.progress) * _FREE_FRAMES:
+            self._free_spent += 1
+        else:
+            self._control.count()
 
     def _take_reset(self, writer: AnswerWriter, stream_id: int) -> None:
         if stream_id not in writer.streams:
             self._check_not_idle(stream_id, "RST_STREAM")
             return
-        self._rates.count_reset()
+        self._resets.count()
         writer.cancel(stream_id)
 
     def _take_ping(self, writer: AnswerWriter, flags: int, payload: bytes) -> None:
@@ -477,7 +458,7 @@ class GrpcServerConnection(asyncio.Protocol):
         """Tolerate, but count, frames of a closed stream; raises PeerError for one that was never opened."""
         if not stream_id & 1 or stream_id > self._last_id:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
-        self._rates.count_control()
+        self._control.count()
 
 
 class GrpcServer:

@@ -17,8 +17,7 @@ import pytest
 import requests
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.rest.message import Head, Request
-from batchtune.server.rest.parser import RestLimits
+from batchtune.server.rest.parser import Head, Request, RestLimits
 from batchtune.wire.status import HTTP_CODES, StatusError
 from tests.server.server_fakes import (
     FakeServable,

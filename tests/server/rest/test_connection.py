@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 import requests
 
-from batchtune.server.rest.message import Head, Request
-from batchtune.server.rest.parser import RequestParser, RestLimits
+from batchtune.server.rest.parser import Head, Request, RequestParser, RestLimits
 from tests.server.server_fakes import FakeServable, RunningRest, count_answers, running_rest
 from tests.waiting import wait_until
 

@@ -13,8 +13,7 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.listener import RestConnection
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
-from batchtune.wire.turns import LARGE_READ_BYTES
+from batchtune.wire.shared_bytes import LARGE_READ_BYTES, ClientBytes, SharedLimits
 from tests.server.server_fakes import FakeModels
 from tests.wire.wire_peers import MemoryTransport
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint
@@ -130,10 +131,42 @@ def test_a_model_that_is_loaded_in_vain_is_taken_out_again(config: Answer) -> No
         assert server.orders == ["load", "unload"]
 
 
+def killed(target: TritonTarget) -> None:
+    """What the kernel does when the process is killed."""
+    assert target._claim is not None
+    target._claim.release()
+
+
+def test_a_killed_sweeps_configuration_is_not_taken_for_the_original(server: FakeTriton) -> None:
+    before = dict(server.config)
+    first = TritonTarget(spec(server))
+    first.keep_original(lambda _original: None)
+    first.apply(BATCHED)
+    killed(first)
+    assert server.config != before
+    said: list[str] = []
+    with TritonTarget(spec(server), on_event=said.append) as target:
+        assert target.start() == found_batching(before)
+    assert server.config == before
+    assert "was killed and left its trial's parameters there" in said[0]
+
+
+def test_a_second_sweep_of_a_running_model_is_refused(server: FakeTriton) -> None:
+    with TritonTarget(spec(server)) as first:
+        first.start()
+        with (
+            pytest.raises(TargetError, match="another batchtune changes m"),
+            TritonTarget(spec(server)) as second,
+        ):
+            second.start()
+
+
 def test_a_run_that_was_killed_in_its_first_load_is_put_back_or_gone_on_with() -> None:
     with FakeTriton(loaded=False) as server:
         kept: list[OriginalModel] = []
-        TritonTarget(spec(server)).start(before_load=kept.append)
+        first = TritonTarget(spec(server))
+        first.start(before_load=kept.append)
+        killed(first)
         again = OriginalModel.from_dict(kept[0].to_dict())
         with TritonTarget(spec(server), original=again) as target:
             assert target.start().max_batch_size == 8
@@ -200,9 +233,10 @@ def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> No
 
 def test_what_a_killed_run_kept_is_put_back(server: FakeTriton) -> None:
     kept: list[OriginalModel] = []
-    killed = TritonTarget(spec(server))
-    killed.keep_original(kept.append)
-    killed.apply(BATCHED)
+    first = TritonTarget(spec(server))
+    first.keep_original(kept.append)
+    first.apply(BATCHED)
+    killed(first)
     again = OriginalModel.from_dict(kept[-1].to_dict())
     assert restored(again, spec(server)).restored
     assert server.config == CONFIG
@@ -210,9 +244,10 @@ def test_what_a_killed_run_kept_is_put_back(server: FakeTriton) -> None:
 
 def test_a_resumed_run_puts_back_what_the_killed_one_found(server: FakeTriton) -> None:
     kept: list[OriginalModel] = []
-    killed = TritonTarget(spec(server))
-    killed.keep_original(kept.append)
-    killed.apply(BATCHED)
+    first = TritonTarget(spec(server))
+    first.keep_original(kept.append)
+    first.apply(BATCHED)
+    killed(first)
     with TritonTarget(spec(server), original=kept[-1]) as target:
         assert target.start().max_batch_size == 8  # not the 32 that the killed run left
     assert server.config == CONFIG

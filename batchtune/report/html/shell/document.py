@@ -22,11 +22,12 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.tables import interval, milliseconds
 from batchtune.report.words import capitalised, limit_word, parameters_of
+from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
 from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -211,7 +212,7 @@ def slo_words(scenario: Scenario) -> list[str]:
 
 def slo_text(scenario: Scenario) -> str:
     """Every limit, or that there is none."""
-    limits = [f"{name} ≤ {rounded_duration(limit_s)}" for name, limit_s in scenario.slo.limits().items()]
+    limits = [limit_words(name, limit) for name, limit in scenario.slo.limits().items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
 
 

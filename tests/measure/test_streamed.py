@@ -1,0 +1,142 @@
+"""Limits of streamed answers: first tokens, gaps between tokens, goodput; and what is counted of tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.load.record.samples import NEVER_NS, Samples, Status, Streams
+from batchtune.measure.measurement import measure
+from batchtune.measure.slo import limits_of, primary_limit
+from batchtune.scenario.spec.check import SloSpec, limit_words
+
+MS = 1_000_000
+COUNT = 2000
+
+
+def streams(
+    *,
+    ttft_ms: float = 10.0,
+    gap_ms: float = 5.0,
+    slow_first: float = 0.0,
+    slow_gap: float = 0.0,
+    failed: int = 0,
+) -> Samples:
+    """A request a millisecond, of five tokens; a share of them has a first token, or a gap, ten times as late."""
+    rng = np.random.default_rng(3)
+    due_ns = np.arange(COUNT, dtype=np.int64) * MS
+    first_ns = due_ns + np.where(rng.random(COUNT) < slow_first, 10 * ttft_ms, ttft_ms).astype(np.int64) * MS
+    gaps_ns = np.where(rng.random((COUNT, 4)) < slow_gap, 10 * gap_ms, gap_ms) * MS
+    done_ns = first_ns + gaps_ns.sum(axis=1).astype(np.int64)
+    status = np.full(COUNT, Status.OK, dtype=np.uint8)
+    status[:failed] = Status.RESET
+    return Samples(
+        due_ns=due_ns,
+        sent_ns=due_ns,
+        first_byte_ns=first_ns,
+        done_ns=done_ns,
+        connection_wait_ns=np.zeros(COUNT, dtype=np.int64),
+        status=status,
+        rows=np.ones(COUNT, dtype=np.int32),
+        started_ns=0,
+        wall_s=2.0,
+        client_cpu_s=0.1,
+        client_cores=1,
+        offered_rps=1000.0,
+        streams=Streams(
+            prompt_tokens=np.full(COUNT, 100),
+            output_tokens=np.full(COUNT, 7),  # two chunks held two tokens
+            gap_p99_ns=gaps_ns.max(axis=1).astype(np.int64),
+            gaps_ns=gaps_ns.ravel().astype(np.int64),
+            gap_ended_ns=(first_ns[:, None] + gaps_ns.cumsum(axis=1).astype(np.int64)).ravel(),
+        ),
+    )
+
+
+def measured(samples: Samples, **slo: Any) -> Any:
+    return measure(samples, warm_up_s=0.0, duration_s=2.0, slo=SloSpec.model_validate(slo) if slo else None)
+
+
+def test_quantiles_of_first_tokens_and_of_all_gaps_stand_beside_those_of_whole_answers() -> None:
+    run = measured(streams(slow_gap=0.02))
+    assert run.latency_s["ttft_p95"].value == pytest.approx(0.010)
+    assert run.latency_s["itl_p50"].value == pytest.approx(0.005)
+    assert run.latency_s["itl_p99"].value == pytest.approx(0.050)
+    assert run.latency_s["p50"].value == pytest.approx(0.030)
+    assert run.tokens.output_per_s.value == pytest.approx(7 * 1000, rel=0.03)
+    assert (run.tokens.prompt_mean, run.tokens.untold_ratio) == (100.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "slo", "verdict"),
+    [
+        ({}, {"ttft_p95": "20ms", "itl_p99": "8ms"}, "PASS"),
+        ({"slow_first": 0.1}, {"ttft_p95": "20ms"}, "FAIL"),
+        ({"slow_first": 0.1}, {"itl_p99": "8ms"}, "PASS"),
+        ({"slow_gap": 0.03}, {"itl_p99": "8ms"}, "FAIL"),
+        ({"slow_gap": 0.03}, {"itl_p95": "8ms"}, "PASS"),
+        (
+            {"slow_gap": 0.03},
+            {"itl_p95": "8ms", "goodput": "95%"},
+            "FAIL",
+        ),  # one in nine has a slow gap of its own
+        ({"slow_gap": 0.03}, {"itl_p95": "8ms", "goodput": "80%"}, "PASS"),
+        ({"failed": 100}, {"ttft_p95": "20ms"}, "FAIL"),
+    ],
+)
+def test_each_limit_is_judged_by_what_it_limits(
+    samples: dict[str, Any], slo: dict[str, Any], verdict: str
+) -> None:
+    assert measured(streams(**samples), **slo).verdict == verdict
+
+
+def test_goodput_is_the_share_that_keeps_every_limit_by_its_own_figures() -> None:
+    run = measured(streams(slow_gap=0.03), ttft_p95="20ms", itl_p99="8ms", goodput="95%")
+    beyond = run.latency_s["goodput"]
+    assert beyond.value == pytest.approx(1.0 - 0.97**4, abs=0.02)
+    assert beyond.low < beyond.value < beyond.high
+    assert run.goodput_rps == pytest.approx(1000 * 0.97**4, rel=0.05)
+
+
+def test_an_answer_without_tokens_counts_neither_as_fast_nor_as_slow_between_them() -> None:
+    samples = streams()
+    none = np.zeros(0, dtype=np.int64)
+    empty = Samples(
+        **{name: getattr(samples, name) for name in samples.__dataclass_fields__ if name != "streams"},
+        streams=Streams(
+            prompt_tokens=samples.streams.prompt_tokens,  # type: ignore[union-attr]
+            output_tokens=np.zeros(COUNT, dtype=np.int64),
+            gap_p99_ns=np.zeros(COUNT, dtype=np.int64),
+            gaps_ns=none,
+            gap_ended_ns=none,
+        ),
+    )
+    run = measured(empty, itl_p99="8ms")
+    assert math.isnan(run.latency_s["itl_p99"].value)
+    assert run.verdict == "UNSURE"
+    assert NEVER_NS not in empty.first_byte_ns
+
+
+def test_e2e_is_a_name_for_whole_answers_and_the_watched_limit_is_the_first() -> None:
+    slo = SloSpec.model_validate({"e2e_p95": "2s", "ttft_p95": "200ms", "itl_p99": "50ms", "goodput": "90%"})
+    assert slo.limits() == {
+        "p95": 2.0,
+        "ttft_p95": 0.2,
+        "itl_p99": 0.05,
+        "goodput": pytest.approx(0.1),
+    }
+    assert [limit.figure for limit in limits_of(slo)] == ["e2e", "ttft", "itl", "goodput"]
+    assert primary_limit(slo).name == "p95"  # type: ignore[union-attr]
+    assert primary_limit(SloSpec.model_validate({"itl_p99": "50ms", "ttft_p95": "1s"})).name == "ttft_p95"  # type: ignore[union-attr]
+    assert slo.patience_s(streams=True) == 2.0
+    assert SloSpec.model_validate({"itl_p99": "50ms"}).patience_s(streams=True) is None
+    words = [limit_words(name, limit) for name, limit in slo.limits().items()]
+    assert words == ["p95 ≤ 2 s", "ttft_p95 ≤ 200 ms", "itl_p99 ≤ 50 ms", "goodput ≥ 90 %"]
+
+
+def test_goodput_alone_says_nothing() -> None:
+    with pytest.raises(ValueError, match="goodput needs limits"):
+        SloSpec.model_validate({"goodput": "90%"})

@@ -1,0 +1,108 @@
+"""What `docker` means on a machine without an engine: buildah runs the containers, in the network of this machine.
+
+`run` takes the words that a sweep gives; as docker's own client it only watches: the container is a child of nobody, and
+outlives a client that is killed. A container's files lie under BUILDAH_STATE, by its id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+STATE = Path(os.environ["BUILDAH_STATE"])
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for ignored in ("--rm", "--init"):
+        parser.add_argument(ignored, action="store_true")
+    for repeated in ("--publish", "--mount"):
+        parser.add_argument(repeated, action="append", default=[])
+    parser.add_argument("--cidfile", type=Path, required=True)
+    parser.add_argument("--cpuset-cpus", default="0-1023")
+    parser.add_argument("--entrypoint", required=True)
+    parser.add_argument("image")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(words)
+    container = said("buildah", "from", "--pull-never", f"localhost/{asked.image}")
+    volumes = []
+    for mount in asked.mount:
+        parts = dict(part.partition("=")[::2] for part in mount.split(","))
+        volumes.append(f"--volume={parts['source']}:{parts['target']}:ro")
+    program = subprocess.Popen(
+        [
+            "taskset",
+            "--cpu-list",
+            asked.cpuset_cpus,
+            "buildah",
+            "run",
+            "--isolation",
+            "chroot",
+            *volumes,
+            container,
+            "--",
+            asked.entrypoint,
+            *asked.command,
+        ],
+        start_new_session=True,
+    )
+    (STATE / container).write_text(str(program.pid))
+    asked.cidfile.write_text(container)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        for one in inside(container):
+            one.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
+    code = program.wait()
+    remove(container)
+    return code
+
+
+def inside(container: str) -> list[psutil.Process]:
+    """The processes that run in it, its first one first: those behind buildah's own."""
+    try:
+        below = psutil.Process(int((STATE / container).read_text())).children(recursive=True)
+        return [one for one in below if Path(one.exe()).name not in ("buildah", "taskset")]
+    except (OSError, psutil.Error):
+        return []
+
+
+def remove(container: str) -> None:
+    for one in inside(container):
+        one.kill()
+    subprocess.run(["buildah", "rm", container], check=False, capture_output=True)
+    (STATE / container).unlink(missing_ok=True)
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main(words: list[str]) -> int:
+    match words:
+        case ["run", *rest]:
+            return run(rest)
+        case ["inspect", "--format={{.State.Pid}}", container]:
+            first = inside(container)
+            print(first[0].pid if first else 0)
+        case ["rm", "--force", container]:
+            remove(container)
+        case ["version", *_]:
+            print(said("buildah", "version").splitlines()[0])
+        case _:
+            print(f"unknown: {words}", file=sys.stderr)
+            return 125
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

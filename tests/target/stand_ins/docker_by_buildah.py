@@ -37,8 +37,10 @@ def run(words: list[str]) -> int:
         parts = dict(part.partition("=")[::2] for part in mount.split(","))
         volumes.append(f"--volume={parts['source']}:{parts['target']}:ro")
     program = subprocess.Popen(
-        ["taskset", "--cpu-list", asked.cpuset_cpus]
-        + [
+        [
+            "taskset",
+            "--cpu-list",
+            asked.cpuset_cpus,
             "buildah",
             "run",
             "--isolation",

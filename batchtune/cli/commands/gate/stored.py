@@ -35,9 +35,10 @@ from batchtune.cli.commands.gate.course import (
     CheckFiles,
     Course,
     closed,
+    loop_text,
     needs_relaunches,
-    require_blocks,
     require_writable,
+    without_search,
 )
 from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import fields_to_plain
@@ -45,6 +46,7 @@ from batchtune.provenance import collect
 from batchtune.report.gate.statement import print_history
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
@@ -100,7 +102,7 @@ def run_stored_check(
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
-        UsageError: no such scenario or gate, too few blocks, a file that is no baseline, or cannot be written.
+        UsageError: no such scenario or gate, a file that is no baseline, or cannot be written.
         TargetError: a server could not be put back; the verdict is told and kept before.
     """
     if wanted.baseline_set:
@@ -108,12 +110,7 @@ def run_stored_check(
             "--baseline: a stored baseline has no model, flags or settings",
             hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
         )
-    refuse_variant(wanted.candidate)
-    arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
-    refuse_several_models(arms[CANDIDATE])
-    gates = gates_of(
-        parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
-    )
+    asked, scenario, gates = _asked(wanted)
     baseline: Baseline | None = None
     if stored.update:
         stored = replace(stored, path=_made_place(stored.path))
@@ -129,7 +126,9 @@ def run_stored_check(
     course: Course | None = None
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
         try:
-            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=arms[CANDIDATE])], view)
+            if scenario.objective != asked.objective:
+                view.event(loop_text(scenario))
+            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=scenario)], view)
             check_targets([variant], view)
             provenance = collect(variant.scenario.load.seed)
             blocks_max = wanted.blocks or variant.scenario.check.blocks
@@ -138,7 +137,7 @@ def run_stored_check(
             if baseline is not None:
                 refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
             if not refusal:
-                blocks_max = _most_blocks(blocks_max, baseline, gates)
+                blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
             course.relaunches = relaunches
             if baseline is None:
@@ -168,17 +167,20 @@ def run_stored_check(
     return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
 
 
-def _most_blocks(asked: int, baseline: Baseline | None, gates: Sequence[Gate]) -> int:
-    """As many as are asked for; of a kept baseline no more than it has runs.
+def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
+    """The candidate's scenario, that scenario as it is loaded, and its gates.
 
     Raises:
-        UsageError: so few could flag nothing.
+        UsageError: a variant, several models, or no such gate.
     """
-    if baseline is None or len(baseline.runs) > asked:
-        require_blocks(asked, gates)
-        return asked
-    require_blocks(len(baseline.runs), gates, remedy="measure the baseline anew: --update-baseline --blocks")
-    return len(baseline.runs)
+    refuse_variant(wanted.candidate)
+    asked = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)[
+        CANDIDATE
+    ]
+    refuse_several_models(asked)
+    margins = parse_margins(wanted.max_regress) or asked.check.gates
+    (scenario,) = without_search([asked], margins)
+    return asked, scenario, gates_of(margins, objective=scenario.objective)
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:

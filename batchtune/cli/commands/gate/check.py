@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from batchtune.archive.run import CHECK, create_run, write_whole
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
-from batchtune.check.history import append_history, history_line
+from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired import variant_figures
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -206,7 +206,10 @@ def tell(
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())
-        append_history(results, history_line(account, run.provenance(), commit=wanted.commit))
+        sides = [variant.scenario for variant in course.variants]
+        unchanged = len(sides) > 1 and are_equal(*sides)
+        line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
+        append_history(results, line)
     except ArchiveError as error:  # the verdict stands without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if json:

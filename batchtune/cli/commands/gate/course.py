@@ -39,6 +39,8 @@ from batchtune.tune.compare.pace_probes import (
     pace_text,
     probed_paces,
 )
+from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S
 from batchtune.tune.trials.space import clients_to_fill
 
 if TYPE_CHECKING:
@@ -207,10 +209,6 @@ def _override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
 
 
-LOOP_S, LOOP_WARM_UP_S, LOOP_CLIENTS_MAX = 1.0, 0.3, 256
-"""Of a closed loop in place of the search of a capacity: its measured part and its warm-up at most, and its clients."""
-
-
 def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) -> list[Scenario]:
     """The scenarios of a check as they are loaded. A search of the capacity takes up to 45 s a run, so that each is
     loaded by a closed loop that fills its batches, unless a gate names the capacity; the SLO is that of the search. A
@@ -219,7 +217,7 @@ def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) 
         return list(scenarios)
     if "capacity" not in margins and all(scenario.objective == "capacity" for scenario in scenarios):
         clients = max(clients_to_fill(scenario.configuration({}), scenario) for scenario in scenarios)
-        return [_closed_loop(scenario, min(clients, LOOP_CLIENTS_MAX)) for scenario in scenarios]
+        return [_closed_loop(scenario, min(clients, CLIENTS_MAX)) for scenario in scenarios]
     return [
         _closed_loop(scenario, scenario.load.concurrency)
         if scenario.load.arrivals == "closed" and leaves_duration_open(scenario)
@@ -234,8 +232,8 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
         arrivals="closed",
         concurrency=clients,
         think_time=load.think_time_s,
-        warm_up=min(load.warm_up_s, LOOP_WARM_UP_S),
-        duration=min(load.duration_s, LOOP_S),
+        warm_up=min(load.warm_up_s, PROBE_WARM_UP_S),
+        duration=min(load.duration_s, BURST_S),
         seed=load.seed,
         connections=load.connections,
         processes=load.processes,

@@ -26,8 +26,8 @@ from batchtune.check.baseline import (
     write_baseline,
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
-from batchtune.check.history import read_history, series_of
-from batchtune.check.paired import Conclusion
+from batchtune.check.history import read_history, series_of, track_record
+from batchtune.check.paired import REGRESSION_EXIT_CODE, Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
@@ -40,7 +40,7 @@ from batchtune.cli.commands.gate.course import (
     require_writable,
     without_search,
 )
-from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import collect
 from batchtune.report.gate.statement import print_history
@@ -66,11 +66,16 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
         raise UsageError(
             f"--scenario: no check of {scenario!r} in {results}", hint=f"there are: {names or 'none'}"
         )
-    series = series_of(lines)
+    series, record = series_of(lines), track_record(lines)
     if json:
         print(
             json_text.dumps(
-                {"checks": lines, "series": [fields_to_plain(figure) for figure in series]}, indent=2
+                {
+                    "checks": lines,
+                    "series": [fields_to_plain(figure) for figure in series],
+                    "record": {**fields_to_plain(record), "rate_most": record.rate_most},
+                },
+                indent=2,
             )
         )
     else:
@@ -91,6 +96,7 @@ class StoredRequest:
 
     path: Path
     update: bool = False
+    force: bool = False
     allow_missing: bool = False
     allow_mismatch: bool = False
 
@@ -142,7 +148,13 @@ def run_stored_check(
             course.relaunches = relaunches
             if baseline is None:
                 return update_baseline(
-                    course, stored.path, wanted, provenance=provenance, blocks=blocks_max, json=json
+                    course,
+                    stored.path,
+                    wanted,
+                    provenance=provenance,
+                    blocks=blocks_max,
+                    force=stored.force,
+                    json=json,
                 )
             if refusal:
                 conclusion = _incomparable(refusal, blocks_max)
@@ -266,9 +278,10 @@ def update_baseline(
     *,
     provenance: Mapping[str, Any],
     blocks: int,
+    force: bool = False,
     json: bool = False,
 ) -> int:
-    """Measure a new baseline and write it; the exit code."""
+    """Measure a new baseline and write it, unless it is worse than the best that was kept; the exit code."""
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
     if void.verdict == "INVALID":
@@ -283,6 +296,17 @@ def update_baseline(
     )
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
+    baseline = baseline.after(_kept_before(path, course.variants[0].scenario, provenance, course) or baseline)
+    drifts = [] if force else baseline.drifts(course.variants[0].scenario.objective)
+    if drifts:
+        print(
+            f"REGRESSED  {', '.join(drifts)} against the best earlier baseline; {path} is not replaced\n"
+            "hint: --force accepts these figures as the new baseline",
+            file=sys.stderr,
+        )
+        return REGRESSION_EXIT_CODE
+    if force:
+        baseline = replace(baseline, best={})
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)
     if json:
@@ -292,6 +316,18 @@ def update_baseline(
     of = f"; {wanted.note}" if wanted.note else ""
     print(f"baseline of {counted(len(baseline.runs), 'run')} saved in {path}{of}")
     return 0
+
+
+def _kept_before(
+    path: Path, scenario: Scenario, provenance: Mapping[str, Any], course: Course
+) -> Baseline | None:
+    """The baseline that is to be replaced; None where there is none, or of another workload or host."""
+    try:
+        before = read_baseline(path)
+    except (ArchiveError, BaselineError):
+        return None
+    apart = differences(before, scenario, provenance, relaunches=course.relaunches)
+    return None if any(apart) else before
 
 
 def _incomparable(reason: str, blocks_max: int) -> Conclusion:

@@ -320,7 +320,7 @@ def test_a_fleet_s_workers_send_from_the_image(pod: Pod, models: Path) -> None:
     """One node for all: each says that it is 127.0.0.1, since there is no other address."""
     file = "compose-fleet.yaml"
     with ExitStack() as stack:
-        for address in ("127.0.0.1", "127.0.0.2"):
+        for _name, address in (("server", "127.0.0.1"), ("server-2", "127.0.0.2")):
             server = stack.enter_context(
                 Container(pod, "batchtune-server", [(models / "saved", "/models/model")])
             )

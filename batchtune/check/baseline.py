@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from batchtune.archive.run import write_whole
 from batchtune.check.finding import BlockFigures
+from batchtune.check.gate import DEFAULT_MARGINS, Gate, default_gates
 from batchtune.check.paired import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.plain_values import to_plain
@@ -23,12 +25,16 @@ from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted
+from batchtune.units import counted, rounded
 
 SCHEMA_VERSION: Final = 2
 KIND: Final = "batchtune baseline"
 BASELINE: Final = "baseline.json"
 RUNS_MIN: Final = 6
+DRIFT: Final = 0.03
+"""So much worse than the best baseline that was kept, or the figure's own margin where that is more, is a slow drift:
+each step of it may pass its check."""
+
 _OLD: Final = {1: ", whose memory is not the peak since the launch"}
 """What figures of older versions are not."""
 
@@ -37,7 +43,8 @@ _BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """`runs` are the figures of each run; `workload` and `host` what another measurement must share to be compared."""
+    """`runs` are the figures of each run; `workload` and `host` what another measurement must share to be compared.
+    `best` is the best median of each figure over all baselines of this workload on this host."""
 
     scenario: str
     utc: str
@@ -45,6 +52,35 @@ class Baseline:
     host: Mapping[str, Any]
     commit: str | None
     runs: tuple[Mapping[Metric, float], ...]
+    best: Mapping[Metric, float] = field(default_factory=dict)
+
+    def medians(self) -> dict[Metric, float]:
+        """Of each figure that every run has."""
+        by_metric = {metric: [run.get(metric, math.nan) for run in self.runs] for metric in METRICS}
+        return {
+            metric: statistics.median(values)
+            for metric, values in by_metric.items()
+            if values and all(map(math.isfinite, values))
+        }
+
+    def after(self, before: Baseline) -> Baseline:
+        """With the best of both."""
+        best = {**before.medians(), **before.best}
+        for metric, value in self.medians().items():
+            worse = _gate(metric).worsening(best.get(metric, value), value)
+            best[metric] = value if worse <= 0.0 or math.isnan(worse) else best[metric]
+        return replace(self, best=best)
+
+    def drifts(self, objective: str) -> list[str]:
+        """`throughput −3.8 %` for each guarded figure that is worse than the best one by more than `DRIFT`."""
+        texts = []
+        medians = self.medians()
+        for gate in default_gates(objective):
+            best, value = self.best.get(gate.metric, math.nan), medians.get(gate.metric, math.nan)
+            worse = gate.worsening(best, value)
+            if worse > gate.limit_of(gate.margin if gate.is_absolute else max(gate.margin, DRIFT)):
+                texts.append(f"{gate.metric} {_change_text(gate, worse)}")
+        return texts
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,6 +92,7 @@ class Baseline:
             "workload": self.workload,
             "host": self.host,
             "runs": [to_plain(run) for run in self.runs],
+            "best": to_plain(self.best),
         }
 
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
@@ -177,9 +214,20 @@ def _parsed(document: Mapping[str, Any], path: Path, remedy: str) -> Baseline:
             host=dict(document["host"]),
             commit=document.get("commit"),
             runs=tuple(_figures(run) for run in document["runs"]),
+            best=_figures(document["best"]) if document.get("best") else {},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArchiveError(f"{path}: not a whole baseline: {error!r}", hint=remedy) from error
+
+
+def _gate(metric: Metric) -> Gate:
+    return Gate(metric=metric, margin=DEFAULT_MARGINS[metric])
+
+
+def _change_text(gate: Gate, worse: float) -> str:
+    change = gate.change(worse)
+    unit = "points" if gate.is_absolute else "%"
+    return f"{'−' if change < 0 else '+'}{rounded(abs(change) * 100)} {unit}"
 
 
 def _figures_of_blocks(trials: Sequence[Trial]) -> list[Mapping[Metric, float]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from batchtune.check.gate import Gate, Look, bounds
+from batchtune.check.gate import Gate, Look, bounds, student_bounds
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import to_plain
 
@@ -80,6 +80,10 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
     ]
     value, low, high = bounds(known, low_level=look.flag_level, high_level=look.clear_level)
+    student_low, student_high = student_bounds(
+        _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
+    )
+    low, high = min(max(low, student_low), value), max(min(high, student_high), value)
     clear_limit = max(gate.limit, min(_floor(known, blocks_max), FLOOR_MOST * gate.limit))
     state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
     return Finding(
@@ -91,6 +95,16 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         before=_median(before for before, _ in pairs),
         after=_median(after for _, after in pairs),
     )
+
+
+def _sides(gate: Gate, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """How much worse both sides of each pair are than the first baseline;
+    empty where one of them has no logarithm."""
+    known = [pair for pair in pairs if not math.isnan(gate.worsening(*pair))]
+    if not gate.is_absolute and not all(0.0 < value < math.inf for pair in known for value in pair):
+        return []
+    origin = known[0][0] if known else 0.0
+    return [(gate.worsening(origin, before), gate.worsening(origin, after)) for before, after in known]
 
 
 def _state(known: Sequence[float], *, low: float, high: float, limit: float, clear_limit: float) -> State:

@@ -19,15 +19,29 @@ from batchtune.units import parse_ratio, rounded
 # When the blocks are looked at, and which share of the error rate each look may spend.
 #
 # A group-sequential test: the looks and what each may spend are fixed beforehand by the number of blocks, whatever the
-# blocks say, so that the union bound holds over all looks (Jennison & Turnbull, "Group Sequential Methods", chapter 7,
-# with a spending function of the power family). The signed-rank test has steps: what a look cannot use goes to
-# the next.
+# blocks say, so that the union bound holds over all looks and tests (Jennison & Turnbull, "Group Sequential Methods",
+# chapter 7). Two kinds of test share the error rate. The signed-rank test asks nothing of the noise, and needs many
+# blocks. Student's t takes the noise from the blocks that there are, so that three blocks decide what lies an order of
+# magnitude beyond it (tests/benchmarks/check/simulated_check.py).
 
-LOOKS: Final = (6, 10, 16, 24, 36, 54)
-"""Blocks at which a check may end: the fewest that can say anything at 5 %, then half as many again."""
+LOOKS: Final = (3, 4, 6, 8, 10, 16, 24, 36, 54)
+"""Blocks at which a check may end."""
+
+RANK_FIRST: Final = 6
+"""Blocks of the first look of the signed-rank test: the fewest that can say anything at 5 %."""
+
+STUDENT_LAST: Final = 10
+"""Blocks of the last look of Student's t: from then on the rank test needs no more of them."""
+
+ONE_LAUNCH: Final = 8
+"""So many blocks share one launch of each server; those between later looks have one of their own: two launches of one
+server may differ by more than many blocks of them would tell."""
 
 ERROR_RATE: Final = 0.05
 """Of the screen over all gates and looks; and once more of the confirmation over the gates that it confirms."""
+
+STUDENT_SHARE: Final = 0.4
+"""Of the error rate, for the looks of Student's t, each as much; the rank test has the rest."""
 
 _SPENDING: Final = 0.75
 """Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the last can."""
@@ -37,11 +51,14 @@ _ROUNDING: Final = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """After so many blocks; `flag_level` is what one gate may spend to be flagged, `clear_level` to be cleared."""
+    """After so many blocks. `flag_level` is what the rank test of one gate may spend to flag it, `clear_level` to clear
+    it; `student_flag_level` and `student_clear_level` are what Student's t may spend. 0: the test says nothing here."""
 
     blocks: int
     flag_level: float
     clear_level: float
+    student_flag_level: float = 0.0
+    student_clear_level: float = 0.0
 
 
 def looks_up_to(blocks_max: int) -> tuple[int, ...]:
@@ -53,20 +70,20 @@ def looks_up_to(blocks_max: int) -> tuple[int, ...]:
 def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ERROR_RATE) -> tuple[Look, ...]:
     """What each look may spend: for a flag the error rate over all gates (Bonferroni), so that one false flag among all
     of them is as rare as stated; to clear a gate the whole, because all gates must be cleared for the verdict OK."""
-    flags = _spent(blocks, error_rate / max(gates, 1))
-    clears = _spent(blocks, error_rate)
+    flag_rate = error_rate / max(gates, 1)
+    flags, clears = (_spent(blocks, (1.0 - STUDENT_SHARE) * rate) for rate in (flag_rate, error_rate))
+    student = [count for count in blocks if 2 < count <= STUDENT_LAST]
+    share = STUDENT_SHARE / max(len(student), 1)
     return tuple(
-        Look(blocks=count, flag_level=flag, clear_level=clear)
+        Look(
+            blocks=count,
+            flag_level=flag,
+            clear_level=clear,
+            student_flag_level=share * flag_rate if count in student else 0.0,
+            student_clear_level=share * error_rate if count in student else 0.0,
+        )
         for count, flag, clear in zip(blocks, flags, clears, strict=True)
     )
-
-
-def fewest_blocks(*, gates: int) -> int:
-    """The fewest blocks of a check of so many gates under which some look can flag one."""
-    blocks = LOOKS[0]
-    while not any(look.flag_level for look in planned_looks(looks_up_to(blocks), gates=gates)):
-        blocks += 1
-    return blocks
 
 
 def bounds(
@@ -84,12 +101,47 @@ def bounds(
     )
 
 
+def student_bounds(
+    pairs: Sequence[tuple[float, float]], *, low_level: float, high_level: float
+) -> tuple[float, float]:
+    """One-sided bounds of the mean difference of pairs (before, after), by Student's t; ±inf where the level is 0.
+
+    The better of two, at half of the level each: the noise of both sides (two samples, twice as many degrees of
+    freedom), and that of the differences, from which the host's speed is gone.
+    """
+    count = len(pairs)
+    sides = np.asarray(pairs, dtype=np.float64)
+    if count < 3 or not np.isfinite(sides).all():
+        return -math.inf, math.inf
+    differences = sides[:, 1] - sides[:, 0]
+    errors = (
+        (math.sqrt(float(sides.var(axis=0, ddof=1).sum()) / count), 2 * (count - 1)),
+        (float(differences.std(ddof=1)) / math.sqrt(count), count - 1),
+    )
+    low, high = (
+        min((_student(level / 2.0, freedom) * error for error, freedom in errors), default=math.inf)
+        if level
+        else math.inf
+        for level in (low_level, high_level)
+    )
+    mean = float(differences.mean())
+    return mean - low, mean + high
+
+
+@lru_cache(maxsize=512)
+def _student(level: float, freedom: int) -> float:
+    """What Student's t exceeds with this probability."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(freedom, level))
+
+
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
-    """What the test can use, at each look, of what may be spent until then."""
+    """What the rank test can use, at each look, of what may be spent until then."""
     levels: list[float] = []
     for count in blocks:
         allowed = error_rate * (count / blocks[-1]) ** _SPENDING - sum(levels)
-        levels.append(_attained(count, allowed))
+        levels.append(_attained(count, allowed) if count >= RANK_FIRST else 0.0)
     return levels
 
 
@@ -112,8 +164,8 @@ DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
     "p95": 0.05,
     "p99": 0.10,
     "errors": 0.001,
-    "cpu": 0.02,
-    "gpu": 0.02,
+    "cpu": 0.03,
+    "gpu": 0.03,
     "memory": 0.05,
     "gpu_memory": 0.05,
     "startup": 0.10,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from batchtune.check.account import Account
 from batchtune.check.change_points import ChangePoint, change_points
 from batchtune.check.gate import figure_name
 from batchtune.errors import ArchiveError
+from batchtune.scenario.spec.scenario import Scenario
 
 HISTORY: Final = "history.jsonl"
 SCHEMA_VERSION: Final = 1
@@ -23,11 +25,37 @@ _VOID: Final = frozenset({"INVALID", "INCOMPARABLE"})
 """Verdicts of checks whose figures are not the servers', or of another workload."""
 
 
+def are_equal(before: Scenario, after: Scenario) -> bool:
+    """Whether two sides are the same server of the same model, byte by byte: what a check of them flags is a false
+    alarm. A model that is no folder or file here is compared by its name."""
+    documents = [side.document() for side in (before, after)]
+    models = [document["target"].pop("model", None) for document in documents]
+    for document in documents:
+        for name in ("name", "variants", "check", "search"):
+            document.pop(name, None)
+    return documents[0] == documents[1] and _same_files(*(Path(str(model)) for model in models))
+
+
+def _same_files(before: Path, after: Path) -> bool:
+    if before == after:
+        return True
+    listed = [
+        {file.relative_to(model): file for file in (model, *model.rglob("*")) if file.is_file()}
+        for model in (before, after)
+    ]
+    if not listed[0] or listed[0].keys() != listed[1].keys():
+        return False
+    try:
+        return all(filecmp.cmp(file, listed[1][name], shallow=False) for name, file in listed[0].items())
+    except OSError:
+        return False
+
+
 def history_line(
-    account: Account, provenance: Mapping[str, Any], *, commit: str | None = None
+    account: Account, provenance: Mapping[str, Any], *, commit: str | None = None, unchanged: bool = False
 ) -> dict[str, Any]:
-    """What later checks are compared with: the figures of both sides, the verdict, the host, and the candidate's commit
-    (None: the working tree's)."""
+    """What later checks are compared with: the figures of both sides, the verdict, the host, the candidate's commit
+    (None: the working tree's), and whether both sides were equal."""
     document = account.to_dict()
     gates = {
         figure_name(gate["model"], gate["metric"]): {
@@ -51,6 +79,7 @@ def history_line(
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         **{name: document[name] for name in kept},
         "gates": gates,
+        "unchanged": unchanged,
         "commit": commit or (provenance.get("git") or {}).get("commit"),
         "host": provenance.get("machine", {}).get("host"),
         "cpu": provenance.get("cpu", {}).get("model"),
@@ -103,10 +132,11 @@ def read_history(root: Path) -> list[dict[str, Any]]:
     path = root / HISTORY
     try:
         texts = path.read_bytes().splitlines()
+    except FileNotFoundError as error:
+        hint = "`batchtune check SCENARIO.yaml` writes one line a check"
+        raise ArchiveError(f"no check under {root}", hint=hint) from error
     except OSError as error:
-        raise ArchiveError(
-            f"cannot read {path}: {error.strerror}", hint="`batchtune check` writes it: one line a check"
-        ) from error
+        raise ArchiveError(f"cannot read {path}: {error.strerror}") from error
     lines = [document for text in texts if (document := _whole(text)) is not None]
     newer = [line for line in lines if line["schema_version"] != SCHEMA_VERSION]
     if newer:
@@ -139,6 +169,59 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
         )
         for (scenario, cpu, metric), series in points.items()
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackRecord:
+    """How often the checks were right. Of `failures` of changed candidates a later check of the same commit confirmed
+    or dismissed some; of `unchanged` pairs of equal sides `false_alarms` failed, a rate of at most `rate_most` (95 %
+    confidence, Clopper-Pearson)."""
+
+    failures: int
+    confirmed: int
+    dismissed: int
+    unchanged: int
+    false_alarms: int
+
+    @property
+    def rate_most(self) -> float:
+        if self.false_alarms >= self.unchanged:
+            return 1.0
+        from scipy.special import betaincinv
+
+        return float(betaincinv(self.false_alarms + 1, self.unchanged - self.false_alarms, 0.95))
+
+
+def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
+    """By all checks, in the order of time."""
+    valid = [line for line in lines if line.get("verdict") not in _VOID]
+    equal = [line for line in valid if line.get("unchanged")]
+    failed = [
+        (at, line)
+        for at, line in enumerate(valid)
+        if line["verdict"] == "REGRESSED" and not line.get("unchanged")
+    ]
+    later = [_settled(line, valid[at + 1 :]) for at, line in failed]
+    return TrackRecord(
+        failures=len(failed),
+        confirmed=later.count("REGRESSED"),
+        dismissed=sum(verdict in ("OK", "IMPROVED") for verdict in later),
+        unchanged=len(equal),
+        false_alarms=sum(line["verdict"] == "REGRESSED" for line in equal),
+    )
+
+
+def _settled(failure: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict of the next check of the same commit that has a clear one; empty: there was none."""
+    for line in later:
+        if (
+            line["scenario"] == failure["scenario"]
+            and failure.get("commit") is not None
+            and line.get("commit") == failure["commit"]
+            and line["verdict"] in ("REGRESSED", "OK", "IMPROVED")
+        ):
+            return str(line["verdict"])
+    return ""
 
 
 def _whole(text: bytes) -> dict[str, Any] | None:

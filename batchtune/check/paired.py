@@ -2,8 +2,8 @@
 
 The screen stops at the first look where some gate is flagged or all are cleared. What it flags, and what is
 still open, is measured once more, on fresh blocks after both servers were started anew, by the same rule and judged by
-these alone. Only what both phases flag is a regression. What has loads of its own, the CPU time of a request, is not
-measured again in a phase that has cleared it.
+these alone. Only what both phases flag is a regression. What has loads of its own, the CPU time of a request, is
+measured only where nothing else is flagged, and not again in a phase that has cleared it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from batchtune.check.finding import BlockFigures, Finding, find
-from batchtune.check.gate import ERROR_RATE, Gate, Look, figure_name, looks_up_to, planned_looks
+from batchtune.check.gate import (
+    ERROR_RATE,
+    RANK_FIRST,
+    Gate,
+    Look,
+    figure_name,
+    looks_up_to,
+    planned_looks,
+)
 from batchtune.errors import (
     BaselineError,
     InconclusiveError,
@@ -205,7 +213,7 @@ def run_check(
     *,
     blocks_max: int = CHECK_BLOCKS_MAX,
     error_rate: float = ERROR_RATE,
-    on_look: Callable[[int, Sequence[Finding]], None] = lambda _blocks, _findings: None,
+    on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
 ) -> Conclusion:
     """Measure until it is clear, or `blocks_max` blocks are used up; confirm what is flagged."""
     counts = looks_up_to(blocks_max)
@@ -213,13 +221,22 @@ def run_check(
 
     def look_after(phase: Phase, guarded: Sequence[Gate], look: Look) -> tuple[int, tuple[Finding, ...]]:
         asked = [gate for gate in guarded if (phase, gate) not in settled]
-        blocks = measure(phase, look.blocks, asked)
+        first = [gate for gate in asked if gate.metric not in _APART] or asked
+        blocks = measure(phase, look.blocks, first)
         latest = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
+        later = [gate for gate in asked if gate not in first]
+        if later and look.blocks >= RANK_FIRST and not _is_flagged([latest[gate] for gate in first]):
+            blocks = measure(phase, look.blocks, asked)
+            latest = {
+                finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)
+            }
+        else:
+            latest |= {gate: replace(latest[gate], state="open", margin=gate.margin) for gate in later}
         findings = tuple(latest.get(gate) or settled[phase, gate] for gate in guarded)
         for gate, finding in latest.items():
             if gate.metric in _APART and finding.state in ("ok", "improved"):
                 settled[phase, gate] = finding
-        on_look(len(blocks), findings)
+        on_look(phase, len(blocks), findings)
         return len(blocks), findings
 
     blocks = fresh = 0
@@ -231,7 +248,11 @@ def run_check(
             break
     flagged = [finding for finding in findings if finding.state == "regressed"]
     if flagged:
-        unclear = {finding.gate: finding for finding in findings if finding.state in ("regressed", "open")}
+        unclear = {
+            finding.gate: finding
+            for finding in findings
+            if finding.state == "regressed" or (finding.state == "open" and finding.gate.metric not in _APART)
+        }
         for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
             fresh, again = look_after("confirmation", tuple(unclear), look)
             again = tuple(_confirmed(finding, unclear[finding.gate]) for finding in again)
@@ -274,8 +295,11 @@ def _findings(
 
 def _is_clear(findings: Sequence[Finding]) -> bool:
     """Some gate is flagged, or none is open any more."""
-    states = {finding.state for finding in findings}
-    return "regressed" in states or "open" not in states
+    return _is_flagged(findings) or all(finding.state != "open" for finding in findings)
+
+
+def _is_flagged(findings: Sequence[Finding]) -> bool:
+    return any(finding.state == "regressed" for finding in findings)
 
 
 def _confirmed(finding: Finding, screened: Finding) -> Finding:

@@ -59,6 +59,13 @@ def check(
         bool,
         typer.Option("--update-baseline", help="Measure the baseline anew and write the file of --baseline."),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With --update-baseline: write it although it is worse than the best earlier baseline.",
+        ),
+    ] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="End with 0 where there is no baseline yet.")
     ] = False,
@@ -95,10 +102,11 @@ def check(
     """Test whether a candidate is worse than a baseline, side by side.
 
     Both are launched and loaded in turns, in blocks; the first of the scenario's variants is the baseline. It stops as
-    soon as every gate is clear. What looks worse is measured again before it fails, in confirmation blocks with servers
-    started anew. With --baseline the scenario is compared with figures stored in a file, by wider margins. Exit code:
-    0 OK or improved, 1 regressed, 3 the candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6
-    the load generator or the host spoilt it, 7 a server failed.
+    soon as every gate is clear: on a quiet host, with servers that start in 2 s, after about a minute. What looks worse
+    is measured again before it fails, in confirmation blocks with servers started anew. With --baseline the scenario is
+    compared with figures stored in a file, by wider margins. Exit code: 0 OK or improved, 1 regressed, 3 the candidate
+    misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load generator or the host spoilt it, 7 a
+    server failed.
     """
     from batchtune.cli.arguments.slo_options import slo_overrides
     from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check
@@ -109,6 +117,10 @@ def check(
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
     if baseline is None and (update_baseline or allow_missing or allow_mismatch):
         raise UsageError("a stored baseline has a file", hint="add --baseline baseline.json")
+    if force and not update_baseline:
+        raise UsageError(
+            "--force accepts a worse baseline", hint="add --update-baseline, or leave --force out"
+        )
     files = CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality)
     overrides = [*(set_ or []), *slo_overrides(slo)]
     with resolved_sides(scenario, sides, overrides=overrides) as resolved:
@@ -129,6 +141,7 @@ def check(
             stored = StoredRequest(
                 path=baseline,
                 update=update_baseline,
+                force=force,
                 allow_missing=allow_missing,
                 allow_mismatch=allow_mismatch,
             )

@@ -108,15 +108,13 @@ def _at_rate(scenario: Scenario) -> str:
 
 
 def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
-    """Name and value of each parameter that is set, flags too, in the order of the file."""
+    """Name and value of each parameter that is set, flags too, in the server's words and units, in the file's order."""
     batching = {} if configuration.batching is None else to_dict(configuration.batching)
-    named = [
-        (
-            configuration.word(name),
-            ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
-        )
-        for name, value in batching.items()
-    ]
+    named = []
+    for name, ours in batching.items():
+        value = configuration.in_its_unit(name, ours)
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        named.append((configuration.word(name), text))
     return named + [(configuration.flag_word(name), value) for name, value in configuration.flags]
 
 

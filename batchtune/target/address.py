@@ -81,7 +81,7 @@ def attachable(address: Address) -> dict[str, Any] | None:
         name = str(_told(address, "/v2").get("name"))
         return {"kind": "triton", "rest_url": address.rest_url} if "triton" in name else None
     url = f"{address.rest_url}{TUNING_PATH}"
-    if "max_batch_size" not in _told(address, TUNING_PATH):
+    if "enable_batching" not in _told(address, TUNING_PATH):
         return None
     change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in _TUNED}
     request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}"}

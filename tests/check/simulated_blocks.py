@@ -15,15 +15,15 @@ from typing import Literal
 import numpy as np
 
 from batchtune.check.finding import BlockFigures
-from batchtune.check.gate import LOOKS, Gate
+from batchtune.check.gate import LOOKS, ONE_LAUNCH, Gate
 from batchtune.check.paired import Phase
 from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.scenario.spec.check import Metric
 
-Host = Literal["steady", "drifting", "two-speed"]
+Host = Literal["steady", "drifting", "two-speed", "lumpy"]
 
 TYPICAL: Mapping[Metric, float] = {"throughput": 2000.0, "p95": 0.012, "p99": 0.015, "cpu": 0.0002}
-NOISE: Mapping[Metric, float] = {"throughput": 1.0, "p95": 1.5, "p99": 3.0, "cpu": 0.5}
+NOISE: Mapping[Metric, float] = {"throughput": 1.0, "p95": 1.5, "p99": 3.0, "cpu": 1.0}
 FURTHER: Mapping[Metric, float] = {
     "capacity": 1800.0,
     "p50": 0.008,
@@ -44,8 +44,12 @@ DRIFT = 0.2
 SLOW_SPELL = math.log(1.25)
 SWITCH_PROBABILITY = 0.1
 BLOCKS_MOST = 54
+LAUNCHES = tuple(look for look in LOOKS if look >= ONE_LAUNCH)
+"""Blocks after which the servers are launched anew."""
 
 SLOWER_5: Mapping[Metric, float] = {"throughput": 1 / 1.05, "p95": 1.05, "p99": 1.05}
+SLOWER_20: Mapping[Metric, float] = {"throughput": 1 / 1.2, "p95": 1.2, "p99": 1.2}
+TWICE: Mapping[Metric, float] = {"throughput": 0.5, "p95": 2.0, "p99": 2.0}
 SLOWER_10: Mapping[Metric, float] = {"throughput": 1 / 1.1, "p95": 1.1, "p99": 1.1}
 P99_ONLY: Mapping[Metric, float] = {"p99": 2.0}
 MORE_CPU: Mapping[Metric, float] = {"cpu": 1.05}
@@ -83,7 +87,7 @@ class SimulatedPair:
         chance = np.random.default_rng([self.seed, phase == "confirmation"])
         for block, order in enumerate(orders):
             figures: dict[Metric, list[float]] = {metric: [0.0, 0.0] for metric in TYPICAL}
-            launch = bisect_right(LOOKS, block)
+            launch = bisect_right(LAUNCHES, block)
             for place, arm in enumerate(order):
                 run = 2 * block + place
                 for metric, typical in TYPICAL.items():
@@ -115,6 +119,8 @@ class SimulatedPair:
                 return np.zeros(runs)
             case "drifting":
                 return DRIFT * np.arange(runs) / 48.0
+            case "lumpy":  # a run is fast or slow by itself, and in nothing else does it vary
+                return SLOW_SPELL * self._random.integers(0, 2, runs)
             case "two-speed":
                 switches = self._random.random(runs) < SWITCH_PROBABILITY
                 return SLOW_SPELL * (np.cumsum(switches) % 2)

@@ -59,6 +59,53 @@ def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
     assert kept.stat().st_size < 50_000
 
 
+def test_a_slow_drift_is_refused_and_force_accepts_it(tmp_path, capsys):
+    """Each of three steps of -1.5 % would pass a margin of 5 %; the third lies 4.4 % below the best that was kept."""
+    path = tmp_path / "baseline.json"
+
+    def update(rps: float, **asked) -> int:
+        trials = [
+            trial("candidate", block, measurement(throughput_rps=exactly(rps))) for block in range(1, 7)
+        ]
+        run = tmp_path / "run"
+        run.mkdir(exist_ok=True)
+        course = SimpleNamespace(
+            measure=lambda *_asked: None,
+            trials=trials,
+            variants=[Variant(name="candidate", scenario=SCENARIO)],
+            relaunches=False,
+            run=SimpleNamespace(path=run),
+        )
+        return update_baseline(course, path, CheckRequest(scenario=path), provenance=HOST, blocks=6, **asked)
+
+    assert [update(1000.0), update(985.0), update(970.5)] == [0, 0, 0]
+    kept = path.read_bytes()
+    capsys.readouterr()
+    assert update(956.0) == 1
+    assert path.read_bytes() == kept
+    assert "throughput −4.4 % against the best earlier baseline" in capsys.readouterr().err
+    assert update(956.0, force=True) == 0
+    assert update(950.0) == 0
+    assert update(1100.0) == 0
+    assert update(1050.0) == 1
+
+
+def test_a_baseline_of_another_workload_bounds_no_drift(kept):
+    slower = [trial("candidate", block, measurement(throughput_rps=exactly(500.0))) for block in range(1, 7)]
+    other = SCENARIO.model_copy(update={"objective": "latency"})
+    for scenario, code in ((SCENARIO, 1), (other, 0)):
+        course = SimpleNamespace(
+            measure=lambda *_asked: None,
+            trials=slower,
+            variants=[Variant(name="candidate", scenario=scenario)],
+            relaunches=False,
+            run=SimpleNamespace(path=kept.parent),
+        )
+        path = kept.with_name("other.json")
+        write_baseline(KEPT, path)
+        assert update_baseline(course, path, CheckRequest(scenario=path), provenance=HOST, blocks=6) == code
+
+
 def test_a_capacity_is_kept_only_where_runs_searched_one():
     assert "capacity" not in KEPT.runs[0]
     searched = baseline_of(

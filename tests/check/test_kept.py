@@ -18,7 +18,7 @@ from batchtune.report.gate.statement import closing_lines, gate_rows, headline
 from tests.check.check_fakes import account, regressed
 
 BOUNDLESS = judge_fixed(
-    default_gates("throughput"), [{"throughput": (100.0, 99.0), "p99": (1.0, math.inf)}] * 3
+    default_gates("throughput"), [{"throughput": (100.0, 99.0), "p99": (1.0, math.inf)}] * 2
 )
 CONFIRMED = replace(regressed(), confirms=True)
 VOID = replace(regressed(), verdict="INVALID", findings=(), reason="ended by signal 9", target_failed=True)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -32,6 +33,7 @@ from batchtune.load.first_tries import FirstTries
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.address import answering_at, is_address
+from batchtune.target.choice import target_of
 from batchtune.target.model_files import located_model, resolve_model
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
@@ -342,10 +344,32 @@ def test_a_run_of_a_model_is_gone_on_with_by_its_own_scenario(emulated: Path) ->
     assert raised.value.hint == "batchtune sweep results/m/R/scenario.yaml --resume results/m/R"
 
 
-def test_a_sweep_of_a_running_server_says_what_can_be_done_instead() -> None:
-    with pytest.raises(UsageError, match="the parameters of one that runs are its owner's") as raised:
-        subject_of_sweep("host:8501/m", [], rate=None, concurrency=None, resume=None, quiet=True)
-    assert "batchtune load host:8501/m" in raised.value.hint
+def test_a_sweep_of_a_running_server_attaches_where_it_takes_parameters(
+    emulated: Path, tmp_path: Path
+) -> None:
+    base_path = tmp_path / "base"
+    base_path.mkdir()
+    (base_path / "1").symlink_to(emulated)
+    with ServerProcess(base_path) as server:
+        address = f"127.0.0.1:{server.rest_port}/m"
+        with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
+            subject_of_sweep(address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True)
+        assert f"batchtune load {address}" in raised.value.hint
+    with ServerProcess(base_path, "--enable_batching", "--enable_tuning_api") as server:
+        address = f"127.0.0.1:{server.rest_port}/m"
+        subject = subject_of_sweep(
+            address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True
+        )
+        asked = read_scenario(subject.source)
+        assert (asked.target.kind, asked.target.attached) == ("http", True)
+        before = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
+        with target_of(asked) as target:
+            target.apply(asked.configuration({"max_batch_size": 3, "num_batch_threads": 1}))
+            now = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
+            assert now["max_batch_size"] == 3
+        assert (
+            httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json() == before
+        )
 
 
 def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_path: Path) -> None:

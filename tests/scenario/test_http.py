@@ -12,6 +12,7 @@ import yaml
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
+from batchtune.report.words import parameters_of
 from batchtune.scenario.examples import server_names, server_scenario
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import filled, values_at, with_values
@@ -50,6 +51,7 @@ def test_parameters_are_written_and_shown_in_the_servers_own_words() -> None:
     )
     best = asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2500})
     assert best.label() == "rows=8 wait=2.5 workers=2 mode=fast"
+    assert dict(parameters_of(best))["wait"] == "2.5"
     assert best.server_values() == {"rows": 8, "wait": 2.5, "workers": 2, "mode": "fast"}
     assert Configuration.from_dict(json.loads(json.dumps(best.to_dict()))) == best
 

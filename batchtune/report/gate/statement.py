@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
 from batchtune.check.finding import Finding
 from batchtune.check.gate import margin_text
-from batchtune.check.history import Series
+from batchtune.check.history import Series, TrackRecord, track_record
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -183,7 +183,7 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
     margin = margin_text(gate, finding.margin)
     if finding.margin > 1.001 * gate.margin:
-        margin = f"{margin} (noise; asked {rounded(gate.margin * 100)})"
+        margin = f"{margin} (asked {rounded(gate.margin * 100)})"
     return [
         title,
         rounded(finding.before * scale),
@@ -245,7 +245,7 @@ def print_history(
             line["utc"][:16], line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)
         )
     print_table(console, table)
-    for text in change_lines(series):
+    for text in [*change_lines(series), *record_lines(track_record(lines))]:
         console.print(paragraph(text, width=text_width(stream)), markup=False, soft_wrap=True)
 
 
@@ -254,12 +254,31 @@ def change_lines(series: Sequence[Series]) -> list[str]:
     sentences = [_change(figure, change) for figure in series for change in figure.changes]
     looked_at = [figure for figure in series if len(figure.values) >= LEAST]
     if not looked_at:
-        return [f"Changes are looked for from {LEAST} checks of a scenario on one kind of host on."]
+        return [f"Changes: not looked for; that takes {LEAST} checks of one scenario on one kind of CPU."]
     worth = (
         f"{counted(len(looked_at), 'figure')} looked at; each without a change shows one in "
         f"{percentage(ERROR_RATE)} of all histories."
     )
     return [*(sentences or ["No change was found."]), worth]
+
+
+def record_lines(record: TrackRecord) -> list[str]:
+    """How often failures were right, and equal sides failed."""
+    again = record.failures - record.confirmed - record.dismissed
+    failures = f"Failures: {record.failures}"
+    if record.failures:
+        failures += (
+            f"; a later check of the same commit confirmed {record.confirmed} and dismissed {record.dismissed}, "
+            f"{again} {'was' if again == 1 else 'were'} not checked again"
+        )
+    if not record.unchanged:
+        return [f"{failures}.", "False alarms: unknown; no check compared two equal sides."]
+    alarms = (
+        f"False alarms: {record.false_alarms} of {counted(record.unchanged, 'check')} of equal sides failed: "
+        f"{percentage(record.false_alarms / record.unchanged)}, at most {percentage(record.rate_most)} "
+        "(95 % confidence)."
+    )
+    return [f"{failures}.", alarms]
 
 
 def _change(series: Series, change: ChangePoint) -> str:

@@ -143,14 +143,14 @@ def compare(
 
     `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
     load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
-    Blocks and trials are counted from `first_block` and `first_number`: those of one scenario that were run before had
-    other seeds and orders. Ends early when fewer than two variants still work.
+    Blocks and trials are counted from `first_block` and `first_number`: those before were run, and these go on with
+    their orders. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(REPEATS_SHARE * blocks * len(variants))
-    seed = variants[0].scenario.load.seed + first_block - 1
     number = first_number - 1
-    for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=first_block):
+    orders = balanced_orders(variants, blocks=first_block - 1 + blocks, seed=variants[0].scenario.load.seed)
+    for block, order in enumerate(orders[first_block - 1 :], start=first_block):
         if len(working) < min(2, len(variants)):
             return
         for variant in order:

@@ -108,13 +108,13 @@ def test_a_gate_of_the_start_up_launches_a_server_for_every_run_and_catches_a_sl
     assert len(benches.launches) >= runs
 
 
-def test_without_one_each_side_is_launched_once_before_each_look():
+def test_without_one_eight_blocks_share_a_launch_and_each_later_look_has_its_own():
     benches = FakeBenches()
     assert course_of(benches, GATES[1:]).conclude(GATES[1:], 24).verdict == "OK"
     assert sorted(benches.launches) == ["main", "new"]
     benches = FakeBenches()
     course = course_of(benches, GATES[1:])
-    for blocks in (6, 10, 16):
+    for blocks in (3, 4, 6, 8, 10, 16):
         course.measure("screen", blocks, GATES[1:])
     course.measure("confirmation", 6, GATES[1:])
     assert benches.launches.count("main") == benches.launches.count("new") == 4
@@ -149,30 +149,27 @@ def test_a_run_with_a_launch_of_its_own_has_no_other_server_beside_it_but_a_duet
 
 
 def test_a_failure_in_the_confirmation_tells_the_blocks_of_both_phases():
-    def failing(_variants):
-        raise TargetError("main: ended by signal 9")
-
     benches = FakeBenches()
     course = course_of(benches, GATES[1:])
-    course.measure("screen", 10, GATES[1:])
+    course.measure("screen", 2, GATES[1:])
     course.measure("confirmation", 6, GATES[1:])
-    benches.reached = failing
+    benches.dead = "main"
     conclusion = course.conclude(GATES[1:], 24)
-    assert (conclusion.verdict, conclusion.blocks, conclusion.fresh_blocks) == ("INVALID", 10, 6)
+    assert (conclusion.verdict, conclusion.blocks, conclusion.fresh_blocks) == ("INVALID", 2, 6)
 
 
-def test_blocks_that_no_gate_looks_at_are_announced_without_looks_and_confirmation():
-    for guarded, words in (
-        (GATES[1:], ", as many again where a gate is flagged; "),
-        ((), "; results go to RUN"),
-    ):
+def test_the_start_says_how_long_it_usually_takes_and_at_most():
+    said = {}
+    for name, guarded in (("gates", GATES[1:]), ("none", ())):
         course = course_of(FakeBenches(), GATES[1:])
         events: list[str] = []
         course.view = SimpleNamespace(event=events.append)
         course.measure("screen", 6, guarded)
-        (told,) = (event for event in events if "in at most about" in event)
-        assert ("as many again" in told) == bool(guarded)
-        assert words in told
+        (said[name],) = (event for event in events if "results go to RUN" in event)
+    assert said["gates"].startswith("usually about ")
+    assert "at most about " in said["gates"]
+    assert "24 blocks, twice where a change is confirmed" in said["gates"]
+    assert said["none"] == "24 blocks; results go to RUN"
 
 
 def test_blocks_after_it_is_cleared_have_no_duets_nor_has_a_confirmation_of_something_else():

@@ -37,7 +37,7 @@ def test_a_github_workflow_checks_both_models_side_by_side_and_renews_the_baseli
     assert "batchtune check 'scenarios/a b.yaml' --paired" in check
     assert "--candidate-model 'scenarios/my model'" in check
     assert any("--update-baseline" in run for run in steps(document))
-    assert document["jobs"]["check"]["timeout-minutes"] == "32"
+    assert document["jobs"]["check"]["timeout-minutes"] == "17"
     checkouts = [
         step["with"] for step in document["jobs"]["check"]["steps"] if "checkout" in step.get("uses", "")
     ]
@@ -120,16 +120,34 @@ def test_a_job_installs_what_runs_the_model(here, files, target, installed):
         assert lines[0].endswith(installed)
 
 
+def minutes_of(scenario: str) -> int:
+    Path("timed.yaml").write_text(scenario)
+    run_init_ci("github", "timed.yaml", output=Path("timed.yml"))
+    document = yaml.safe_load(Path("timed.yml").read_text())
+    Path("timed.yml").unlink()
+    return int(document["jobs"]["check"]["timeout-minutes"])
+
+
 def test_a_job_has_as_long_as_the_check_may_take(here):
-    Path("slow.yaml").write_text(
-        'target: {model: "./scenarios/my model"}\nname: n\nload: {arrivals: poisson}\nslo: {p95: 20ms}\nobjective: capacity\n'
+    model = 'name: n\ntarget: {model: "./scenarios/my model"}\n'
+    capacity = f"{model}load: {{arrivals: poisson}}\nslo: {{p95: 20ms}}\nobjective: capacity\n"
+    searches_min = 2 * 36 * 2 * 45 / 60  # screen and confirmation, 36 blocks, two sides, 45 s a search
+    assert minutes_of(f"{capacity}check: {{gates: {{capacity: 5%}}}}\n") > searches_min
+    assert minutes_of(capacity) <= 20
+    assert minutes_of(f"{capacity}check: {{blocks: 6}}\n") < minutes_of(capacity)
+    run_init_ci("gitlab", "timed.yaml", output=Path("y.yml"))
+    assert yaml.safe_load(Path("y.yml").read_text())[".batchtune"]["timeout"].endswith(" minutes")
+
+
+def test_the_last_line_is_a_command_that_runs_here(here, capsys):
+    Path("scenarios/my model").mkdir(exist_ok=True)
+    run_init_ci("github", "scenarios/a b.yaml", output=None)
+    told = capsys.readouterr()
+    assert "usually in about" in told.out
+    assert (
+        told.err.splitlines()[-1]
+        == "next: batchtune check 'scenarios/a b.yaml' --candidate-model 'scenarios/my model'"
     )
-    run_init_ci("github", "slow.yaml", output=Path("x.yml"))
-    minutes = yaml.safe_load(Path("x.yml").read_text())["jobs"]["check"]["timeout-minutes"]
-    assert minutes > 2 * 36 * 2 * 45 / 60  # screen and confirmation, 36 blocks, two sides, 45 s a search
-    Path("slow.yaml").write_text(Path("slow.yaml").read_text() + "check: {blocks: 6}\n")
-    run_init_ci("gitlab", "slow.yaml", output=Path("y.yml"))
-    assert yaml.safe_load(Path("y.yml").read_text())[".batchtune"]["timeout"] == "30 minutes"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +205,9 @@ def test_a_scenario_that_is_not_there_and_a_file_that_is_are_refused(here):
 
 
 def test_the_gitlab_job_finds_the_target_branch_on_a_runner_that_was_used_before(here):
-    script = yaml.safe_load(job_text("gitlab", path="s", scenario="s", model="m"))["batchtune-check"][
-        "script"
-    ]
+    script = yaml.safe_load(job_text("gitlab", path="s", scenario="s", model="m", usual="50 s", minutes=20))[
+        "batchtune-check"
+    ]["script"]
     lines = [line for line in script if "worktree" in line]
     quiet = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x"
     subprocess.run(["bash", "-ec", f"git init -q . && {quiet}"], cwd=here, check=True)

@@ -17,7 +17,7 @@ from batchtune.errors import UsageError
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
-OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(3))
+OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(2))
 
 
 def test_junit_has_a_case_for_each_gate_and_counts_them():

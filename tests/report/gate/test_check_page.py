@@ -63,7 +63,7 @@ def test_the_figure_shows_each_gate_with_its_interval_and_margin(document):
 
 
 def test_an_end_that_the_blocks_do_not_give_is_not_drawn():
-    conclusion = judge_fixed([Gate(metric="throughput", margin=0.05)], [{"throughput": (100.0, 99.0)}] * 3)
+    conclusion = judge_fixed([Gate(metric="throughput", margin=0.05)], [{"throughput": (100.0, 99.0)}] * 2)
     trace = gate_changes(account(conclusion)).figure.data[0]
     assert (trace["error_x"]["array"], trace["error_x"]["arrayminus"]) == ([0.0], [0.0])
     assert "[" not in trace["text"][0]

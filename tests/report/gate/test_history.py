@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from batchtune.check.history import HISTORY, read_history, series_of
+from batchtune.check.history import HISTORY, are_equal, read_history, series_of, track_record
 from batchtune.cli.commands.gate.stored import run_history
 from batchtune.errors import ArchiveError, UsageError
-from batchtune.report.gate.statement import change_lines, print_history
+from batchtune.report.gate.statement import change_lines, print_history, record_lines
+from tests.tune.tune_fakes import scenario_of
 
 
 def line(number: int, p95_s: float, **changes) -> dict:
@@ -51,14 +52,69 @@ def test_another_cpu_is_another_series_and_few_checks_show_nothing():
     lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(22)]
     assert [len(series.values) for series in series_of(lines)] == [11, 11]
     (told,) = change_lines(series_of(lines))
-    assert told.startswith("Changes are looked for from 12 checks")
+    assert told.startswith("Changes: not looked for; that takes 12 checks")
     told, worth = change_lines(series_of([line(number, 0.01) for number in range(12)]))
     assert told == "No change was found."
     assert worth.startswith("1 figure looked at")
 
 
+def test_it_says_how_many_failures_were_confirmed_or_dismissed_later():
+    failed = {"verdict": "REGRESSED"}
+    lines = [
+        line(1, 0.01, **failed, commit="a"),
+        line(2, 0.01, **failed, commit="b"),
+        line(3, 0.01, **failed, commit="c"),
+        line(4, 0.01, commit="a", verdict="INVALID"),
+        line(5, 0.01, commit="a", verdict="OK"),
+        line(6, 0.01, **failed, commit="b"),
+        line(7, 0.01, commit="c", scenario="another"),
+        line(8, 0.01, **failed, commit=None),
+        line(9, 0.01, commit=None),
+    ]
+    record = track_record(lines)
+    assert (record.failures, record.confirmed, record.dismissed) == (5, 1, 1)
+    (told, alarms) = record_lines(record)
+    assert told == (
+        "Failures: 5; a later check of the same commit confirmed 1 and dismissed 1, 3 were not checked again."
+    )
+    assert alarms == "False alarms: unknown; no check compared two equal sides."
+
+
+def test_its_own_rate_of_false_alarms_is_that_of_equal_sides():
+    """0 of 20: at most 13.9 % by 1 - 0.05 ** (1 / 20); one of 20: at most 21.6 %."""
+    equal = [line(number, 0.01, unchanged=True) for number in range(20)]
+    record = track_record([*equal, line(20, 0.01, verdict="REGRESSED")])
+    assert (record.unchanged, record.false_alarms, record.failures) == (20, 0, 1)
+    assert record.rate_most == pytest.approx(0.139, abs=0.0005)
+    equal[3]["verdict"] = "REGRESSED"
+    record = track_record(equal)
+    assert (record.false_alarms, record.failures) == (1, 0)
+    assert record.rate_most == pytest.approx(0.216, abs=0.0005)
+    assert record_lines(record)[1] == (
+        "False alarms: 1 of 20 checks of equal sides failed: 5.0 %, at most 21.6 % (95 % confidence)."
+    )
+
+
+def test_sides_are_equal_that_differ_in_the_place_of_the_same_files_alone(tmp_path):
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_text(text)
+
+    def side(model: str, **fixed):
+        scenario = scenario_of()
+        target = scenario.target.model_copy(update={"model": str(tmp_path / model)})
+        return scenario.model_copy(update={"target": target, "fixed": {**scenario.fixed, **fixed}})
+
+    assert are_equal(side("a"), side("b"))
+    assert not are_equal(side("a"), side("c"))
+    assert not are_equal(side("a"), side("b", max_batch_size=3))
+    (tmp_path / "b" / "1" / "more").write_text("")
+    assert not are_equal(side("a"), side("b"))
+    assert not are_equal(side("nowhere"), side("nothing"))
+
+
 def test_no_history_and_one_of_the_future_are_told(tmp_path, root):
-    with pytest.raises(ArchiveError, match="cannot read"):
+    with pytest.raises(ArchiveError, match="no check under"):
         read_history(tmp_path / "none")
     (root / HISTORY).write_text(json.dumps(line(1, 0.01, schema_version=9)) + "\n")
     with pytest.raises(ArchiveError, match="schema_version 9"):

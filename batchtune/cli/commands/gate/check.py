@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import CHECK, create_run, write_whole
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
-from batchtune.check.history import append_history, history_line
+from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired import variant_figures
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -23,9 +23,10 @@ from batchtune.cli.commands.gate.course import (
     Course,
     closed,
     hand_on,
+    loop_text,
     needs_relaunches,
-    require_blocks,
     require_writable,
+    without_search,
 )
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
@@ -68,24 +69,29 @@ def run_paired_check(
     """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
 
     Raises:
-        UsageError: no such scenario, no two sides, no such gate, too few blocks, a file that cannot be written.
+        UsageError: no such scenario, no two sides, no such gate, a file that cannot be written.
         TargetError: a server could not be put back; the verdict is told and kept before.
     """
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
     margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
+    loaded = without_search([scenario, *(variant.scenario for variant in pair)], margins)
+    is_loop = loaded[0].objective != scenario.objective
+    scenario = loaded[0]
+    pair = [replace(variant, scenario=side) for variant, side in zip(pair, loaded[1:], strict=True)]
     arms = pair[0].arms()
     models = [arm.model for arm in arms if arm.model]
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
     blocks_max = wanted.blocks or scenario.check.blocks
-    require_blocks(blocks_max, gates)
     require_writable(files)
     course: Course | None = None
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
         try:
+            if is_loop:
+                view.event(loop_text(scenario))
             variants = placed_variants(pair, view)
             check_targets(variants, view)
             asked, _ = placed(with_sides(scenario, pair))
@@ -200,7 +206,10 @@ def tell(
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())
-        append_history(results, history_line(account, run.provenance(), commit=wanted.commit))
+        sides = [variant.scenario for variant in course.variants]
+        unchanged = len(sides) > 1 and are_equal(*sides)
+        line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
+        append_history(results, line)
     except ArchiveError as error:  # the verdict stands without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if json:

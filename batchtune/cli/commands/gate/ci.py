@@ -9,19 +9,21 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from batchtune.check.gate import OF_A_LAUNCH, looks_up_to
-from batchtune.cli.arguments.sides import CANDIDATE
+from batchtune.check.gate import gates_of
+from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
+from batchtune.cli.commands.gate.course import check_seconds, without_search
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.pace_probes import DUET_S, comparison_seconds
 from batchtune.tune.trials.pace import Pace
+from batchtune.units import rounded_duration
 
-_SET_UP_MIN: Final = 10
-_LEAST_MIN: Final = 30
-_LAUNCHES_S: Final = 15.0
+_SET_UP_MIN: Final = 8
+"""To install what runs the model, and to check out."""
+
+_LAUNCHES_S: Final = 10.0
 """Of both servers with their first requests."""
 
 _EXTRAS: Final = {
@@ -55,12 +57,14 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     name = Path(os.path.relpath(path)).as_posix()
     model = _model_of(path)
     asked = read_arms(path, {CANDIDATE: ()})[CANDIDATE]
+    usual_s, minutes = _times(asked)
     text = job_text(
         host,
         path=name,
         scenario=shlex.quote(name),
         model=shlex.quote(model),
-        minutes=_minutes(asked),
+        usual=rounded_duration(usual_s),
+        minutes=minutes,
         extras=_extras(asked, Path(model)),
     )
     if not Path(model).exists():
@@ -82,9 +86,19 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
         raise UsageError(f"{target}: is there already", hint=hint) from error
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
-    print(f"{target}: checks every change by {path}")
-    print(f"next: batchtune check {shlex.quote(str(path))} --help", file=sys.stderr)
+    print(
+        f"{target}: checks every change by {path}, usually in about {rounded_duration(usual_s)} of measuring"
+    )
+    print(f"next: {_first_step(path, target, Path(model))}", file=sys.stderr)
     return 0
+
+
+def _first_step(path: Path, target: Path, model: Path) -> str:
+    """The command that a person types now: a check of the model against itself."""
+    if not model.exists():
+        return f"git add {shlex.quote(str(target))} {shlex.quote(str(path))}"
+    where = shlex.quote(str(path))
+    return f"batchtune check {where} --candidate-model {shlex.quote(str(model))}"
 
 
 def _require_launched(path: Path) -> None:
@@ -144,14 +158,20 @@ def _model_of(path: Path) -> str:
     return place.relative_to(here).as_posix()
 
 
-def _minutes(scenario: Scenario) -> int:
-    """What a job may take: installing, and all blocks of both phases on a server that is not slow."""
-    blocks = scenario.check.blocks
-    variant = Variant(name=CANDIDATE, scenario=scenario)
-    runs_s = comparison_seconds([variant, variant], {CANDIDATE: Pace()}, blocks=blocks)
-    launches = blocks if OF_A_LAUNCH & scenario.check.gates.keys() else len(looks_up_to(blocks))
-    phase_s = runs_s + launches * _LAUNCHES_S + blocks * DUET_S
-    return max(_LEAST_MIN, _SET_UP_MIN + math.ceil(2.0 * phase_s / 60.0))
+def _times(scenario: Scenario) -> tuple[float, int]:
+    """Seconds that a check usually takes, and minutes that a job may take: installing, and all blocks of both phases
+    on a server that is not slow."""
+    margins = scenario.check.gates
+    (scenario,) = without_search([scenario], margins)
+    variants = [Variant(name=name, scenario=scenario) for name in (BASELINE, CANDIDATE)]
+    usual_s, most_s = check_seconds(
+        variants,
+        dict.fromkeys((BASELINE, CANDIDATE), Pace()),
+        guarded=gates_of(margins, objective=scenario.objective),
+        blocks=scenario.check.blocks,
+        launch_s=_LAUNCHES_S,
+    )
+    return usual_s, _SET_UP_MIN + math.ceil(most_s / 60.0)
 
 
 def _extras(scenario: Scenario, model: Path) -> list[str]:

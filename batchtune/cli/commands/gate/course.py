@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
-from batchtune.check.gate import OF_A_LAUNCH, fewest_blocks, looks_up_to
+from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
 from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
 from batchtune.cli.arguments.file_parameters import file_knobs
 from batchtune.cli.arguments.sides import SideWords
@@ -26,10 +26,21 @@ from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
+from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
-from batchtune.tune.compare.pace_probes import DUET_S, comparison_seconds, pace_text, probed_paces
+from batchtune.tune.compare.pace_probes import (
+    DUET_S,
+    comparison_seconds,
+    leaves_duration_open,
+    pace_text,
+    probed_paces,
+)
+from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S
+from batchtune.tune.trials.space import clients_to_fill
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
     from batchtune.check.finding import BlockFigures, Finding
     from batchtune.check.gate import Gate
     from batchtune.report.live_view import View
+    from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
 
@@ -197,6 +209,42 @@ def _override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
 
 
+def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) -> list[Scenario]:
+    """The scenarios of a check as they are loaded. A search of the capacity takes up to 45 s a run, so that each is
+    loaded by a closed loop that fills its batches, unless a gate names the capacity; the SLO is that of the search. A
+    closed loop whose duration nobody states is a short one: many short blocks tell more than few long ones."""
+    if any(scenario.target.models for scenario in scenarios):
+        return list(scenarios)
+    if "capacity" not in margins and all(scenario.objective == "capacity" for scenario in scenarios):
+        clients = max(clients_to_fill(scenario.configuration({}), scenario) for scenario in scenarios)
+        return [_closed_loop(scenario, min(clients, CLIENTS_MAX)) for scenario in scenarios]
+    return [
+        _closed_loop(scenario, scenario.load.concurrency)
+        if scenario.load.arrivals == "closed" and leaves_duration_open(scenario)
+        else scenario
+        for scenario in scenarios
+    ]
+
+
+def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
+    load = scenario.load
+    closed = LoadSpec(
+        arrivals="closed",
+        concurrency=clients,
+        think_time=load.think_time_s,
+        warm_up=min(load.warm_up_s, PROBE_WARM_UP_S),
+        duration=min(load.duration_s, BURST_S),
+        seed=load.seed,
+        connections=load.connections,
+        processes=load.processes,
+        cpus=load.cpus,
+        fleet=load.fleet,
+    )
+    if scenario.objective != "capacity":
+        return scenario.model_copy(update={"load": closed})
+    return scenario.model_copy(update={"load": closed, "objective": "throughput", "slo": SloSpec()})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFiles:
     """None: nowhere. Markdown is appended, by default to the summary of a GitHub job; the others are written anew."""
@@ -279,12 +327,13 @@ class Course:
         Raises:
             TargetError: a server failed.
         """
-        if phase not in self._phases or not self.relaunches:
+        have = self._blocks.get(phase, 0)
+        if blocks > have and (not have or (have >= ONE_LAUNCH and not self.relaunches)):
             self._launch(phase, guarded)
         trials = self._phases.setdefault(phase, [])
         for finished in compare(
             self.variants,
-            blocks=blocks - self._blocks.get(phase, 0),
+            blocks=blocks - have,
             bench_of=self.benches.of,
             on_turn=self._begin,
             paces=self.paces,
@@ -310,7 +359,7 @@ class Course:
                 gates,
                 self.measure,
                 blocks_max=blocks_max,
-                on_look=lambda blocks, judged: self.view.event(look_text(blocks, judged, blocks_max)),
+                on_look=lambda *look: self.view.event(look_text(*look, blocks_max=blocks_max)),
             )
         except TargetError as error:
             return Conclusion(
@@ -353,7 +402,7 @@ class Course:
     def _launch(self, phase: Phase, guarded: Collection[Gate]) -> None:
         """Servers as fresh as each other, and warm."""
         if self._blocks:
-            why = "still open" if phase in self._blocks else "flagged: confirmation blocks"
+            why = "no verdict yet" if phase in self._blocks else "flagged: confirmation blocks"
             self.view.event(f"{why}, after every server is started anew")
             self.benches.stop_servers()
         started_s = time.monotonic()
@@ -361,16 +410,18 @@ class Course:
         if not self._blocks:
             for variant in self.variants:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
+            launch_s = time.monotonic() - started_s
             blocks = self.benches.blocks
-            most_s = comparison_seconds(self.variants, self.paces, blocks=blocks)
-            if guarded and not self.relaunches:
-                most_s += (len(looks_up_to(blocks)) - 1) * (time.monotonic() - started_s)
-            if _asks_cpu(guarded, self.variants):
-                most_s += blocks * DUET_S
-            again = ", as many again where a gate is flagged" if guarded else ""
-            self.view.event(
-                f"{blocks} blocks in at most about {rounded_duration(most_s)}{again}; results go to {self.run.path}"
-            )
+            takes = f"{blocks} blocks"
+            if guarded:
+                usual_s, most_s = check_seconds(
+                    self.variants, self.paces, guarded=guarded, blocks=blocks, launch_s=launch_s
+                )
+                takes = (
+                    f"usually about {rounded_duration(usual_s)} ({RANK_FIRST} blocks of each server), at most about "
+                    f"{rounded_duration(most_s)} ({blocks} blocks, twice where a change is confirmed)"
+                )
+            self.view.event(f"{takes}; results go to {self.run.path}")
 
     def _begin(self, turn: Turn) -> None:
         if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it
@@ -385,18 +436,33 @@ def _asks_cpu(guarded: Collection[Gate], variants: Sequence[Variant]) -> bool:
     return len(variants) > 1 and any(gate.metric == "cpu" for gate in guarded)
 
 
-def require_blocks(blocks: int, gates: Sequence[Gate], *, remedy: str = "give --blocks") -> None:
-    """Refuse a check that could flag nothing, whatever its blocks say.
+def check_seconds(
+    variants: Sequence[Variant],
+    paces: Mapping[str, Pace],
+    *,
+    guarded: Collection[Gate],
+    blocks: int,
+    launch_s: float,
+) -> tuple[float, float]:
+    """What a check takes usually, where nothing changed on a quiet host, and at most: all blocks of both phases."""
+    block_s = comparison_seconds(variants, paces, blocks=1)
+    launches = sum(look >= ONE_LAUNCH for look in looks_up_to(blocks)[:-1]) + 1
+    if needs_relaunches(guarded):
+        block_s += launch_s
+        launches = 1
+    duet_s = DUET_S if _asks_cpu(guarded, variants) else 0.0
+    return (
+        launch_s + RANK_FIRST * (block_s + duet_s),
+        2.0 * (launches * launch_s + blocks * (block_s + duet_s)),
+    )
 
-    Raises:
-        UsageError: so few blocks never reach the level of so many gates.
-    """
-    least = fewest_blocks(gates=len(gates))
-    if blocks < least:
-        raise UsageError(
-            f"{counted(blocks, 'block')} under {counted(len(gates), 'gate')} can flag no regression",
-            hint=f"{remedy} {least} or more, or guard fewer figures: --max-regress",
-        )
+
+def loop_text(scenario: Scenario) -> str:
+    """What is loaded in place of the search of a capacity, and how to search all the same."""
+    return (
+        f"objective: capacity: each run is a closed loop of {counted(scenario.load.concurrency or 1, 'client')}; "
+        "--max-regress capacity=5% searches the capacity instead (up to 45 s a run)"
+    )
 
 
 def needs_relaunches(gates: Iterable[Gate]) -> bool:
@@ -413,11 +479,13 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
     return None
 
 
-def look_text(blocks: int, findings: Sequence[Finding], blocks_max: int) -> str:
-    """`6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`."""
+def look_text(phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
+    """`6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`; of the second phase `3 of at most 36 confirmation
+    blocks: …`."""
     by_state: dict[str, list[str]] = {}
     for finding in findings:
         by_state.setdefault(finding.state, []).append(finding.gate.name)
     heads = {"ok": "OK:", "improved": "improved:", "regressed": "regressed:", "open": "no verdict yet on"}
     states = [f"{heads[state]} {', '.join(names)}" for state, names in by_state.items() if state in heads]
-    return f"{blocks} of at most {blocks_max} blocks: {'; '.join(states)}"
+    kind = "blocks" if phase == "screen" else "confirmation blocks"
+    return f"{blocks} of at most {blocks_max} {kind}: {'; '.join(states)}"

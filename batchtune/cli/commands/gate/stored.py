@@ -26,8 +26,8 @@ from batchtune.check.baseline import (
     write_baseline,
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
-from batchtune.check.history import read_history, series_of
-from batchtune.check.paired import Conclusion
+from batchtune.check.history import read_history, series_of, track_record
+from batchtune.check.paired import REGRESSION_EXIT_CODE, Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
@@ -35,16 +35,18 @@ from batchtune.cli.commands.gate.course import (
     CheckFiles,
     Course,
     closed,
+    loop_text,
     needs_relaunches,
-    require_blocks,
     require_writable,
+    without_search,
 )
-from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import collect
 from batchtune.report.gate.statement import print_history
 from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
 from batchtune.units import counted, percentage
@@ -64,11 +66,16 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
         raise UsageError(
             f"--scenario: no check of {scenario!r} in {results}", hint=f"there are: {names or 'none'}"
         )
-    series = series_of(lines)
+    series, record = series_of(lines), track_record(lines)
     if json:
         print(
             json_text.dumps(
-                {"checks": lines, "series": [fields_to_plain(figure) for figure in series]}, indent=2
+                {
+                    "checks": lines,
+                    "series": [fields_to_plain(figure) for figure in series],
+                    "record": {**fields_to_plain(record), "rate_most": record.rate_most},
+                },
+                indent=2,
             )
         )
     else:
@@ -89,6 +96,7 @@ class StoredRequest:
 
     path: Path
     update: bool = False
+    force: bool = False
     allow_missing: bool = False
     allow_mismatch: bool = False
 
@@ -100,7 +108,7 @@ def run_stored_check(
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
-        UsageError: no such scenario or gate, too few blocks, a file that is no baseline, or cannot be written.
+        UsageError: no such scenario or gate, a file that is no baseline, or cannot be written.
         TargetError: a server could not be put back; the verdict is told and kept before.
     """
     if wanted.baseline_set:
@@ -108,12 +116,7 @@ def run_stored_check(
             "--baseline: a stored baseline has no model, flags or settings",
             hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
         )
-    refuse_variant(wanted.candidate)
-    arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
-    refuse_several_models(arms[CANDIDATE])
-    gates = gates_of(
-        parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
-    )
+    asked, scenario, gates = _asked(wanted)
     baseline: Baseline | None = None
     if stored.update:
         stored = replace(stored, path=_made_place(stored.path))
@@ -129,7 +132,9 @@ def run_stored_check(
     course: Course | None = None
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
         try:
-            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=arms[CANDIDATE])], view)
+            if scenario.objective != asked.objective:
+                view.event(loop_text(scenario))
+            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=scenario)], view)
             check_targets([variant], view)
             provenance = collect(variant.scenario.load.seed)
             blocks_max = wanted.blocks or variant.scenario.check.blocks
@@ -138,12 +143,18 @@ def run_stored_check(
             if baseline is not None:
                 refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
             if not refusal:
-                blocks_max = _most_blocks(blocks_max, baseline, gates)
+                blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
             course.relaunches = relaunches
             if baseline is None:
                 return update_baseline(
-                    course, stored.path, wanted, provenance=provenance, blocks=blocks_max, json=json
+                    course,
+                    stored.path,
+                    wanted,
+                    provenance=provenance,
+                    blocks=blocks_max,
+                    force=stored.force,
+                    json=json,
                 )
             if refusal:
                 conclusion = _incomparable(refusal, blocks_max)
@@ -168,17 +179,20 @@ def run_stored_check(
     return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
 
 
-def _most_blocks(asked: int, baseline: Baseline | None, gates: Sequence[Gate]) -> int:
-    """As many as are asked for; of a kept baseline no more than it has runs.
+def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
+    """The candidate's scenario, that scenario as it is loaded, and its gates.
 
     Raises:
-        UsageError: so few could flag nothing.
+        UsageError: a variant, several models, or no such gate.
     """
-    if baseline is None or len(baseline.runs) > asked:
-        require_blocks(asked, gates)
-        return asked
-    require_blocks(len(baseline.runs), gates, remedy="measure the baseline anew: --update-baseline --blocks")
-    return len(baseline.runs)
+    refuse_variant(wanted.candidate)
+    asked = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)[
+        CANDIDATE
+    ]
+    refuse_several_models(asked)
+    margins = parse_margins(wanted.max_regress) or asked.check.gates
+    (scenario,) = without_search([asked], margins)
+    return asked, scenario, gates_of(margins, objective=scenario.objective)
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
@@ -264,9 +278,10 @@ def update_baseline(
     *,
     provenance: Mapping[str, Any],
     blocks: int,
+    force: bool = False,
     json: bool = False,
 ) -> int:
-    """Measure a new baseline and write it; the exit code."""
+    """Measure a new baseline and write it, unless it is worse than the best that was kept; the exit code."""
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
     if void.verdict == "INVALID":
@@ -281,6 +296,17 @@ def update_baseline(
     )
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
+    baseline = baseline.after(_kept_before(path, course.variants[0].scenario, provenance, course) or baseline)
+    drifts = [] if force else baseline.drifts(course.variants[0].scenario.objective)
+    if drifts:
+        print(
+            f"REGRESSED  {', '.join(drifts)} against the best earlier baseline; {path} is not replaced\n"
+            "hint: --force accepts these figures as the new baseline",
+            file=sys.stderr,
+        )
+        return REGRESSION_EXIT_CODE
+    if force:
+        baseline = replace(baseline, best={})
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)
     if json:
@@ -290,6 +316,18 @@ def update_baseline(
     of = f"; {wanted.note}" if wanted.note else ""
     print(f"baseline of {counted(len(baseline.runs), 'run')} saved in {path}{of}")
     return 0
+
+
+def _kept_before(
+    path: Path, scenario: Scenario, provenance: Mapping[str, Any], course: Course
+) -> Baseline | None:
+    """The baseline that is to be replaced; None where there is none, or of another workload or host."""
+    try:
+        before = read_baseline(path)
+    except (ArchiveError, BaselineError):
+        return None
+    apart = differences(before, scenario, provenance, relaunches=course.relaunches)
+    return None if any(apart) else before
 
 
 def _incomparable(reason: str, blocks_max: int) -> Conclusion:

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.request import Protocol
-from batchtune.target.endpoint import Endpoint, control_client, external_endpoint, in_words
+from batchtune.target.endpoint import NO_GRPC, Endpoint, control_client, external_endpoint, in_words
 from batchtune.target.external import external_signature
 from batchtune.target.model_files import readable
 from batchtune.target.tfserving import TUNING_PATH
@@ -64,9 +65,17 @@ def answering_at(text: str) -> Address:
     if scheme in ("grpc", "grpcs"):
         return _by_grpc(text, f"{scheme}://{authority}", model)
     rest_url = f"{scheme or 'http'}://{authority}"
-    spoken = _spoken(Endpoint(model_name="", **_rest_of(rest_url)))
+    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
+    spoken = _spoken(endpoint)
+    if spoken is None and scheme is not None:
+        raise _no_model_server(endpoint, model)
     if spoken is None:
-        return _by_grpc(text, f"grpc://{authority}", model)
+        try:
+            return _by_grpc(text, f"grpc://{authority}", model)
+        except TargetError as error:
+            if NO_GRPC not in error.message:
+                raise
+            raise _no_model_server(endpoint, model) from error
     if model is None:
         model = _only_model(text, rest_url) if spoken == "kserve_rest" else _no_model(text)
     return Address(model=model, protocol=spoken, rest_url=rest_url)
@@ -143,6 +152,22 @@ def _spoken(endpoint: Endpoint) -> Protocol | None:
     return "kserve_rest" if answer.status_code == 200 and "extensions" in document else "rest"
 
 
+def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:
+    """What answers there serves no model by any API that is known here."""
+    import httpx
+
+    path = f"/v1/models/{quote(model or 'MODEL', safe='')}"
+    try:
+        with control_client(endpoint) as client:
+            answer = f"answers HTTP, but GET {path} gives {client.get(path).status_code}"
+    except httpx.HTTPError as error:
+        answer = in_words(error)
+    return TargetError(
+        f"{endpoint.rest_authority}: {answer}: neither TensorFlow Serving nor KServe v2",
+        hint="give the port of the model server; any other HTTP server takes a scenario with target.kind: http",
+    )
+
+
 def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
     """TensorFlow Serving's API where the model's metadata are told so, else KServe's."""
     address = Address(model=model or _no_model(text), protocol="grpc", grpc_url=grpc_url)
@@ -151,7 +176,7 @@ def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
     except TargetError as error:
         if "UNIMPLEMENTED" in error.message:
             return Address(model=address.model, protocol="kserve_grpc", grpc_url=grpc_url)
-        if "no connection" in error.message or "speaks no gRPC" in error.message:
+        if "no connection" in error.message or NO_GRPC in error.message:
             raise
     return address
 

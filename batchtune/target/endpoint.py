@@ -262,11 +262,14 @@ def in_words(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
 
 
+NO_GRPC: Final = "what answers there speaks no gRPC"
+
+
 def grpc_words(error: grpc.RpcError) -> str:
     """The same for a call by gRPC."""
     code, details = error.code().name, str(error.details())
     if "HTTP/2" in details or "SETTINGS frame" in details:
-        return "what answers there speaks no gRPC"
+        return NO_GRPC
     if "onnection refused" in details or "resolution failed" in details:
         return "no connection"
     return f"{code}: {details}"

@@ -220,8 +220,8 @@ def test_open_files_are_those_of_the_hard_limit(
     ("script", "state", "text"),
     [
         ("echo 27.1", "ok", "27.1"),
-        ("echo 'permission denied' >&2; exit 1", "problem", "its engine cannot be used: permission denied"),
-        ("exec sleep 1000", "problem", "its engine cannot be used: no answer within 0.2 s"),
+        ("echo 'permission denied' >&2; exit 1", "missing", "its engine does not answer: permission denied"),
+        ("exec sleep 1000", "missing", "its engine does not answer: no answer within 0.2 s"),
     ],
 )
 def test_a_container_program_needs_an_engine_that_answers(
@@ -283,6 +283,15 @@ def test_only_what_every_sweep_needs_is_lacking(changed: dict[str, Check], lacki
     assert doctor.lacking_for_a_sweep({**dict.fromkeys(names, OK), **changed}) == lacking
 
 
+def test_what_a_sweep_can_do_without_is_optional_and_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = {"results": OK, "TensorFlow": MISSING, "docker": MISSING, "ONNX Runtime": OK}
+    doctor._print(checks, [])
+    states = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert states == ["ready", "optional", "optional", "ready"]
+    doctor._print({**checks, "numba": MISSING}, ["numba"])
+    assert any(line.startswith("problem   numba") for line in capsys.readouterr().out.splitlines())
+
+
 def test_the_whole_check_is_a_table_and_a_document(
     framework: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +303,7 @@ def test_the_whole_check_is_a_table_and_a_document(
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line), lines
-    assert any(line.split() == ["ok", "TensorFlow", "1.2,", "on", "the", "CPU"] for line in lines)
+    assert any(line.split() == ["ready", "TensorFlow", "1.2,", "on", "the", "CPU"] for line in lines)
     assert lines[-1].startswith("Ready: ")
     assert "watching this machine" in shown.stderr
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from batchtune.cli.app import app
 from batchtune.cli.checks.machine import Check
 from batchtune.cli.commands import init_model
+from batchtune.cli.commands.model_scenario import LookedAt
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example
 from batchtune.scenario.reader import read_scenario
@@ -179,3 +180,22 @@ def test_a_check_of_a_running_server_fails_where_rows_cannot_meet(tmp_path: Path
         done = batchtune("init", f"127.0.0.1:{server.rest_port}/m", "--check", "-q")
     assert isinstance(done.exception, TargetError)
     assert "a request of 1 row is answered, one of 2 is not" in done.exception.message
+
+
+def test_a_model_beside_or_below_the_scenario_is_written_relative_and_one_elsewhere_in_full(
+    tmp_path: Path,
+) -> None:
+    """Its own `init --ci` refuses a path that only this machine has."""
+    for text, file, expected in (
+        (tmp_path / "models" / "m", "s.yaml", "./models/m"),
+        (tmp_path / "m", "scenarios/s.yaml", str(tmp_path / "m")),
+    ):
+        looked = LookedAt(
+            document={"name": "m", "target": {"model": str(text), "cpus": [0]}},
+            signature=None,  # type: ignore[arg-type]
+            tries=None,  # type: ignore[arg-type]
+            notes=(),
+        )
+        target = init_model._beside(looked, Path(file)).document["target"]
+        assert target == {"model": expected, "cpus": [0]}
+    assert looked.document["target"]["model"] == str(tmp_path / "m")

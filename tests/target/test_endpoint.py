@@ -6,7 +6,8 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
+from batchtune.target.address import answering_at
 from batchtune.target.endpoint import (
     Endpoint,
     control_channel,
@@ -231,3 +233,20 @@ def test_a_url_that_means_more_than_an_address_is_refused(url: str, words: str) 
     assert words in raised.value.message
     assert "HOST:PORT" in raised.value.hint
     assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["{at}/m", "http://{at}/m", "http://{at}/v1/models/m"])
+def test_a_plain_web_server_is_told_as_what_it_is_however_it_is_named(text, tmp_path):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_words: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"127.0.0.1:{server.server_port}"
+        with pytest.raises(TargetError) as raised:
+            answering_at(text.format(at=at))
+        server.shutdown()
+    assert raised.value.message == (
+        f"{at}: answers HTTP, but GET /v1/models/m gives 404: neither TensorFlow Serving nor KServe v2"
+    )
+    assert "target.kind: http" in (raised.value.hint or "")

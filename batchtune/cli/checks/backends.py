@@ -31,9 +31,9 @@ def container_engine(program: str = "docker", *, limit_s: float = ENGINE_LIMIT_S
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
     if answer.failure:
         return Check(
-            state="problem",
-            text=f"its engine cannot be used: {answer.failure}",
-            advice=f"start it, or join the group that may use it; `{program} version` says more",
+            state="missing",
+            text=f"its engine does not answer: {answer.failure}",
+            advice=f"needed only for containers: start it, or join its group; `{program} version` says more",
         )
     return Check(state="ok", text=answer.output, version=answer.output)
 

@@ -93,11 +93,12 @@ def _works(check: Check) -> bool:
 def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
     console, width = console_on(), text_width()
     names = max(len(name) for name in checks)
-    indent = " " * (len("problem") + 2 + names + 2)
-    styles = {"ok": "green", "missing": "dim", "problem": "red"}
+    indent = " " * (len("optional") + 2 + names + 2)
+    shown_as = {"ok": ("ready", "green"), "missing": ("optional", "dim"), "problem": ("problem", "red")}
     for name, check in checks.items():
-        head = f"{check.state:<7}  {name:<{names}}  "
-        console.print(head, style=styles[check.state], end="", markup=False, soft_wrap=True)
+        state, style = shown_as["problem" if name in lacking else check.state]
+        head = f"{state:<8}  {name:<{names}}  "
+        console.print(head, style=style, end="", markup=False, soft_wrap=True)
         shown = paragraph(f"{head}{check.text}", width=width, indent=indent)[len(head) :]
         console.print(shown, markup=False, soft_wrap=True)
         if check.advice:

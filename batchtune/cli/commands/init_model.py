@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -150,7 +151,7 @@ def run_init_model(
         print(f"ok: {argument} answers{_asked_rows(looked.tries)}: {speed_of(looked.tries)}")
         return 0
     scenario = read_scenario(looked.text(argument))
-    text = _text(looked, scenario, argument, write)
+    text = _text(_beside(looked, write or Path(f"{scenario.name}.yaml")), scenario, argument, write)
     if write is None:
         print(text, end="")
     else:
@@ -160,6 +161,16 @@ def run_init_model(
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
     print(_next(scenario, address, write), file=sys.stderr)
     return 0
+
+
+def _beside(looked: LookedAt, file: Path) -> LookedAt:
+    """With the model relative to the scenario's file, where it lies beside or below: both move together."""
+    target = looked.document.get("target", {})
+    model, folder = Path(str(target.get("model", ""))), file.parent.absolute()
+    if not model.is_absolute() or not model.is_relative_to(folder):
+        return looked
+    relative = f"./{model.relative_to(folder)}"
+    return replace(looked, document={**looked.document, "target": {**target, "model": relative}})
 
 
 def _asked_rows(tries: FirstTries) -> str:

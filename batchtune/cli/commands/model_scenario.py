@@ -107,7 +107,7 @@ def look_at(
     limited = bool(base["slo"])
     if limited:
         base["slo"] = {"p95": _likely_limit(tries.lone_s)}
-        scenario = _scenario(base, overrides, model=model)
+        scenario, _ = placed(_scenario(base, overrides, model=model))
     looked = _completed(base, overrides, scenario, signature, tries, searched=command in ("sweep", "init"))
     return replace(looked, guessed_limit=limited)
 

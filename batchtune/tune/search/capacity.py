@@ -69,6 +69,12 @@ CLIMB = 2.0
 LEVEL = 1.05
 """What holds no more than this, times another, changes nothing for the user."""
 
+FRESH_RUNS = 3.3
+"""Fresh runs of the leader for which time is set aside."""
+
+SHORTEST = 0.6
+"""Of its length, what the last run is made for in the time that is left."""
+
 SAFE = 0.94
 """The first fresh runs are at this share of what the search found."""
 
@@ -77,9 +83,6 @@ STEP_DOWN = 0.95
 
 REQUESTS_MIN = 4
 """Of a run: where no rate holds, lower ones are tried until so few requests would be sent."""
-
-FRESH_RUNS = 3.3
-"""Fresh runs of the leader for which time is set aside."""
 
 STEADYING_MAX = 6
 """Fresh runs at one rate, at most."""
@@ -97,14 +100,11 @@ UNBATCHED_SHARE = 0.9
 LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
 
-HOPEFUL, CAUTIOUS, DEAR = 0.92, 0.75, 0.1
-"""Of the best hope, its first rate: the second where a run takes more than the third of the budget."""
+HOPEFUL, CAUTIOUS = 0.92, 0.75
+"""Of the best hope, its first rate: the second of a fresh run where nothing held."""
 
 BOLDEST = 3.0
 """No first rate is more than this times what anybody answered: the curve may be wrong, and floods drain slowly."""
-
-SHORTEST = 0.6
-"""Of its length, what the last run is made for in the time that is left."""
 
 GROWS_MAX = 8
 """Doublings of the largest size before anything was run there."""
@@ -129,13 +129,13 @@ class CapacitySearch(Search):
         """The upper end of its bracket; closer by its closed loop, where others say that this was not disturbed."""
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
-        if (
-            full
-            and self.has_curve
-            and (self._loops_agree() or AGREE * full >= self.curve.checked_rps(contender.configuration))
-        ):
+        agrees = self._loops_agree() or self._is_as_expected(contender, full)
+        if full and self.has_curve and agrees:
             return max(min(bracket.missed_rps, AGREED * full), bracket.held_rps)
         return bracket.missed_rps
+
+    def _is_as_expected(self, contender: Contender, full_rps: float) -> bool:
+        return self.curve.is_checked and AGREE * full_rps >= self.curve.most_rps(contender.configuration)
 
     def _loops_agree(self) -> bool:
         """Whether the two fastest of the loops that fill every batch answer the same: then neither was disturbed."""
@@ -150,7 +150,15 @@ class CapacitySearch(Search):
             and bool(rival.runs)
             and upper > OPEN * top.bracket.stated_rps
             and upper > LEVEL * top.bracket.held_rps
+            and not self.is_level(rival, top)
         )
+
+    def is_level(self, rival: Contender, top: Contender) -> bool:
+        """Whether it can gain the user nothing, by a curve that is checked: the same curve judges both."""
+        if not (self.trusts_curve and self.curve.is_checked):
+            return False
+        says = self.curve.capacity_rps
+        return says(rival.configuration) <= LEVEL * says(top.configuration)
 
     def _belief(self, contender: Contender) -> float:
         """The hope, inside the bracket."""
@@ -205,7 +213,7 @@ class CapacitySearch(Search):
         for _ in range(GROWS_MAX):
             if not self.contenders.grow_sizes(top):
                 break
-            self.contenders.grid()
+            self.contenders.grid(self.hopes_max)
             self._asked_model = None
             top = self._liked()
         if top.configuration.batching is None or len(self._full_loops()) >= 6:
@@ -338,8 +346,7 @@ class CapacitySearch(Search):
                     return None
                 top = self._best_of(others)
             first = self._first_rate(top)
-            is_dear = self._cost_s(top, first) > DEAR * self.budget_s
-            return top, (CAUTIOUS if is_dear else HOPEFUL) * first, "the best hope"
+            return top, HOPEFUL * first, "the best hope"
         rivals = [
             c
             for c in self.contenders
@@ -379,6 +386,7 @@ class CapacitySearch(Search):
             climbed = max(0.98 * belief, 1.06 * lo)
         else:
             most = AGREED * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
+            most = most if most > lo else math.inf  # else the curve is refuted
             climbed = max(min(lo * min(math.sqrt(self._room(bracket, lo)), CLIMB), most), 1.06 * lo)
         return min(climbed, math.sqrt(lo * hi) if math.isfinite(hi) else math.inf)
 

@@ -98,9 +98,6 @@ THREADS: Final = "num_batch_threads"
 _TIMEOUT: Final = "batch_timeout_micros"
 _QUEUE: Final = "max_enqueued_batches"
 
-GRID_MAX: Final = 64
-"""Points whose hope is asked from the beginning: sizes times threads, times more knobs while they are few."""
-
 GROWS: Final[Mapping[str, int]] = {SIZE: 4096, THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
 """Knobs whose guessed values grow, and how far."""
 
@@ -241,15 +238,15 @@ class Contenders:
         base = self._space.nearest({_TIMEOUT: 0})
         return {name: base[name] for name in self.values}
 
-    def grid(self) -> list[Contender]:
-        """Sizes times threads, times more knobs while they are few; the rest at its base."""
+    def grid(self, most: int) -> list[Contender]:
+        """Sizes times threads, times more knobs while they are at most so many points; the rest at its base."""
         base = self.base()
         names: list[str] = [name for name in (SIZE, THREADS) if name in self.values]
         count = 1
         for name in names:
             count *= len(self.values[name])
         for name, values in self.values.items():
-            if name not in names and count * len(values) <= GRID_MAX:
+            if name not in names and count * len(values) <= most:
                 names.append(name)
                 count *= len(values)
         points = product(*(self.values[name] for name in names))

@@ -35,7 +35,7 @@ _ARRIVALS = 5000, 80_000
 _BATCHES = 60
 """Requests of a simulated run, at least and at most: so many full batches between."""
 
-_CLOSED_REQUESTS = 3000
+_CLOSED_REQUESTS, _CLOSED_TURNS = 600, 8
 _BISECTIONS = 8
 
 
@@ -112,9 +112,10 @@ class Curve:
         rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
 
-    def checked_rps(self, configuration: Configuration) -> float:
-        """The same where three sizes or more lie on one line, so that each is checked by the others; else inf."""
-        return self.most_rps(configuration) if self.is_line and len(self.rows_read) > 2 else math.inf
+    @property
+    def is_checked(self) -> bool:
+        """Whether three sizes or more lie on one line, so that each is checked by the others."""
+        return self.is_line and len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
         """The highest rate of Poisson arrivals within the limit, by simulation."""
@@ -127,7 +128,7 @@ class Curve:
         """What so many clients in a closed loop get, by simulation."""
         summary = closed_summary(
             clients,
-            max(_CLOSED_REQUESTS, 20 * clients),
+            max(_CLOSED_REQUESTS, _CLOSED_TURNS * clients),
             self._rows,
             self._batcher(configuration),
             [self._device()],

@@ -20,7 +20,6 @@ from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search import (
     COMPARE_SHARE,
-    FRESH_SHARE,
     NORMAL_MAD,
     RUN_SHARE,
     SCOUT_SHARE,
@@ -52,9 +51,6 @@ OPEN = 1.10
 RUNS_MAX = 3
 """Search runs of one contender: more are fresh runs' work."""
 
-FRESH_RUNS = 3.3
-"""Fresh runs of the leader for which time is set aside."""
-
 UNLIKELY = 0.8
 """Of the leader's, a hope below which nobody is tried while the curve is trusted."""
 
@@ -63,9 +59,6 @@ GAIN_KNOWN = 0.15
 
 HOPELESS = 0.5
 """Of the best hope, what a reference must be hoped to give to run before others."""
-
-HOPES_MAX = 400
-"""Points of which the curve is asked."""
 
 BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
 FRESH_FACTOR = 2.0
@@ -93,6 +86,8 @@ class Standing:
 
 class FixedLoadSearch(Search):
     """See the module; merits are logs, higher is better."""
+
+    hopes_max = 400  # with timeouts: a closed loop gains where all its clients fit into one batch
 
     def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
         super().__init__(scenario, budget_s=budget_s)
@@ -240,7 +235,8 @@ class FixedLoadSearch(Search):
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
-            return [*first, *self._sizes()]
+            sizes = self._sizes()  # a middle one at once: with it the curve tells who comes next
+            return [*(c for c in first if c.source in REFERENCES), *sizes[:1], *first, *sizes[1:]]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
         likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]
@@ -258,32 +254,28 @@ class FixedLoadSearch(Search):
             return self._compared(left_s, taken)
         ask = None
         if self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
-            ask = self._compared(left_s - FRESH_RUNS * self._cost_s(leader, fresh=True), taken)
+            ask = self._compared(left_s, taken)
         return ask or self._fresh(left_s, taken)
 
     def _compared(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
+        """The next run that compares; None: nobody is left, or no time."""
+        named = self._next_compared(taken)
+        return None if named is None or self._cost_s(named[0]) > left_s else self._own_run(*named)
+
+    def _next_compared(self, taken: set[Contender]) -> tuple[Contender, str] | None:
         if self.scenario.search.strategy == "grid":
-            return next(
-                (
-                    self._own_run(c, "a point of the grid")
-                    for c in self.contenders
-                    if c not in taken and not self.own_runs(c) and self._cost_s(c) <= left_s
-                ),
-                None,
-            )
+            untried = (c for c in self.contenders if c not in taken and not self.own_runs(c))
+            return next(((c, "a point of the grid") for c in untried), None)
         first = self._first()
         is_known = self.curve.knows_threads or self._clients is None
         hoped = self._hoped(taken) if len(self.curve.rows_read) > 1 and is_known else None
-        if hoped is not None and self._cost_s(hoped[0]) <= left_s:
-            return self._own_run(*hoped)
+        if hoped is not None:
+            return hoped
         for contender in first:
-            if contender not in taken and not self.own_runs(contender) and self._cost_s(contender) <= left_s:
-                return self._own_run(contender, "a first look")
+            if contender not in taken and not self.own_runs(contender):
+                return contender, "a first look"
         self._ask_curve()
-        named = self._rival(taken) or self._near(taken)
-        if named is None or self._cost_s(named[0]) > left_s:
-            return None
-        return self._own_run(*named)
+        return self._rival(taken) or self._near(taken)
 
     def _hoped(self, taken: set[Contender]) -> tuple[Contender, str] | None:
         """The best hope of those that never ran, where it is above the leader's mean."""
@@ -417,7 +409,7 @@ class FixedLoadSearch(Search):
     def _ask_curve(self) -> None:
         if not self.curve.is_known or len(self.curve.rows_read) < 2:
             return
-        contenders = list(self.contenders)[:HOPES_MAX]
+        contenders = list(self.contenders)[: self.hopes_max]
         known = len(contenders), len(self.trials)
         if self._asked_model != known:
             for contender in contenders:
@@ -462,8 +454,7 @@ class FixedLoadSearch(Search):
         wanted = factor * max(BATCHES * batch_s, REQUESTS / rate if self._clients is None else 0.0, RUN_S)
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
-        share = FRESH_SHARE if fresh else RUN_SHARE
-        return min(wanted, max(share * self.budget_s, RUN_BATCHES_MIN * batch_s))
+        return min(wanted, max(RUN_SHARE * self.budget_s, RUN_BATCHES_MIN * batch_s))
 
     def _cost_s(self, contender: Contender, *, fresh: bool = False) -> float:
         load = self.scenario.load

@@ -82,6 +82,9 @@ TRUSTED_FROM = 3
 class Search(ABC):
     """One search; `observe` what was measured, `next_asks` what to measure next."""
 
+    hopes_max = 64
+    """Points whose hope is asked from the beginning."""
+
     def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
         self.scenario = scenario
         self.budget_s = budget_s
@@ -205,7 +208,7 @@ class Search(ABC):
         if strategy == "grid":
             self.contenders.whole(GRID_MOST)
         elif strategy == "guided":
-            self.contenders.grid()
+            self.contenders.grid(self.hopes_max)
         elif strategy == "optuna":
             list(islice(self.optuna_contenders([]), STARTUP_TRIALS))
         self._named = True
@@ -329,7 +332,7 @@ class Search(ABC):
         more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
         alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
         sizes = sorted({c.rows for c in alone})
-        affordable = SCOUT_SHARE * self.budget_s / (3.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
+        affordable = SCOUT_SHARE * self.budget_s / (2.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
         wanted_rows = self._rows * min(
             MIDDLE, max(affordable, 2.0)
         )  # as long as if a row cost what a request does

@@ -104,7 +104,8 @@ def test_established_means_confirmed_closed_and_no_open_rival(device: str, host:
         for rival in run.search.contenders:
             if rival is not chosen and rival.runs:
                 bound = max(OPEN * capacity.held_rps, LEVEL * chosen.bracket.held_rps)
-                assert run.search.upper(rival) <= bound * 1.000001
+                is_settled = run.search.upper(rival) <= bound * 1.000001
+                assert is_settled or run.search.is_level(rival, chosen)
 
 
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)

@@ -76,7 +76,7 @@ def test_a_written_space_excludes_what_lies_outside_and_a_guessed_one_nothing() 
 def test_points_with_words_and_the_switch_lie_inside_their_own_space() -> None:
     space = {"max_batch_size": [4, 8], "allowed_batch_sizes": ["powers_of_two", "none"]}
     contenders = Contenders(scenario_of(search={"space": {**space, "enable_batching": [True, False]}}))
-    grid = contenders.grid()
+    grid = contenders.grid(64)
     assert {contender.configuration.batching is None for contender in grid} == {True, False}
     assert all(contender in list(contenders) for contender in grid)
 
@@ -90,7 +90,7 @@ def test_points_that_cannot_hold_a_request_are_not_named() -> None:
 
 def test_batches_that_ran_out_of_memory_bar_all_as_large() -> None:
     contenders = Contenders(scenario())
-    contenders.grid()
+    contenders.grid(64)
     contenders.ceiling_rows = 16
     assert {size for size, *_ in points(contenders)} == {1, 4}
     assert contenders.of("no_batching") in list(contenders)

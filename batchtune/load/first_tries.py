@@ -74,7 +74,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
     """
     import httpx
 
-    url = f"{endpoint.rest_url}{endpoint.path}"
+    url = f"{endpoint.rest_url}{requests.path or endpoint.path}"
     headers = {"Content-Type": "application/json", **dict(requests.headers)}
     read, give_up = bytearray(), time.monotonic() + requests.timeout_s
     try:

@@ -53,14 +53,14 @@ def build_prompts(
     """
     import orjson
 
-    kinds = []
+    kinds, named = [], _asked(request).model or model_name
     for number, kind in enumerate(request.kinds()):
         rng = np.random.default_rng([seed, number])
         made = list(_prompts(request, kind, rng, distinct or request.distinct))
         lengths = draw_lengths(_asked(request).output, len(made), rng).tolist()
         kinds.append(
             [
-                orjson.dumps(_document(request, prompt, tokens, model_name))
+                orjson.dumps(_document(request, prompt, tokens, named))
                 for prompt, tokens in zip(made, lengths, strict=True)
             ]
         )

@@ -95,9 +95,11 @@ class Scheduler:
             self._release(sequence)
         budget, decoding, prefilled = self.max_num_batched_tokens, 0, 0
         answered: list[Sequence] = []
-        for sequence in tuple(self.running):
-            if sequence not in self.running or budget < 1:  # preempted by one before it
-                continue
+        position = 0
+        while (
+            position < len(self.running) and budget > 0
+        ):  # it grows shorter from its end: the newest are preempted
+            sequence = self.running[position]
             left = sequence.wanted - sequence.computed
             tokens = min(left, budget)
             if not self._make_room(sequence, tokens):
@@ -107,6 +109,7 @@ class Scheduler:
             prefilled += 0 if is_decoding else tokens
             budget -= tokens
             self._compute(sequence, tokens, answered)
+            position += 1
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             if sequence.gone:
@@ -125,7 +128,6 @@ class Scheduler:
         device = self.device
         busy = len(self.running)
         milliseconds = device.step_ms + device.sequence_ms * busy + device.prefill_token_ms * prefilled
-        answered = [sequence for sequence in answered if sequence in self.running]
         for sequence in answered:
             sequence.produced += 1
             if sequence.produced >= sequence.output:

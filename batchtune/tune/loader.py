@@ -273,6 +273,8 @@ class Loader:
         request, model_name = self._scenario.request, self._target.endpoint.model_name
         if request.protocol == "openai":
             self._requests = build_prompts(request, model_name=model_name, seed=self._scenario.load.seed)
+            if self._scenario.target.kind == "http":
+                require_answer(self._target.endpoint, self._requests, is_json=False)
             return self._requests
         names = () if request.protocol == "http" else request.signatures
         requests = build_requests(

@@ -142,7 +142,8 @@ def app(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("server", server_names())
 def test_each_server_has_a_scenario_that_needs_no_change(server: str, app: str) -> None:
-    argument = "org/model" if server in ("infinity", "tei") else app
+    named = ("infinity", "tei", "vllm", "sglang", "transformers-serve")
+    argument = "org/model" if server in named else app
     asked = parse_scenario(server_scenario(server, argument), source=server)
     assert asked.target.kind == "http"
     assert not {"{file}", "{name}", "{module}", "{folder}", "{app}"} & set(

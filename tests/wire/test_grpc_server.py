@@ -289,6 +289,17 @@ async def test_a_malformed_request_resets_its_stream_only(fields: tuple[tuple[st
 
 
 @in_loop
+async def test_a_message_of_the_length_that_was_said_needs_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer costs as much as the rest of reading a call; proxies and h2load say how long a request will be."""
+    monkeypatch.setattr("batchtune.wire.grpc.server_connection.take_data", None)
+    server = opened(echo=True)
+    message = grpc_message(b"ping")
+    block = encode_block((*REQUEST_HEADERS, ("content-length", str(len(message)))))
+    server.connection.data_received(raw_frame(HEADERS, 4, 1, block) + raw_frame(DATA, 1, 1, message))
+    assert [call.message for call in server.calls] == [b"ping"]
+
+
+@in_loop
 async def test_an_answer_larger_than_the_windows_waits_for_them() -> None:
     server = ServerUnderTest(echo=True)
     client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 1_000})

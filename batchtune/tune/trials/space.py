@@ -28,6 +28,9 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
+STREAM_CLIENTS = 64
+"""Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences."""
+
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that keep a server without batching busy."""
 
@@ -166,6 +169,8 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     """Clients of a closed loop that keep every batch full: two batches for each thread; 16 without batching."""
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
+    if scenario.streams and "max_batch_size" not in {name for name, _, _ in configuration.words}:
+        return STREAM_CLIENTS
     requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
     threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

@@ -19,7 +19,7 @@ from typing import cast
 from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_writer import AnswerWriter, HeldCalls, ServerLimits
-from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, request_buffer, take_data
+from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, take_data
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
 from batchtune.wire.inflating import Inflating
@@ -302,11 +302,12 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._received_bytes += word >> 8
                 call = streams.get(stream_id)
                 if flags == 1 and word >= 0x500 and type(call) is GrpcCall and not call.half_closed:
-                    prefix = FIRST_DATA.unpack_from(data, position)
+                    prefix, said_bytes = FIRST_DATA.unpack_from(data, position), call.head.content_bytes
                     if (
                         call.buffer is None
                         and prefix[3] == 0
                         and prefix[4] == (word >> 8) - 5 <= message_bytes_max
+                        and (said_bytes < 0 or said_bytes == word >> 8)
                     ):
                         call.message = data[position + 14 : after]
                         writer.begun_streams -= 1
@@ -360,9 +361,7 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._streams[head.path](stream)
             else:
                 deadline_ns = None if head.timeout_ns is None else time.monotonic_ns() + head.timeout_ns
-                writer.streams[stream_id] = call = GrpcCall(writer, stream_id, head, deadline_ns)
-                if head.content_bytes >= 0:  # its DATA is counted
-                    call.buffer = request_buffer(head, self._limits)
+                writer.streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
             if flags & h2.END_STREAM:
                 self._read_data(writer, flags, stream_id, b"")
 
@@ -387,9 +386,10 @@ class GrpcServerConnection(asyncio.Protocol):
             if stream is not None:
                 writer.reset(stream_id, ErrorCode.STREAM_CLOSED)
             return
-        buffer, told_bytes = stream.buffer, stream.head.content_bytes
-        if told_bytes >= 0 and buffer is not None:  # malformed where DATA differs (RFC 9113 8.1.1)
-            left_bytes = told_bytes - buffer.fed_bytes - len(payload)
+        said_bytes = stream.head.content_bytes
+        if said_bytes >= 0:  # malformed where DATA differs (RFC 9113 8.1.1)
+            fed_bytes = 0 if stream.buffer is None else stream.buffer.fed_bytes
+            left_bytes = said_bytes - fed_bytes - len(payload)
             if left_bytes < 0 or (left_bytes and flags & h2.END_STREAM):
                 writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
                 return

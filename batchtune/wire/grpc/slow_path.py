@@ -149,17 +149,12 @@ def take_data(
             stream.fail(error.code, error.message)
 
 
-def request_buffer(head: RequestHead, limits: ServerLimits) -> MessageBuffer:
-    """Make what cuts the DATA of a unary call into its message."""
-    return MessageBuffer(head.encoding, limits.max_message_bytes, inflates=False)
-
-
 def _cut(
     writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
 ) -> tuple[list[bytes], MessageBuffer]:
     """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
     if stream.buffer is None:
-        stream.buffer = request_buffer(stream.head, limits)
+        stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes, inflates=False)
     buffer = stream.buffer
     held_bytes = buffer.held_bytes
     try:

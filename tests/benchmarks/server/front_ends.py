@@ -64,6 +64,7 @@ class Case:
 
 CASES = [
     Case(name="echo", base_ms=0, per_row_ms=0, max_batch_size=64, clients=128),
+    Case(name="few", base_ms=0, per_row_ms=0, max_batch_size=64, clients=32),
     Case(name="b32", base_ms=2.0, per_row_ms=0.05, max_batch_size=32, clients=128),
     Case(name="b64", base_ms=2.0, per_row_ms=0.05, max_batch_size=64, clients=256),
     Case(name="one", base_ms=2.0, per_row_ms=0.05, max_batch_size=32, clients=1),

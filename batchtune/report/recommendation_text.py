@@ -307,6 +307,9 @@ def contenders_table(chosen: Recommendation) -> Rows:
         "runs",
         _GAINS[chosen.objective],
     ]
+    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
+    shown: list[tuple[str, Recommendation | Compared, str]] = [(first, chosen, "")]
+    shown += [(_name(other), other, gain_cell(other)) for other in others]
     rows = [
         [
             name,
@@ -318,7 +321,7 @@ def contenders_table(chosen: Recommendation) -> Rows:
             str(contender.runs),
             gain,
         ]
-        for name, contender, gain in _all(chosen, others)
+        for name, contender, gain in shown
     ]
     return _without_empty([headings, *rows])
 
@@ -346,17 +349,6 @@ def brief_label(configuration: Configuration, common: Mapping[str, Any]) -> str:
     for name, value in common.items():
         text = text.replace(f" · {short_label(f'{name}={value}')}", "")
     return text
-
-
-def _all(
-    chosen: Recommendation, others: Sequence[Compared]
-) -> list[tuple[str, Recommendation | Compared, str]]:
-    """Name, figures and gain."""
-    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
-    return [
-        (first, chosen, ""),
-        *((_name(other), other, gain_cell(other)) for other in others),
-    ]
 
 
 def _name(other: Compared) -> str:

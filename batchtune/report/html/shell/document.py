@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -58,9 +58,6 @@ class Detail:
     heading: str
     parameters: Sequence[tuple[str, str]] = ()
     rows: Sequence[int]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"heading": self.heading, "parameters": self.parameters, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +264,7 @@ def _data(document: Document) -> dict[str, Any]:
         for section in document.sections
         if section.figure is not None
     }
-    details = [detail.to_dict() for detail in document.trials.details]
+    details = [asdict(detail) for detail in document.trials.details]
     return {"figures": figures, "columns": COLUMNS, "rows": document.trials.rows, "details": details}
 
 

@@ -58,6 +58,7 @@ from batchtune.report.words import (
     offer_sentences,
     parameters_of,
     promise_sentence,
+    question_text,
     why_sentence,
 )
 from batchtune.target.model_files import served_name
@@ -368,7 +369,7 @@ def _gain(chosen: Recommendation) -> Answer:
 
 def _sure(chosen: Recommendation) -> Answer:
     lines = [f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises]
-    lines += [sentence(question.text()) for question in chosen.open_questions]
+    lines += [sentence(question_text(question)) for question in chosen.open_questions]
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
     return Answer(
         question="How confident is this?",
@@ -414,7 +415,7 @@ def sweep_document(account: Account, *, deployment: str | None = None) -> Docume
         answers=answers_of(account),
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
-        open_questions=[] if chosen is None else [question.text() for question in chosen.open_questions],
+        open_questions=[] if chosen is None else [*map(question_text, chosen.open_questions)],
         alternatives=[]
         if chosen is None
         else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],

@@ -52,7 +52,13 @@ def main() -> int:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": tokens, "stream": True}
     server = subprocess.Popen(
-        [sys.executable, "-m", "batchtune.server.emulated_llm", f"--port={port}", f"--max-num-seqs={streams}"],
+        [
+            sys.executable,
+            "-m",
+            "batchtune.server.emulated_llm",
+            f"--port={port}",
+            f"--max-num-seqs={streams}",
+        ],
         stdout=subprocess.PIPE,
     )
     used: dict[str, list[float]] = {"ours": [], "curl": [], "h2load": []}
@@ -78,7 +84,9 @@ def main() -> int:
     micros = {name: statistics.median(values) * 1e6 / (streams * tokens) for name, values in used.items()}
     print(f"{streams} streams of {tokens} tokens, {options.rounds} rounds; CPU of a chunk:")
     for name, value in micros.items():
-        print(f"{name:7}{value:6.1f} µs  × {value / micros['curl']:.2f} of curl, × {value / micros['h2load']:.2f} of h2load")
+        print(
+            f"{name:7}{value:6.1f} µs  × {value / micros['curl']:.2f} of curl, × {value / micros['h2load']:.2f} of h2load"
+        )
     return 0
 
 

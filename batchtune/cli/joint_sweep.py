@@ -14,7 +14,7 @@ from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.deployment import joint_deployment
-from batchtune.cli.session import Session, beginning, require_same, session
+from batchtune.cli.session import MeasuringSession, beginning, require_same, session
 from batchtune.errors import (
     ArchiveError,
     BatchingParametersError,
@@ -141,7 +141,7 @@ def _refuse(scenario: Scenario) -> None:
         own_scenario.require_rows_fit()
 
 
-def _search(current: Session) -> None:
+def _search(current: MeasuringSession) -> None:
     scenario, view, trials = current.scenario, current.view, current.trials
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -183,7 +183,7 @@ def _search(current: Session) -> None:
             view.event(load_line(finished.load))
 
 
-def _concluded(current: Session, run: Run, *, json: bool) -> int:
+def _concluded(current: MeasuringSession, run: Run, *, json: bool) -> int:
     """Recommend from what there is; the exit code."""
     code = 0
     try:

@@ -20,7 +20,7 @@ from batchtune.cli.arguments.load_request import (
     question_of,
 )
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, beginning, session
+from batchtune.cli.session import MeasuringSession, beginning, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -91,7 +91,7 @@ def run_load(
 
 
 def _print(
-    current: Session,
+    current: MeasuringSession,
     scenario: Scenario,
     findings: Sequence[LimitFinding],
     *,
@@ -149,7 +149,7 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     return InconclusiveError.exit_code
 
 
-def _measure(question: Question, wanted: LoadRequest, current: Session) -> None:
+def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario, view = question.scenario, current.view
     workers = fleet_of(scenario.load, on_event=view.event)
@@ -232,7 +232,7 @@ def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> Finish
     return replace(finished, trial=replace(finished.trial, measurement=unjudged))
 
 
-def _keep(current: Session, finished: FinishedTrial) -> None:
+def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
     """A point that cannot be kept is measured all the same: that is reported once."""
     try:
         current.keep([finished], shown=False)

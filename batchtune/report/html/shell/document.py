@@ -124,7 +124,7 @@ _COMPRESSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Fact:
     """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
 
     question: str
@@ -135,7 +135,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Report:
     """What a page says, from top to bottom; `intervals` says what its intervals mean.
 
     `command` is what to run next; `alternatives` are other parameters and what they trade.
@@ -143,7 +143,7 @@ class Document:
 
     title: str
     subtitle: str
-    answers: Sequence[Answer]
+    answers: Sequence[Fact]
     sections: Sequence[Section]
     trials: TrialTable
     provenance: Sequence[tuple[str, str]]
@@ -156,7 +156,7 @@ class Document:
     alternatives: Sequence[tuple[Sequence[tuple[str, str]], str]] = ()
 
 
-def write_page(document: Document, path: Path) -> Path:
+def write_page(document: Report, path: Path) -> Path:
     """Write the page as one file.
 
     Raises:
@@ -166,7 +166,7 @@ def write_page(document: Document, path: Path) -> Path:
     return path
 
 
-def render(document: Document) -> str:
+def render(document: Report) -> str:
     """The template, filled; whatever comes from a scenario or a server is escaped by it."""
     import jinja2
     from markupsafe import Markup
@@ -257,7 +257,7 @@ def _coded(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
 
 
-def _data(document: Document) -> dict[str, Any]:
+def _data(document: Report) -> dict[str, Any]:
     """What the page's script reads."""
     figures = {
         section.anchor: {"data": section.figure.data, "layout": section.figure.layout}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.bench import Plan
     from batchtune.tune.sweep.sweep import SweepProgress
-    from batchtune.tune.trials.trial import Trial
+    from batchtune.tune.trials.trial import Trial, TrialRequest
 
 
 PLOT_HEIGHTS: Final = (4, 7)
@@ -194,6 +194,10 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
     `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
     """
+    if trial.parts:
+        from batchtune.report.several_models import load_line
+
+        return load_line(trial)
     head = head or _head(trial)
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
@@ -318,7 +322,7 @@ class TerminalView(_SilentView):
             self._draw()
 
     def trial(self, trial: Trial) -> None:
-        style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
+        style = "red" if not trial.measurements else "" if trial.feasible else "yellow"
         self._console.print(trial_line(trial, scenario=self._scenario), style=style, markup=False)
         self._trials.append(trial)
 
@@ -408,6 +412,8 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
     """Under which load a trial runs that has not ended yet."""
+    if scenario is not None and scenario.target.models:
+        return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
     if plan.request.rate_rps is not None:
         return f"{rounded(plan.request.rate_rps)}/s offered"
     load = None if scenario is None else scenario.load
@@ -418,6 +424,12 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
         return "at rising rates"
     rate_rps = None if load is None else load.rate_rps
     return "its own arrivals" if rate_rps is None else f"{rounded(rate_rps)}/s offered"
+
+
+def models_load(request: TrialRequest) -> str:
+    """Of several models `reader alone, ×1.15`."""
+    who = f"{' and '.join(request.models)} alone" if request.models else "together"
+    return f"{who}, ×{rounded(request.scale)}{', confirmation' if request.source == 'confirm' else ''}"
 
 
 def live_line(live: LiveAggregate) -> str:

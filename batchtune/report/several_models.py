@@ -8,6 +8,7 @@ from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
+from batchtune.report.live import models_load
 from batchtune.report.tables import (
     Marks,
     console_on,
@@ -176,20 +177,20 @@ def share_rows(chosen: JointRecommendation) -> list[tuple[str, ...]]:
     ]
 
 
-def load_line(load: JointLoad) -> str:
+def load_line(trial: Trial) -> str:
     """One finished load in one line."""
-    head = f"load {load.number}: {load.ask.in_words()}"
-    if load.failure is not None:
-        return f"{head}: failed: {load.failure.splitlines()[0]}"
+    load = JointLoad(trial)
+    head = f"trial {trial.number}: {models_load(trial.request)}"
+    if trial.failure is not None:
+        return f"{head}: failed: {trial.failure.splitlines()[0]}"
     figures = "; ".join(
-        f"{name} {rounded(measurement.offered_rps or 0.0)}/s {_p95(measurement)}"
-        for name, trial in load.trials.items()
-        if (measurement := trial.measurement) is not None
+        f"{name} {rounded(measured.offered_rps or 0.0)}/s {_p95(measured)}"
+        for name, measured in trial.measurements.items()
     )
     verdict = "holds" if load.holds else "breaks an SLO"
     if load.spoilt:
         verdict += ", disturbed by the client or the host"
-    return f"{head}: {verdict}: {figures} [{load.ask.configuration.label()}]"
+    return f"{head}: {verdict}: {figures} [{trial.configuration.label()}]"
 
 
 def headline(chosen: JointRecommendation) -> str:

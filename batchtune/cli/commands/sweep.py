@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original, write_whole
 from batchtune.cli.arguments.kept_run import kept_trials
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found, with_present
-from batchtune.cli.commands.recommend import conclude
+from batchtune.cli.commands.recommend import conclude, conclude_of_several
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.kept_sweep import (
     Ended,
@@ -27,7 +29,7 @@ from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
+from batchtune.scenario.reader import ScenarioText, format_scenario, lists_models, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.scenario.units import counted
@@ -35,6 +37,7 @@ from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
+from batchtune.tune.joint.space import JointSpace
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.sweep import sweep
 
@@ -52,18 +55,25 @@ def run_sweep(
     why: bool = False,
     json: bool,
     quiet: bool,
+    of_one: Sequence[str] = (),
 ) -> int:
     """The exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when interrupted; all trials are kept.
 
     A sweep that ends by an error after some trials recommends from these and ends with the error's code.
 
     `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
-    with UsageError before anything is measured.
+    with UsageError before anything is measured. `of_one` are options that were given and mean one model.
     """
+    if of_one and lists_models(path):
+        hints = {"--rate": "write rate at each of target.models"}
+        raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
     scenario = read_scenario(path, overrides=overrides)
+    if scenario.target.models:
+        _require_joint_search(scenario)
     if optuna_storage is not None:
         _check_storage(optuna_storage)
-    scenario.require_rows_fit()
+    for own in [*scenario.of_models().values()] or [scenario]:
+        own.require_rows_fit()
     run = None
     if resume is not None:
         run, scenario = _resumed(resume, scenario)
@@ -97,11 +107,12 @@ def _sweep_here(
 
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
-        target_of(scenario, on_event=view.event, original=original) as target,
+        target_of(scenario, on_event=view.event, original=original, several_models=True) as target,
     ):
         try:
             with ended_early(trials) as early:
-                workers = fleet_of(scenario.load, on_event=view.event)
+                names = list(scenario.of_models()) or [""]
+                workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
                 for note in filter(
                     None, (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
                 ):
@@ -119,15 +130,49 @@ def _sweep_here(
                         write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
                 elif scenario.target.restore is not None:
                     run = held(run, scenario, results)
-                target.apply(one_by_one(scenario))
+                target.apply(JointSpace(scenario).first() if scenario.target.models else one_by_one(scenario))
                 run = held(run, scenario, results)
                 target.keep_log(run.path / SERVER_LOG)
                 view.event(f"results go to {run.path}")
-                with workers as fleet:
-                    _search(scenario, target, fleet, run, trials, view)
+                with ExitStack() as stack:
+                    for fleet in workers.values():
+                        stack.enter_context(fleet)
+                    _search(scenario, target, workers, run, trials, view)
         finally:
             is_as_it_was = run is None or put_back(target, run)
     return Ended(run=run, scenario=scenario, fault=early.fault, restored=is_as_it_was)
+
+
+def _require_joint_search(scenario: Scenario) -> None:
+    """What a search for several models cannot do.
+
+    Raises:
+        UsageError: it is asked for.
+    """
+    if scenario.objective == "throughput":
+        raise UsageError(
+            "objective: throughput: several models are searched in an open loop, each with its own rate",
+            hint="set load.arrivals: poisson, a rate for each of target.models, and objective: capacity or latency",
+        )
+    if "strategy" in scenario.search.model_fields_set and scenario.search.strategy != "guided":
+        raise UsageError(
+            f"search.strategy: {scenario.search.strategy} searches one model; several have a search of their own",
+            hint="leave it out",
+        )
+    if scenario.search.parallel.servers > 1:
+        raise UsageError(
+            "search.parallel: several models are searched on one server at a time", hint="leave it out"
+        )
+    if JointSpace(scenario).size < 2:
+        raise UsageError(
+            "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
+        )
+    for own in scenario.target.models:
+        if not (own.slo or scenario.slo).limits():
+            raise UsageError(
+                f"target.models: {own.name} has no latency limit, by which several models are compared",
+                hint="add slo: {p95: 50ms} to it",
+            )
 
 
 def _left_out(scenario: Scenario) -> str:
@@ -156,7 +201,10 @@ def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> i
         print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
     code = 0
     try:
-        code = conclude(run, ended.scenario, trials, json=json, why=why, swept=True)
+        if ended.scenario.target.models:
+            code = conclude_of_several(run, ended.scenario, trials, json=json, swept=True)
+        else:
+            code = conclude(run, ended.scenario, trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
         if fault is None and ended.restored:
             raise
@@ -174,19 +222,22 @@ def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> i
 def _search(
     scenario: Scenario,
     target: LaunchedTarget,
-    fleet: AnyFleet,
+    fleets: Mapping[str, AnyFleet],
     run: Run,
     trials: list[Trial],
     view: View,
 ) -> None:
+    only = fleets.get("")
     finished_trials = sweep(
         scenario,
         target,
-        fleet,
+        only or fleets,
         finished=tuple(trials),
         watcher=watcher_of(run, trials, view),
         guard=HostGuard(),
-        client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
+        client_max_rps=None
+        if only is None
+        else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
     )
     keep_trials(finished_trials, run, trials, view)
 

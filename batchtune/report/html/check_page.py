@@ -72,7 +72,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 
 _STATES: Final[dict[State, tuple[str, str]]] = {
     "regressed": ("@limit", "x"),
@@ -273,7 +273,7 @@ def check_document(run: Run) -> Document:
         ArchiveError, ScenarioError: the run cannot be read.
     """
     account = read_account(run.path)
-    scenario, trials = run.scenario(), run.ledger()
+    scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run, scenario, trials)
     scenarios = {variant.name: variant.scenario for variant in variants}
     workload = [models_text(scenario), traffic_text(scenario), *slo_words(scenario)]

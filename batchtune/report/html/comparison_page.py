@@ -61,7 +61,7 @@ from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.blocks import Variant, is_noisy
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
 from batchtune.tune.compare.variant import Metric, VariantFigures, figure_of, runs_of
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 
 _OUTCOMES: Final = {
     "different": ("a measurable difference", "@chosen", "circle"),
@@ -298,7 +298,7 @@ def comparison_document(run: Run) -> Document:
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
     """
-    scenario, trials = run.scenario(), run.ledger()
+    scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run)
     comparison = summarise(trials, variants)
     arms = [arm for variant in variants for arm in variant.arms()]

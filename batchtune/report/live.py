@@ -13,8 +13,9 @@ from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.tables import latency, number, percent
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
-from batchtune.scenario.units import counted, rounded, rounded_duration
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.evidence.best_point import usual_bottleneck
+from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 
@@ -195,9 +196,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
     """
     if trial.parts:
-        from batchtune.report.several_models import load_line
-
-        return load_line(trial)
+        return _line_of_models(trial)
     head = head or _head(trial)
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
@@ -217,6 +216,29 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
         parts.append(f"limited by {limit_word(limit)}")
     parts += [caveat.text for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
+
+
+def _line_of_models(trial: Trial) -> str:
+    """One finished load of several models in one line."""
+    load = JointLoad(trial)
+    head = f"trial {trial.number}: {models_load(trial.request)}"
+    if trial.failure is not None:
+        return f"{head}: failed: {trial.failure.splitlines()[0]}"
+    figures = "; ".join(
+        f"{name} {rounded(measured.offered_rps or 0.0)}/s {_p95_of_model(measured)}"
+        for name, measured in trial.measurements.items()
+    )
+    verdict = "holds" if load.holds else "breaks an SLO"
+    if load.spoilt:
+        verdict += ", disturbed by the client or the host"
+    return f"{head}: {verdict}: {figures} [{trial.configuration.label()}]"
+
+
+def _p95_of_model(measurement: Measurement) -> str:
+    seconds = measurement.latency_s["p95"].value
+    if math.isinf(seconds):
+        return f"{percentage(measurement.error_ratio)} failed"
+    return f"p95 {rounded_duration(seconds)}"
 
 
 def _head(trial: Trial) -> str:

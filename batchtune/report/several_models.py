@@ -8,7 +8,6 @@ from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.report.live import models_load
 from batchtune.report.tables import (
     Marks,
     console_on,
@@ -23,7 +22,6 @@ from batchtune.report.tables import (
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
-from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")
@@ -177,22 +175,6 @@ def share_rows(chosen: JointRecommendation) -> list[tuple[str, ...]]:
     ]
 
 
-def load_line(trial: Trial) -> str:
-    """One finished load in one line."""
-    load = JointLoad(trial)
-    head = f"trial {trial.number}: {models_load(trial.request)}"
-    if trial.failure is not None:
-        return f"{head}: failed: {trial.failure.splitlines()[0]}"
-    figures = "; ".join(
-        f"{name} {rounded(measured.offered_rps or 0.0)}/s {_p95(measured)}"
-        for name, measured in trial.measurements.items()
-    )
-    verdict = "holds" if load.holds else "breaks an SLO"
-    if load.spoilt:
-        verdict += ", disturbed by the client or the host"
-    return f"{head}: {verdict}: {figures} [{trial.configuration.label()}]"
-
-
 def headline(chosen: JointRecommendation) -> str:
     fresh = f"in {chosen.held} of {counted(chosen.fresh, 'confirmation run')}"
     how_often = fresh if chosen.fresh else "in the search, and was never measured again"
@@ -296,10 +278,3 @@ def measured_text(latency: Latency) -> str:
 
 def seconds_text(seconds: float) -> str:
     return "–" if math.isinf(seconds) else rounded_duration(seconds)
-
-
-def _p95(measurement: Measurement) -> str:
-    seconds = measurement.latency_s["p95"].value
-    if math.isinf(seconds):
-        return f"{percentage(measurement.error_ratio)} failed"
-    return f"p95 {rounded_duration(seconds)}"

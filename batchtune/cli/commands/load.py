@@ -66,15 +66,6 @@ _GRAVEST_FIRST = (
 )
 
 
-_CODES = {
-    "INVALID": MeasurementInvalidError.exit_code,
-    "NOISY": MeasurementInvalidError.exit_code,
-    "FAIL": NoFeasibleConfigurationError.exit_code,
-    "UNSURE": InconclusiveError.exit_code,
-}
-"""Of several models, by the gravest verdict first."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """The points so far, and the folder that keeps them; None: none does."""
@@ -204,18 +195,29 @@ def _print_models(measured: Measured, *, output: str) -> None:
 
 
 def _exit_code_of_models(points: Sequence[Trial]) -> int:
+    """By the gravest verdict of the models beside each other."""
     if any(point.failure for point in points):
         return TargetError.exit_code
     together, _ = _apart(points)
-    verdicts = {
-        name: measured
-        for name, trial in together.items()
-        if (measured := trial.measurement) is not None and measured.verdict in _CODES
-    }
-    for name, measured in verdicts.items():
-        print(f"{name}: {measured.verdict}: {measured.verdict_reason}", file=sys.stderr)
-    given = {measured.verdict for measured in verdicts.values()}
-    return next((code for verdict, code in _CODES.items() if verdict in given), 0)
+    codes = set()
+    for name, trial in together.items():
+        measured = trial.measurement
+        code = 0 if measured is None else _code_of(measured.verdict)
+        if measured is not None and code:
+            print(f"{name}: {measured.verdict}: {measured.verdict_reason}", file=sys.stderr)
+        codes.add(code)
+    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+
+
+def _code_of(verdict: str | None) -> int:
+    match verdict:
+        case "INVALID" | "NOISY":
+            return MeasurementInvalidError.exit_code
+        case "FAIL":
+            return NoFeasibleConfigurationError.exit_code
+        case "UNSURE":
+            return InconclusiveError.exit_code
+    return 0
 
 
 def _gated(points: Sequence[Trial], limits: Sequence[Limit]) -> list[LimitFinding]:

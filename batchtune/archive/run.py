@@ -233,6 +233,12 @@ class Run:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
 
+    def release(self) -> None:
+        """End `hold`; without it nothing happens."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def append(self, trial: Trial, samples: Samples | Mapping[str, Samples] | None) -> None:
         """Keep a finished trial, of several models with the samples of each by name; on disk when this returns.
 

@@ -23,9 +23,9 @@ from batchtune.plain_values import to_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import counted, rounded
 
 SCHEMA_VERSION: Final = 2
 KIND: Final = "batchtune baseline"

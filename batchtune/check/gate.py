@@ -14,7 +14,7 @@ import numpy as np
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.paired import signed_rank_distribution, walsh_averages
 from batchtune.scenario.spec.check import METRICS, Metric
-from batchtune.scenario.units import parse_ratio, rounded
+from batchtune.units import parse_ratio, rounded
 
 # When the blocks are looked at, and which share of the error rate each look may spend.
 #

@@ -17,7 +17,8 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.plain_values import fields_to_plain, to_plain
 from batchtune.scenario.spec.check import Metric
-from batchtune.scenario.units import (
+from batchtune.tune.trials.trial import Trial
+from batchtune.units import (
     parse_duration_s,
     parse_rate_rps,
     parse_ratio,
@@ -25,7 +26,6 @@ from batchtune.scenario.units import (
     rounded,
     rounded_duration,
 )
-from batchtune.tune.trials.trial import Trial
 
 # Where a change came from: the time of a batch, its size, the queue, the front end, or the host.
 #
@@ -131,7 +131,7 @@ def _part_text(part: Part) -> str:
     sign = "+" if part.change >= 0.0 else "−"
     shown = rounded if part.name == "rows of a batch" else rounded_duration
     name = "server CPU a request" if part.name == "server CPU" else part.name
-    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change), 1)})"
+    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change))})"
 
 
 def _moved(part: Part | None, least: float) -> bool:
@@ -311,4 +311,4 @@ def _share(text: str) -> float:
 def _shown(metric: Metric, value: float) -> str:
     if metric == "throughput":
         return f"{rounded(value)}/s"
-    return percentage(value, 2) if metric == "errors" else rounded_duration(value)
+    return percentage(value) if metric == "errors" else rounded_duration(value)

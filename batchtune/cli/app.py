@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from batchtune.cli.answering import reading
 from batchtune.cli.arguments.options import examples
 from batchtune.cli.checking import checking
 from batchtune.cli.measuring import measuring
 from batchtune.cli.preparing import preparing
-from batchtune.cli.reading import reading
 from batchtune.errors import UsageError
 
 REMOVED: Final[Mapping[str, str]] = {

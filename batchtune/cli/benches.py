@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SERVER_LOG, write_original
-from batchtune.cli.attached import beginning, fitted, reached
+from batchtune.cli.session import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.fleet import LoadFleet, run_duet
 from batchtune.measure.validity.host import HostGuard
-from batchtune.report.live import live_line, plan_load
+from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import LaunchedTarget, target_of
@@ -27,7 +27,7 @@ from batchtune.tune.compare.pace_probes import duet_plan, request_cost
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.scenario.payloads import RequestSet
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial

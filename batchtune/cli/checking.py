@@ -108,7 +108,7 @@ def check(
     misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load generator or the host spoilt it, 7 a
     server failed.
     """
-    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.arguments.slo_options import slo_overrides
     from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check
     from batchtune.cli.commands.gate.course import CheckFiles, resolved_sides
     from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check

@@ -31,7 +31,6 @@ from batchtune.scenario.examples import (
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import values_at
 from batchtune.scenario.spec.request import FileInputs, RequestSpec
-from batchtune.scenario.units import counted
 from batchtune.target.endpoint import (
     Endpoint,
     control_channel,
@@ -40,6 +39,7 @@ from batchtune.target.endpoint import (
     is_out_of_range,
     meaning_of,
 )
+from batchtune.units import counted
 from batchtune.wire.signature import Signature
 
 # The answers of a server that nobody else asks; batched answers are to be the same.

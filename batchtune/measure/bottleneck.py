@@ -14,7 +14,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.scenario.spec.request import Protocol
-from batchtune.scenario.units import percentage, rounded, rounded_duration
+from batchtune.units import percentage, rounded, rounded_duration
 
 Kind = Literal[
     "host_noise",
@@ -471,7 +471,7 @@ def _queue_limit(facts: Facts) -> _Found:
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None
     idle = "" if busy is None else " while batch threads were free"
-    return "queue_limit", f"{percentage(refused, 1)} of the requests found the queue full{idle}"
+    return "queue_limit", f"{percentage(refused)} of the requests found the queue full{idle}"
 
 
 def _server_threads(facts: Facts) -> _Found:
@@ -480,7 +480,7 @@ def _server_threads(facts: Facts) -> _Found:
     if exhausted > SOME_ERRORS_RATIO:
         return (
             "server_threads",
-            f"{percentage(exhausted, 1)} of the requests found no thread of the server free",
+            f"{percentage(exhausted)} of the requests found no thread of the server free",
         )
     threads, inside, users = (
         facts.settings.request_threads,
@@ -620,7 +620,7 @@ def _errors(facts: Facts) -> _Found:
         return None
     classes, replica = ", ".join(facts.run.errors), facts.failing_replica
     whose = f"; {replica}" if replica else ""
-    return "errors", f"{percentage(facts.run.error_ratio, 1)} of the requests failed ({classes}){whose}"
+    return "errors", f"{percentage(facts.run.error_ratio)} of the requests failed ({classes}){whose}"
 
 
 def _used_up(facts: Facts, cpu: float) -> _Found:

@@ -43,8 +43,8 @@ from batchtune.measure.validity.client import (
 )
 from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
-from batchtune.scenario.units import percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
+from batchtune.units import percentage, rounded, rounded_duration
 
 
 def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | None:
@@ -199,7 +199,7 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
     count = len(requests.latencies_s)
     failed = int(np.count_nonzero(np.isinf(requests.latencies_s)))
     if failed > slo.error_ratio * count:
-        return "FAIL", f"{failed} of {count} requests failed, {percentage(slo.error_ratio, 3)} may"
+        return "FAIL", f"{failed} of {count} requests failed, {percentage(slo.error_ratio)} may"
     unsure = ""
     for limit in limits_of(slo):
         run = requests.by(limit, slo)
@@ -219,7 +219,7 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
         counted = (
             f"{misses} of {count} {'gaps' if limit.figure == 'itl' else 'requests'} over {_bound(limit)} "
-            f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
+            f"({percentage(misses / count)}; {percentage(limit.allowed_miss_ratio)} may), "
             f"which carry as much information as {count / effect:.0f} independent ones"
         )
         if decision == "FAIL":

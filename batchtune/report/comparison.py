@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, TextIO
 from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
-from batchtune.report.live import measured_load
+from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
     Marks,
     console_on,
     interval,
     milliseconds,
-    number,
     paragraph,
-    percent,
     print_table,
     ratio,
     table_of,
     text_width,
 )
 from batchtune.report.words import PROTOCOLS, limit_title, limit_word, requests_text
-from batchtune.scenario.units import counted, percentage, rounded_duration
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.compare.variant import QUANTILES, VariantFigures
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +95,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
                 marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
                 interval(figure.spread, scale=100),
                 ratio(bounded(figure.ratio)),
-                *(number(change * 100) for change in figure.smallest.values()),
+                *(rounded(change * 100) for change in figure.smallest.values()),
             ]
         )
     return rows
@@ -106,7 +104,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
 def noise_lines(floor: NoiseFloor) -> list[str]:
     """What the table means, in plain words."""
     name, first = next(iter(floor.floors.items()))
-    changes = ", ".join(f"{percent(change)} with {blocks}" for blocks, change in first.smallest.items())
+    changes = ", ".join(f"{percentage(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [
         f"The smallest change of {name} that `batchtune compare` finds here in 4 of 5 tries: {changes} blocks.",
     ]
@@ -129,11 +127,11 @@ def variant_line(trial: Trial) -> str:
     measured = trial.measurement
     noisy = [caveat.text for caveat in measured.caveats if caveat.code in HOST_CODES]
     figures = [
-        f"{number(measured.throughput_rps.value)} requests/s",
+        f"{rounded(measured.throughput_rps.value)} requests/s",
         f"p95 {rounded_duration(measured.latency_s['p95'].value)}",
     ]
     if measured.error_ratio > 0:
-        figures.append(f"{percent(measured.error_ratio)} errors")
+        figures.append(f"{percentage(measured.error_ratio)} errors")
     return f"{head}, {measured_load(measured)}: {', '.join([*figures, *noisy])}"
 
 
@@ -235,12 +233,12 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
         cells.append(marks.marked(_figure(variant.throughput_rps), whose, "throughput"))
         if rows_differ:
             rate = variant.throughput_rows_per_s
-            cells.append(marks.marked(number(None if rate is None else rate.value), whose, "throughput"))
+            cells.append(marks.marked(rounded(None if rate is None else rate.value), whose, "throughput"))
         latencies = [milliseconds(bounded(variant.latency_s.get(name))) for name in QUANTILES]
         cells += [marks.marked(text, whose, "latency") for text in latencies]
         cells += [
-            marks.marked(number(variant.mean_batch_rows), whose, "server"),
-            percent(variant.error_ratio),
+            marks.marked(rounded(variant.mean_batch_rows), whose, "server"),
+            percentage(variant.error_ratio),
         ]
         rows.append([*cells, "failed" if variant.failure else limit_word(variant.bottleneck)])
     return rows
@@ -307,9 +305,10 @@ def _padding_lines(comparison: Comparison) -> list[str]:
         return []
     shares = ", ".join(f"{name} {padding_share(share)}" for name, share in per_element.items())
     first, *others = per_element
-    saved = (f"{saved_text(per_element[name], in_one_queue=per_element[first])} ({name})" for name in others)
-    against = "; ".join(text for text in saved if not text.startswith(" "))
-    ending = f"; against {first} {against}" if against else ""
+    in_one_queue, ending = per_element[first], ""
+    if others and in_one_queue > 0.0:
+        saved = (f"{saved_text(per_element[name], in_one_queue=in_one_queue)} ({name})" for name in others)
+        ending = f"; against {first} {'; '.join(saved)}"
     return [f"Length padding, of the elements computed: {shares}{ending}."]
 
 

@@ -17,9 +17,7 @@ from batchtune.report.tables import (
     console_on,
     interval,
     milliseconds,
-    number,
     paragraph,
-    percent,
     print_table,
     rows_that_fit,
     table_of,
@@ -30,6 +28,7 @@ from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import percentage, rounded
 
 QUANTILES_OF_CSV: Final = ("p50", "p90", "p95", "p99", "p99.9")
 
@@ -47,32 +46,32 @@ def _latency(name: str) -> _Column:
 
 _COLUMNS: Final[Sequence[_Column]] = (
     ("requests/s", ("throughput",), lambda measured: interval(measured.throughput_rps)),
-    ("rows/s", ("throughput",), lambda measured: number(measured.throughput_rows_per_s.value)),
+    ("rows/s", ("throughput",), lambda measured: rounded(measured.throughput_rows_per_s.value)),
     _latency("p50"),
     _latency("p90"),
     _latency("p95"),
     _latency("p99"),
-    ("errors", (), lambda measured: percent(measured.error_ratio)),
+    ("errors", (), lambda measured: percentage(measured.error_ratio)),
     (
         "mean batch",
         ("server",),
-        lambda measured: number(measured.server.mean_batch_rows if measured.server else None),
+        lambda measured: rounded(measured.server.mean_batch_rows if measured.server else None),
     ),
-    ("queue ms", ("server",), lambda measured: number(_times_1000(measured.queue_mean_s))),
-    ("compute ms", ("server",), lambda measured: number(_times_1000(measured.compute_mean_s))),
+    ("queue ms", ("server",), lambda measured: rounded(_times_1000(measured.queue_mean_s))),
+    ("compute ms", ("server",), lambda measured: rounded(_times_1000(measured.compute_mean_s))),
     ("SLO", (), lambda measured: measured.verdict or "–"),
 )
 
 _STREAM_COLUMNS: Final[Sequence[_Column]] = (
     _COLUMNS[0],
-    ("goodput /s", ("throughput",), lambda measured: number(measured.goodput_rps)),
+    ("goodput /s", ("throughput",), lambda measured: rounded(measured.goodput_rps)),
     (
         "tokens/s",
         ("throughput",),
-        lambda measured: number(None if measured.tokens is None else measured.tokens.output_per_s.value),
+        lambda measured: rounded(None if measured.tokens is None else measured.tokens.output_per_s.value),
     ),
     *(_latency(name) for name in ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99", "p50", "p95")),
-    ("errors", (), lambda measured: percent(measured.error_ratio)),
+    ("errors", (), lambda measured: percentage(measured.error_ratio)),
     _COLUMNS[-1],
 )
 """Of streamed answers, whose server batches continuously."""
@@ -188,8 +187,8 @@ def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
         for replica in _measurement(point).endpoints:
             p50, p95 = (milliseconds(estimate) for estimate in (replica.p50_s, replica.p95_s))
             yield (
-                f"{of_load}{replica.endpoint}: {number(replica.throughput_rps)} requests/s, p50 {p50} ms, "
-                f"p95 {p95} ms, errors {percent(replica.error_ratio)}"
+                f"{of_load}{replica.endpoint}: {rounded(replica.throughput_rps)} requests/s, p50 {p50} ms, "
+                f"p95 {p95} ms, errors {percentage(replica.error_ratio)}"
             )
 
 

@@ -14,15 +14,14 @@ from batchtune.report.tables import (
     interval,
     milliseconds,
     paragraph,
-    percent,
     print_table,
     table_of,
     text_width,
 )
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 QUANTILES = ("p50", "p95", "p99")
 
@@ -77,7 +76,7 @@ def load_rows(measured: Mapping[str, Measurement], alone: Trials, marks: Marks) 
             _load(run),
             marks.marked(interval(run.throughput_rps), name, "throughput"),
             *(marks.marked(text, name, "latency") for text in latencies),
-            percent(run.error_ratio),
+            percentage(run.error_ratio),
             run.verdict or "–",
             _alone(alone.get(name)),
         ]

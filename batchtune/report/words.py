@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.tables import number, span
+from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Capacity, Compared, Promise, Recommendation
+from batchtune.units import counted, percentage, rounded
 
 _TITLES: Final[Mapping[Kind, str]] = {
     "host_noise": "the noisy host",
@@ -140,25 +140,43 @@ def names_text(names: Iterable[str]) -> str:
 # Gains.
 
 
+Outcome = Literal["open", "misses", "unknown", "none", "gained"]
+
+
+def outcome_of(other: Compared) -> Outcome:
+    """How another configuration fares: it may be better (open), misses the SLO, or is beaten measurably (gained)."""
+    if other.open:
+        return "open"
+    if not other.keeps and other.capacity is None:
+        return "misses"
+    return _gained(other.gain)
+
+
+def _gained(gain: Estimate | None) -> Outcome:
+    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+        return "unknown"
+    return "none" if gain.low <= 1.0 <= gain.high else "gained"
+
+
 def gain_text(gain: Estimate | None) -> str:
     """`×2.10 [1.80, 2.50]`, `at least ×9.00`, or that there is no measurable difference."""
-    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+    outcome = _gained(gain)
+    if gain is None or outcome == "unknown":
         return "–"
-    if math.isinf(gain.high):
-        return f"at least ×{number(gain.low)}"
-    if gain.low <= 1.0 <= gain.high:
+    if outcome == "none":
         return NO_DIFFERENCE
-    return f"×{number(gain.value)} [{number(gain.low)}, {number(gain.high)}]"
+    return f"at least ×{rounded(gain.low)}" if math.isinf(gain.high) else ratio(gain)
 
 
 def gain_cell(other: Compared) -> str:
     """How the recommended configuration compares with another one, for a table."""
-    if other.open:
-        return "may be better"
-    text = gain_text(other.gain)
-    if not other.keeps and other.capacity is None:
-        return "misses the SLO"
-    return text
+    match outcome_of(other):
+        case "open":
+            return "may be better"
+        case "misses":
+            return "misses the SLO"
+        case _:
+            return gain_text(other.gain)
 
 
 def gain_sentences(chosen: Recommendation) -> Iterator[str]:
@@ -176,15 +194,16 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name = REFERENCES_IN_SENTENCES[other.name]
-    text = gain_cell(other)
-    if text in ("–", "may be better"):
-        return f"Whether it is better than {name} is open."
-    if text == "misses the SLO":
-        return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
-    if text == NO_DIFFERENCE:
-        return f"{capitalised(text)} from {name}."
-    never = "" if other.keeps else ", which held at no rate tried"
-    return f"{capitalised(text)} {GAINED[chosen.objective]} {name}{never}."
+    match outcome_of(other):
+        case "open" | "unknown":
+            return f"Whether it is better than {name} is open."
+        case "misses":
+            return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
+        case "none":
+            return f"{capitalised(NO_DIFFERENCE)} from {name}."
+        case "gained":
+            never = "" if other.keeps else ", which held at no rate tried"
+            return f"{capitalised(gain_text(other.gain))} {GAINED[chosen.objective]} {name}{never}."
 
 
 # Figures.
@@ -230,8 +249,8 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     shown = f" ({latency})" if latency else ""
     missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
-        missed = f"{'at most' if capacity.is_bound else 'missed at'} {number(capacity.missed_rps)}/s"
-    return f"capacity {number(capacity.held_rps)}/s {how}{shown}; {missed}"
+        missed = f"{'at most' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+    return f"capacity {rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
@@ -257,7 +276,7 @@ def _duration_span(estimate: Estimate | None) -> str:
     if estimate is not None and estimate.low >= 0.9995:
         unit, scale = ("s", 1.0)
     if estimate is not None and math.isfinite(estimate.low) and not math.isfinite(estimate.high):
-        return f"{number(estimate.low * scale)} {unit} or more"
+        return f"{rounded(estimate.low * scale)} {unit} or more"
     return f"{span(estimate, scale=scale)} {unit}"
 
 
@@ -323,21 +342,23 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """What it gave, and what is gained over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        gave = f"it held {number(other.capacity.held_rps)}/s"
+        gave = f"it held {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
         gave = "it held at no rate tried"
     elif not other.keeps:
         gave = "it misses the SLO"
     else:
         gave = f"{span(other.throughput_rps)} requests/s, p95 {_duration_span(other.latency_s.get('p95'))}"
-    gain = gain_cell(other)
-    if gain in ("–", "misses the SLO"):
-        return gave
-    if gain == "may be better":
-        return f"{gave}; it may still be better"
-    if gain == NO_DIFFERENCE:
-        return f"{gave}; {gain} from the recommended configuration"
-    return f"{gave}; the recommended configuration gives {gain} {GAINED[chosen.objective]} it"
+    match outcome_of(other):
+        case "unknown" | "misses":
+            return gave
+        case "open":
+            return f"{gave}; it may still be better"
+        case "none":
+            return f"{gave}; {NO_DIFFERENCE} from the recommended configuration"
+        case "gained":
+            gain = f"{gain_text(other.gain)} {GAINED[chosen.objective]}"
+            return f"{gave}; the recommended configuration gives {gain} it"
 
 
 def capitalised(text: str) -> str:
@@ -349,5 +370,5 @@ def requests_text(rows: float | None) -> str:
     """How large the requests are."""
     if rows is None:
         return "requests"
-    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
+    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else rounded(rows)
     return f"requests of {shown} row{'' if shown == '1' else 's'}"

@@ -21,7 +21,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.report.listing import print_trials, short_label
+from batchtune.report.run_tables import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend
 from tests.tune.answer.ledgers import SCENARIO, helping_ledger

@@ -14,17 +14,17 @@ NOISY = (caveat("host_steal", steal_ratio=0.1),)
 @pytest.mark.parametrize(
     ("after", "cause", "words"),
     [
-        (moved(execution_s_by_rows={16: 0.0022}), "compute", "time of a batch 2 ms → 2.2 ms (+10.0 %)"),
+        (moved(execution_s_by_rows={16: 0.0022}), "compute", "time of a batch 2 ms → 2.2 ms (+10 %)"),
         (
             moved(mean_batch_rows=8.0, batches_by_rows={8: 200}, execution_s_by_rows={8: 0.0015}),
             "batch size",
-            "rows of a batch 16 → 8 (−50.0 %)",
+            "rows of a batch 16 → 8 (−50 %)",
         ),
         (moved(queue_wait_mean_s=0.0005), "front end", "front end and wire 1 ms → 1.5 ms"),
         (
             moved(server_cpu_s=0.352),
             "not known",
-            "the cause is not known: server CPU a request 200 µs → 220 µs (+10.0 %)",
+            "the cause is not known: server CPU a request 200 µs → 220 µs (+10 %)",
         ),
         (measurement(latency_mean_s=0.006), "front end", "front end and wire 1 ms → 3 ms"),
         (measurement(), "tail", "rare slow requests"),

@@ -139,7 +139,7 @@ def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.Capture
     assert (account.conclusion.verdict, account.attribution) == ("REGRESSED", None)
     print_check(account)
     out = capsys.readouterr().out
-    assert "slow:p95 +30.0 %" in out
+    assert "slow:p95 +30 %" in out
     assert "slow: p95 ms" in out
     assert "over 4 gates" in out
     again = account_from(account.to_dict())

@@ -12,12 +12,13 @@ import pytest
 
 from batchtune.check.gate import Gate
 from batchtune.cli.benches import Benches
-from batchtune.cli.commands.compare import Blocks, _accounts, _exit_code
+from batchtune.cli.commands.compare import _accounts, _exit_code
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.report.live import sweep_view
+from batchtune.report.live_view import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import summarise
+from batchtune.tune.trials.trial import Trial
 from tests.check.check_fakes import exactly, measurement, trial
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
@@ -178,7 +179,7 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     assert not servers_of(scenario.parent)
 
 
-def two_candidates(*caveats: Caveat, slower: float) -> tuple[Blocks, list[Variant]]:
+def two_candidates(*caveats: Caveat, slower: float) -> tuple[list[Trial], list[Variant]]:
     """`b` is slower than `a` by a factor, `c` alike; the caveats are those of every run of `c`."""
     p95_s = {"a": 0.010, "b": 0.010 * slower, "c": 0.010}
     trials = [
@@ -196,7 +197,7 @@ def two_candidates(*caveats: Caveat, slower: float) -> tuple[Blocks, list[Varian
         for block in range(1, 9)
         for name in "abc"
     ]
-    return Blocks(trials=trials), [Variant(name=name, scenario=scenario_of()) for name in "abc"]
+    return trials, [Variant(name=name, scenario=scenario_of()) for name in "abc"]
 
 
 def test_each_fleet_has_a_maximum_of_its_own(tmp_path: Path) -> None:
@@ -215,9 +216,9 @@ def test_each_fleet_has_a_maximum_of_its_own(tmp_path: Path) -> None:
 
 
 def test_variants_share_one_error_rate() -> None:
-    done, variants = two_candidates(slower=1.0)
+    trials, variants = two_candidates(slower=1.0)
     accounts = _accounts(
-        done, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
+        trials, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
     )
     assert [account.conclusion.error_rate for account in accounts] == [0.025, 0.025]
 
@@ -235,11 +236,11 @@ def test_variants_share_one_error_rate() -> None:
 def test_a_regression_counts_on_a_disturbed_host_but_not_where_the_client_was_the_limit(
     caveats: tuple[Caveat, ...], slower: float, code: int
 ) -> None:
-    done, variants = two_candidates(*caveats, slower=slower)
+    trials, variants = two_candidates(*caveats, slower=slower)
     accounts = _accounts(
-        done, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
+        trials, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
     )
-    assert _exit_code(summarise(done.trials, variants), accounts) == code
+    assert _exit_code(summarise(trials, variants), accounts) == code
 
 
 @pytest.mark.slow

@@ -156,15 +156,15 @@ def test_cpus_are_those_of_the_affinity_and_the_quota(
 
 def test_one_disturbed_half_second_is_no_noise() -> None:
     check = machine.host_noise([QUIET] * 7 + [BUSY])
-    assert check == Check(state="ok", text="quiet for 4 s: others used at most 43.0 % of these CPUs")
+    assert check == Check(state="ok", text="quiet for 4 s: others used at most 43 % of these CPUs")
 
 
 def test_noise_is_told_by_its_worst_half_seconds() -> None:
     check = machine.host_noise([QUIET] * 5 + [BUSY, STOLEN, STOLEN])
     assert check.state == "problem"
     assert check.text == (
-        "noisy in 3 of 8 half seconds: others used up to 43.0 % of these CPUs; the hypervisor took up to 4.00 % of their "
-        "time; they were up to 12.0 % slower than usual"
+        "noisy in 3 of 8 half seconds: others used up to 43 % of these CPUs; the hypervisor took up to 4 % of their "
+        "time; they were up to 12 % slower than usual"
     )
     assert "batchtune noise" in check.advice
 

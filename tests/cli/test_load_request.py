@@ -16,7 +16,7 @@ from batchtune.cli.arguments.load_request import (
     asked_plans,
     question_of,
 )
-from batchtune.cli.commands.subject import subject_of_comparison, subject_of_sweep
+from batchtune.cli.commands.model_scenario import subject_of_comparison, subject_of_sweep
 from batchtune.errors import BatchingParametersError, ScenarioError, UsageError
 from batchtune.scenario.reader import read_scenario, read_variants
 

@@ -23,9 +23,11 @@ from batchtune.cli.commands.model_scenario import (
     look_at_running,
     loop_of_model,
     shortage_of,
+    subject_of_comparison,
+    subject_of_load,
+    subject_of_sweep,
     wants_of,
 )
-from batchtune.cli.commands.subject import subject_of_comparison, subject_of_load, subject_of_sweep
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario

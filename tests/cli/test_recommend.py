@@ -14,7 +14,7 @@ from batchtune.archive.run import SEARCH, Run, create_run
 from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.deployment import BUNDLED_FLAGS, deployment, docker_command
-from batchtune.cli.kept_sweep import keep_account
+from batchtune.cli.session import keep_account
 from batchtune.errors import (
     ArchiveError,
     BatchingParametersError,

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from batchtune.archive.run import Run, create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
-from batchtune.cli.commands import calibrated as cli_calibrated
+from batchtune.cli.commands import ask_twin as cli_calibrated
 from batchtune.cli.ending import main
-from batchtune.report.twin import measured_text, note_when_slow
+from batchtune.report.twin_text import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
@@ -478,12 +478,12 @@ def test_a_scenario_without_a_limit_asks_for_one(ask: Ask, tmp_path: Path) -> No
 def test_what_is_slow_says_so_and_what_is_quick_does_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("batchtune.report.twin.PATIENCE_S", 0.0)
+    monkeypatch.setattr("batchtune.report.twin_text.PATIENCE_S", 0.0)
     with note_when_slow("thinking", quiet=False):
         while not (said := capsys.readouterr().err):
             pass
     assert said == "thinking …\n"
-    monkeypatch.setattr("batchtune.report.twin.PATIENCE_S", 1e-3)
+    monkeypatch.setattr("batchtune.report.twin_text.PATIENCE_S", 1e-3)
     with note_when_slow("thinking", quiet=True):
         pass
     assert capsys.readouterr().err == ""

@@ -278,7 +278,7 @@ def test_where_many_requests_fail_and_nothing_is_used_up_no_more_load_is_advised
 ) -> None:
     """A closed loop of 8 could not fill its batches either: of those that fail more clients make more."""
     found = find_bottleneck(run(concurrency=concurrency, failed=Status.SERVER_ERROR), SETTINGS)
-    assert (found.kind, found.text) == ("errors", "10.0 % of the requests failed (server_error)")
+    assert (found.kind, found.text) == ("errors", "10 % of the requests failed (server_error)")
     assert "clients" not in found.advice
     assert "rate" not in found.advice
 
@@ -349,7 +349,7 @@ def test_without_batching_request_threads_that_all_execute_are_the_device() -> N
     )
     settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
     found = find_bottleneck(alone, settings)
-    assert (found.kind, found.text) == ("device", "request threads execute 98 % of the time")
+    assert (found.kind, found.text) == ("device", "request threads execute 98.1 % of the time")
     assert "batching" not in found.advice
 
 

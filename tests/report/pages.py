@@ -21,7 +21,7 @@ from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.html.shell.document import render
-from batchtune.report.html.sweep.account import account_of
+from batchtune.report.html.sweep.contender_figures import account_of
 from batchtune.report.html.sweep.page import sweep_document
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec

@@ -11,7 +11,7 @@ import pytest
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
-from batchtune.report.answer import print_answer
+from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import capacity_text, gain_text
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
@@ -31,14 +31,14 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             recommended      2,210-2,250  9.21-9.39     3
             no batching          762-778  23.8-24.2     3  ×2.90 [2.80, 3.00]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
-SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81 % to
-            spare).
+SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
+            to spare).
 Why         Batching helps: a batch of 14 rows takes 6.1 ms where 14 rows one by
-            one take 18.2 ms; batches hold 13.6 rows on average, 87 % close
-            because they are full: batching is worth ×2.9 [2.8, 3].
-Bottleneck  The device; batch threads execute 99 % of the time. A faster device,
-            a smaller model or more replicas: fuller batches would hardly be
-            cheaper than these.
+            one take 18.2 ms; batches hold 13.6 rows on average, 87.2 % close
+            because they are full: batching is worth ×2.90 [2.80, 3.00].
+Bottleneck  The device; batch threads execute 99.1 % of the time. A faster
+            device, a smaller model or more replicas: fuller batches would
+            hardly be cheaper than these.
 Confidence  Confirmed: 3 of 3 confirmation runs met the SLO, and no other
             configuration that was tried can be more than 10 % better.
 Next        batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
@@ -123,7 +123,7 @@ def test_a_capacity_says_what_it_rests_on(capacity: Capacity, words: str) -> Non
         (0.9, 1.2, "no measurable difference"),
         (1.0, 1.3, "no measurable difference"),
         (0.7, 0.9, "×0.794 [0.700, 0.900]"),
-        (9.0, float("inf"), "at least ×9.00"),
+        (9.0, float("inf"), "at least ×9"),
         (0.9, float("inf"), "–"),
     ],
 )

@@ -13,7 +13,7 @@ from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
 from batchtune.report.html.shell.document import PAGE_FILE
-from batchtune.report.html.sweep.account import account_of
+from batchtune.report.html.sweep.contender_figures import account_of
 from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommendation import OpenQuestion
@@ -89,7 +89,9 @@ def test_the_first_screen_reads_as_the_terminal(tmp_path):
     assert gain.headline == "×2.90 [2.80, 3.00] throughput over no batching"
     assert "2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 confirmation runs." in gain.lines
     assert sure.headline == "Established"
-    assert sure.lines[0] == "SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81 % to spare)."
+    assert (
+        sure.lines[0] == "SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 % to spare)."
+    )
     open_ = (OpenQuestion(code="unconfirmed", held=1),)
     _, _, sure, _ = answers_of(
         replace(account, chosen=replace(account.chosen, established=False, open_questions=open_))

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report import live
+from batchtune.report import live_view as live
 from batchtune.report.tables import span
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial, TrialRequest

@@ -13,7 +13,7 @@ import pytest
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.report.live import trial_line
+from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
 from batchtune.report.tables import Marks, console_on, print_table, rows_that_fit, table_of
@@ -98,7 +98,7 @@ def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
     assert "Bottleneck (clients 4): none" in text
     assert (
-        "Bottleneck (clients 8, 16): the device; batch threads execute 98 % of the time. A faster device"
+        "Bottleneck (clients 8, 16): the device; batch threads execute 98.4 % of the time. A faster device"
         in text
     )
     assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"
@@ -258,7 +258,7 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
         bucket_sent_elements={"64": 100, ">64": 100, "32": 100},
         bucket_padding_elements={"64": 50, "32": 25, ">64": 225},
     )
-    told = "Length padding: 50 % of the elements computed (bucket 32: 20 %, 64: 33 %, >64: 69 %)"
+    told = "Length padding: 50 % of the elements computed (bucket 32: 20 %, 64: 33.3 %, >64: 69.2 %)"
     assert f"{told}." in said([point(8, server=server)])
     assert f"{told} (clients 8)." in said([point(4, server=SERVER), point(8, server=server)])
     assert "adding" not in said([point(8, server=SERVER)])

@@ -13,8 +13,15 @@ from batchtune.archive.run import create_run
 from batchtune.load.record.samples import Samples
 from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.html.sweep.account import LATEST, Account, account_of
-from batchtune.report.html.sweep.contender_figures import brackets, history, pareto, rates
+from batchtune.report.html.sweep.contender_figures import (
+    LATEST,
+    Account,
+    account_of,
+    brackets,
+    history,
+    pareto,
+    rates,
+)
 from batchtune.report.html.sweep.page import heat_map, service_time, slices
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario

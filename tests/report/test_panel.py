@@ -12,13 +12,13 @@ from rich.console import Console
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.live import LiveAggregate
-from batchtune.report import live
-from batchtune.report.live import Point, TerminalView, phases_text, scatter
+from batchtune.report import live_view as live
+from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import SweepProgress, Watcher, sweep
 from batchtune.tune.trials.trial import TrialRequest
+from batchtune.units import rounded_duration
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, asked, planted, scenario_of
 
 SCENARIO = scenario_of(

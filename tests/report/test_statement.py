@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.validity.caveats import caveat
-from batchtune.report.statement import print_recommendation
+from batchtune.report.recommendation_text import print_recommendation
 from batchtune.report.tables import paragraph
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
@@ -54,7 +54,8 @@ The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
   num_batch_threads=1: it held 1,710/s; no measurable difference from the
   recommended configuration.
 The tuning guide names the recommended configuration.
-SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 22 % to spare).
+SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 21.6 % to
+  spare).
 Bottleneck: none; the server reports nothing about itself. Raise the rate to
   find what limits it.
 

@@ -16,9 +16,9 @@ import yaml
 from batchtune.archive.run import create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.arguments.load_request import LoadRequest
-from batchtune.cli.attached import run_restore
 from batchtune.cli.commands import load
 from batchtune.cli.commands.compare import run_compare
+from batchtune.cli.session import run_restore
 from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.target import TargetSpec

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from batchtune.archive.run import create_run, write_original
-from batchtune.cli.attached import run_restore
+from batchtune.cli.session import run_restore
 from batchtune.errors import TargetError
 from batchtune.load.first_tries import require_answer
 from batchtune.scenario.payloads import build_requests

@@ -586,7 +586,7 @@ def test_variants_that_differ_in_length_buckets_share_a_server_and_say_what_padd
         variants=(replace(first, padding_per_element=1.5), replace(second, padding_per_element=0.25)),
     )
     assert small_print(padded)[0] == (
-        "Length padding, of the elements computed: one_queue 60 %, buckets 20 %; against one_queue padding saved: 83 % "
+        "Length padding, of the elements computed: one_queue 60 %, buckets 20 %; against one_queue padding saved: 83.3 % "
         "(buckets)."
     )
 

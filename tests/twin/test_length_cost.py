@@ -12,7 +12,7 @@ import pytest
 
 from batchtune.batching.length_buckets import boundaries_for, rounded_up
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.cli.commands.calibrated import (
+from batchtune.cli.commands.ask_twin import (
     Calibrated,
     asked_configurations,
     asked_values,

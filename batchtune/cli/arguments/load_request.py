@@ -12,7 +12,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
-from batchtune.cli.arguments.batching_file import file_knobs
+from batchtune.cli.arguments.file_parameters import file_knobs
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
 from batchtune.scenario.placement import placed
@@ -29,10 +29,10 @@ from batchtune.scenario.spec.knobs import (
 from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import parse_rate_rps
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import TrialRequest
+from batchtune.units import parse_rate_rps
 
 _RANGE_MAX = 10_000
 _FEW = f" and at most {_RANGE_MAX:,} values"

@@ -22,7 +22,7 @@ from batchtune.measure.validity.host import (
     HostNoise,
     read_host,
 )
-from batchtune.report.tables import percent
+from batchtune.units import percentage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     watched = f"{len(windows) * WINDOW_S:g} s"
     if noisy < NOISY_WINDOWS:
         return Check(
-            state="ok", text=f"quiet for {watched}: others used at most {percent(taken)} of these CPUs"
+            state="ok", text=f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs"
         )
     texts = (
-        (taken > MOST_FOREIGN_RATIO, f"others used up to {percent(taken)} of these CPUs"),
-        (stolen > MOST_STEAL_RATIO, f"the hypervisor took up to {percent(stolen)} of their time"),
-        (slower > MOST_CANARY_CHANGE, f"they were up to {percent(slower)} slower than usual"),
+        (taken > MOST_FOREIGN_RATIO, f"others used up to {percentage(taken)} of these CPUs"),
+        (stolen > MOST_STEAL_RATIO, f"the hypervisor took up to {percentage(stolen)} of their time"),
+        (slower > MOST_CANARY_CHANGE, f"they were up to {percentage(slower)} slower than usual"),
     )
     said = "; ".join(text for beyond, text in texts if beyond)
     return Check(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json as json_text
 import sys
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.archive.run import create_run
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
 from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.session import Session, session
 from batchtune.errors import (
     InconclusiveError,
     MeasurementInvalidError,
@@ -25,10 +23,8 @@ from batchtune.errors import (
 )
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.gate.statement import print_check
-from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
-from batchtune.scenario.units import counted
+from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
@@ -39,12 +35,8 @@ from batchtune.tune.trials.trial import parts_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchtune.archive.run import Run
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.trial import Trial
-
-
-INTERRUPTED = 130
 
 
 def run_compare(
@@ -79,10 +71,12 @@ def run_compare(
     started_s = time.monotonic()
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
-        return INTERRUPTED
+        return done.exit_code(0)
     comparison = summarise(done.trials, done.variants)
     done.run.write_comparison(comparison.to_dict())
-    accounts = _accounts(done, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s)
+    accounts = _accounts(
+        done.trials, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s
+    )
     if json:
         checks = {"checks": [account.to_dict() for account in accounts]} if gates else {}
         print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict(), **checks}, indent=2))
@@ -93,20 +87,7 @@ def run_compare(
             print_check(account)
     if done.trials:
         report_at_end(done.run, quiet=quiet)
-    return INTERRUPTED if done.interrupted else _exit_code(comparison, accounts)
-
-
-@dataclass(slots=True, kw_only=True)
-class Blocks:
-    """What was run and kept; `run` is None when Ctrl-C came before the first trial.
-
-    `variants` are those asked for, with what was found on their servers.
-    """
-
-    run: Run | None = None
-    variants: Sequence[Variant] = ()
-    trials: list[Trial] = field(default_factory=list)
-    interrupted: bool = False
+    return done.exit_code(0 if done.fault is not None else _exit_code(comparison, accounts))
 
 
 def run_blocks(
@@ -117,43 +98,38 @@ def run_blocks(
     blocks: int,
     results: Path,
     quiet: bool,
-) -> Blocks:
-    """Run the blocks, keep each trial as it ends; Ctrl-C ends them early.
+) -> Session:
+    """Run the blocks, keep each trial as it ends.
 
     Raises:
         UsageError: a model that does not exist, or a protocol that no launched server speaks.
+        TargetError: a server failed before a trial worked.
     """
-    done = Blocks()
     scenario, _ = placed(scenario)
-    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        variants = done.variants = placed_variants(variants, view)
-        try:
-            check_targets(variants, view)
-            run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
-            view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
-            benches = Benches(view, stack, blocks=blocks, folder=run.path)
-            variants = done.variants = benches.reached(variants)
-            paces = probed_paces(variants, bench_of=benches.bench)
-            for variant in variants:
-                view.event(pace_text(variant, paces[variant.name]))
-            view.event(comparison_text(variants, paces, blocks=blocks))
-            for finished in compare(
-                variants, blocks=blocks, bench_of=benches.bench, on_turn=benches.turn, paces=paces
-            ):
-                run.append(finished.trial, finished.samples)
-                done.trials.append(finished.trial)
-                for part in parts_of([finished.trial]):
-                    view.event(variant_line(part))
-        except KeyboardInterrupt:
-            done.interrupted = True
-    if done.interrupted:
-        saved = "" if done.run is None else f"; {counted(len(done.trials), 'trial')} saved in {done.run.path}"
-        print(f"interrupted{saved}", file=sys.stderr)
-    return done
+    with session(scenario, kind, results=results, quiet=quiet) as current:
+        view = current.view
+        variants = current.variants = placed_variants(variants, view)
+        check_targets(variants, view)
+        view.event(f"{blocks} blocks of {len(variants)} variants")
+        run = current.begin(scenario)
+        folder = results if run is None else run.path
+        benches = Benches(view, current.stack, blocks=blocks, folder=folder)
+        variants = current.variants = benches.reached(variants)
+        paces = probed_paces(variants, bench_of=benches.bench)
+        for variant in variants:
+            view.event(pace_text(variant, paces[variant.name]))
+        view.event(comparison_text(variants, paces, blocks=blocks))
+        for finished in compare(
+            variants, blocks=blocks, bench_of=benches.bench, on_turn=benches.turn, paces=paces
+        ):
+            current.keep([finished], shown=False)
+            for part in parts_of([finished.trial]):
+                view.event(variant_line(part))
+    return current
 
 
 def _accounts(
-    done: Blocks,
+    trials: Sequence[Trial],
     variants: Sequence[Variant],
     gates: Sequence[Gate],
     *,
@@ -164,16 +140,16 @@ def _accounts(
 
     All variants share one error rate: at most so many comparisons of equal servers flag any of them.
     """
-    if not gates or not done.trials:
+    if not gates or not trials:
         return []
     baseline = variants[0].name
     accounts = []
     error_rate = ERROR_RATE / len(variants[1:])
     for variant in variants[1:]:
-        blocks = variant_figures(done.trials, variants[0], variant)
+        blocks = variant_figures(trials, variants[0], variant)
         fixed = judge_fixed(gates, blocks, error_rate=error_rate)
-        conclusion = judged(fixed, done.trials, (variants[0], variant))
-        attribution = attributed(conclusion, done.trials, baseline=baseline, candidate=variant.name)
+        conclusion = judged(fixed, trials, (variants[0], variant))
+        attribution = attributed(conclusion, trials, baseline=baseline, candidate=variant.name)
         accounts.append(
             Account(
                 scenario=scenario.name,
@@ -222,17 +198,17 @@ def run_noise(
     arms = arms_of(scenario)
     done = run_blocks(scenario, arms, kind="noise", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
-        return INTERRUPTED
+        return done.exit_code(0)
     floor = noise_floor(done.trials, done.variants)
     done.run.write_comparison(floor.to_dict())
-    if not done.interrupted and (floor.failure is not None or not floor.floors):
+    if done.fault is None and (floor.failure is not None or not floor.floors):
         raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")
     if json:
         print(json_text.dumps({"run": str(done.run.path), **floor.to_dict()}, indent=2))
     elif floor.floors:
         print_noise(floor, path=done.run.path)
-    if done.interrupted:
-        return INTERRUPTED
+    if done.fault is not None:
+        return done.exit_code(0)
     if floor.client_limited:
         return MeasurementInvalidError.exit_code
     return void_by_host("both arms") if floor.noisy == floor.runs else 0

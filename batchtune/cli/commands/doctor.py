@@ -33,7 +33,7 @@ from batchtune.cli.checks.machine import (
 )
 from batchtune.errors import TargetError
 from batchtune.plain_values import to_plain
-from batchtune.report.live import sweep_view
+from batchtune.report.live_view import sweep_view
 from batchtune.report.tables import console_on, paragraph, text_width
 
 LIMIT_S: Final = IMPORT_LIMIT_S + 5.0

@@ -18,20 +18,20 @@ from batchtune.cli.commands.model_scenario import (
     inputs_of,
     look_at,
     look_at_running,
+    looked_at,
     loop_of_model,
     speed_of,
     wants_of,
 )
-from batchtune.cli.commands.subject import looked_at
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
-from batchtune.report.live import sweep_view
+from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import Example, example_names, read_example, server_scenario
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
 from batchtune.scenario.yaml_document import commented
 from batchtune.target.address import Address, answering_at, attachable
+from batchtune.units import rounded_duration
 
 
 def run_init(name: str | None, *, output: Path | None) -> int:

@@ -6,11 +6,10 @@ import json as json_text
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.archive.run import SERVER_LOG, create_run
 from batchtune.batching.parameters import Configuration
 from batchtune.check.limit import Limit, LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
@@ -21,11 +20,10 @@ from batchtune.cli.arguments.load_request import (
     client_counts,
     question_of,
 )
-from batchtune.cli.attached import as_found, beginning
 from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.session import Session, beginning, session
 from batchtune.errors import (
     ArchiveError,
-    BatchtuneError,
     InconclusiveError,
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
@@ -35,15 +33,13 @@ from batchtune.errors import (
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.plain_values import to_plain
-from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
+from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
-from batchtune.scenario.reader import format_scenario, lists_models
+from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
-from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.blocks import REPEATS_SHARE
 from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
@@ -51,10 +47,10 @@ from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
 from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of
+from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.archive.run import Run
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.tune.trials.trial import Trial
 
 _UNKNOWN = Configuration(batching=None, known=False)
@@ -64,15 +60,6 @@ _GRAVEST_FIRST = (
     NoFeasibleConfigurationError.exit_code,
     InconclusiveError.exit_code,
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class Measured:
-    """The points so far, and the folder that keeps them; None: none does."""
-
-    points: list[Trial] = field(default_factory=list)
-    run: Run | None = None
-    interrupted: bool = False
 
 
 def run_load(
@@ -85,7 +72,7 @@ def run_load(
 ) -> int:
     """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
 
-    An error that ends it is raised after that.
+    So it is where an error ends it after a point that worked; the exit code is that of the error.
 
     0; 3 when the SLO or a limit of `gates` is missed, 5 when that cannot be told; of a range its best point decides,
     and without an SLO or a limit there is no verdict. 6 when every point that was measured shows the load generator or
@@ -96,49 +83,39 @@ def run_load(
     if lists_models(wanted.scenario):
         _refuse_of_one(wanted, output=output, gates=gates)
     question = question_of(wanted)
-    measured, several = Measured(), bool(question.scenario.target.models)
-    fault: BatchtuneError | None = None
-    with sweep_view(quiet=quiet) as view:
+    several = bool(question.scenario.target.models)
+    with session(question.scenario, "load", results=results, quiet=quiet) as current:
         for note in question.notes:
-            view.event(note)
-        try:
-            _measure(question, wanted, measured, results=results, view=view)
-        except KeyboardInterrupt:
-            measured.interrupted = True
-        except BatchtuneError as error:
-            if not measured.points:
-                raise
-            fault = error
-    findings = _gated(measured.points, limits)
+            current.view.event(note)
+        _measure(question, wanted, current)
+    points = current.trials
+    findings = _gated(points, limits)
     if several:
-        _print_models(measured, output=output)
+        _print_models(current, output=output)
     else:
-        _print(measured, question.scenario, findings, output=output)
-    if measured.run is not None and len(measured.points) > 1 and not several:
-        report_at_end(measured.run, quiet=quiet)
-    if fault is not None:
-        raise fault
-    if measured.interrupted:
-        print("interrupted", file=sys.stderr)
-        return 130
+        _print(current, question.scenario, findings, output=output)
+    if current.run is not None and len(points) > 1 and not several:
+        report_at_end(current.run, quiet=quiet)
+    if current.fault is not None:
+        return current.exit_code(0)
     if several:
-        return _exit_code_of_models(measured.points)
-    codes = {_exit_code(measured.points, question.scenario), _gate_code(findings)}
-    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+        return current.exit_code(_exit_code_of_models(points))
+    codes = {_exit_code(points, question.scenario), _gate_code(findings)}
+    return current.exit_code(next((code for code in _GRAVEST_FIRST if code in codes), 0))
 
 
 def _print(
-    measured: Measured,
+    current: Session,
     scenario: Scenario,
     findings: Sequence[LimitFinding],
     *,
     output: Literal["table", "json", "csv"],
 ) -> None:
     """The points, for machines with what they say of each limit."""
-    points = measured.points
+    points = current.trials
     match output:
         case "json":
-            run = None if measured.run is None else str(measured.run.path)
+            run = None if current.run is None else str(current.run.path)
             gates = [finding.to_dict() for finding in findings]
             document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
             print(json_text.dumps(document, indent=2))
@@ -179,10 +156,10 @@ def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]
     return together, alone
 
 
-def _print_models(measured: Measured, *, output: str) -> None:
+def _print_models(current: Session, *, output: str) -> None:
     """For machines `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`."""
-    together, alone = _apart(measured.points)
-    server = measured.points[0].server if measured.points else None
+    together, alone = _apart(current.trials)
+    server = current.trials[0].server if current.trials else None
     if output != "json":
         print_models(together, alone, server)
         return
@@ -190,7 +167,7 @@ def _print_models(measured: Measured, *, output: str) -> None:
         name: {"together": trial.to_dict(), "alone": alone[name].to_dict() if name in alone else None}
         for name, trial in together.items()
     }
-    run = None if measured.run is None else str(measured.run.path)
+    run = None if current.run is None else str(current.run.path)
     print(json_text.dumps({"run": run, "models": models, "server": to_plain(server)}, indent=2))
 
 
@@ -258,28 +235,20 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     return InconclusiveError.exit_code
 
 
-def _measure(
-    question: Question, wanted: LoadRequest, measured: Measured, *, results: Path | None, view: View
-) -> None:
+def _measure(question: Question, wanted: LoadRequest, current: Session) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
-    scenario = question.scenario
+    scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
     workers = {name: fleet_of(scenario.load, on_event=view.event) for name in scenarios}
     target = _target(question, wanted, view)
-    try:
-        if isinstance(target, TritonTarget):
-            scenario = as_found(scenario, target, view)
-            question = replace(question, scenario=scenario)
+    with current.serving(target):
+        scenario = current.found_on(scenario, target)
+        question = replace(question, scenario=scenario)
         configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
         with ExitStack() as stack:
             for fleet in workers.values():
                 stack.enter_context(fleet)
-            if scenario.target.restore is not None:
-                measured.run = _kept_in(scenario, results, view)
-            target.apply(configuration)
-            measured.run = measured.run or _kept_in(scenario, results, view)
-            if measured.run is not None and not isinstance(target, ExternalTarget):
-                target.keep_log(measured.run.path / SERVER_LOG)
+            current.launch(scenario, target, configuration)
             if scenario.target.models:
                 plans = together_and_alone(scenario, configuration)
             else:
@@ -288,13 +257,10 @@ def _measure(
             if leaves_duration_open(scenario) and not scenario.target.models:
                 plans = _paced(bench, plans, scenario, view)
             for finished in repeated_points(bench, plans, scenario=scenario, view=view):
-                measured.points.append(finished.trial)
-                _keep(measured, finished)
+                _keep(current, finished)
                 for part in parts_of([finished.trial]):
                     own = scenarios.get(part.model, scenario)
                     view.event(trial_line(part, head=_load_of(part), scenario=own))
-    finally:
-        target.close()
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
@@ -312,15 +278,6 @@ def together_and_alone(scenario: Scenario, configuration: Configuration) -> list
         number = len(names) + len(plans) if plans else 1
         plans.append(Plan(number=number, seed=scenario.load.seed, request=request))
     return plans
-
-
-def _kept_in(scenario: Scenario, results: Path | None, view: View) -> Run | None:
-    """A new run for the points; None where nothing is kept."""
-    if results is None:
-        return None
-    run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
-    view.event(f"results go to {run.path}")
-    return run
 
 
 def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
@@ -394,15 +351,14 @@ def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
     return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=""))
 
 
-def _keep(measured: Measured, finished: FinishedTrial) -> None:
-    """A point that cannot be kept is measured all the same: that is told once."""
-    if measured.run is None:
-        return
+def _keep(current: Session, finished: FinishedTrial) -> None:
+    """A point that cannot be kept is measured all the same: that is reported once."""
     try:
-        measured.run.append(finished.trial, finished.samples)
+        current.keep([finished], shown=False)
     except ArchiveError as error:
         print(f"note: {error.message}; nothing is saved from here on", file=sys.stderr)
-        measured.run = None
+        current.run = current.results = None
+        current.trials.append(finished.trial)
 
 
 def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:

@@ -25,7 +25,7 @@ from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving import RenderedDialect, rendered, without_counterpart
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
-from batchtune.cli.arguments.slo import in_place_of, promised
+from batchtune.cli.arguments.slo_options import in_place_of, promised
 from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command, joint_deployment
 from batchtune.errors import (
     ArchiveError,
@@ -35,18 +35,17 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.answer import print_answer
+from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.several_models import print_joint
-from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import format_duration
 from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.space import loads_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
+from batchtune.units import format_duration
 
 _STARTING: Final = ("flags", "k8s", "kserve")
 """Dialects in which a server's own flags are written."""

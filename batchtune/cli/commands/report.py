@@ -15,7 +15,7 @@ from batchtune.cli.deployment import deployment, joint_deployment
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.load_page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
-from batchtune.report.listing import TableFormat, print_runs, print_trials
+from batchtune.report.run_tables import TableFormat, print_runs, print_trials
 from batchtune.tune.joint.answer import JointRecommendation
 
 
@@ -96,7 +96,7 @@ def _of_several_models(run: Run) -> Document:
 
 
 def _of_sweep(run: Run) -> Document:
-    from batchtune.report.html.sweep.account import account_of
+    from batchtune.report.html.sweep.contender_figures import account_of
     from batchtune.report.html.sweep.page import sweep_document
 
     account = account_of(run)

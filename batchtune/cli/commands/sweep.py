@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run, write_original, write_whole
+from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found, with_present
 from batchtune.cli.commands.recommend import conclude, conclude_of_several
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.kept_sweep import (
-    Ended,
-    ended_early,
-    exit_code_of,
-    held,
-    keep_trials,
-    require_same,
-    sweep_on_nodes,
-    watcher_of,
-)
-from batchtune.errors import BatchtuneError, TargetError, UsageError
-from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.cli.session import Session, beginning, fitted, not_put_back, require_same, session, with_found
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
+from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
-from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, format_scenario, lists_models, read_scenario
+from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.scenario.units import counted
-from batchtune.target.choice import LaunchedTarget, target_of
-from batchtune.target.command import CommandTarget
-from batchtune.target.triton.repository import OriginalModel
-from batchtune.target.triton.target import TritonTarget
+from batchtune.target.choice import target_of
+from batchtune.tune.bench import Plan
 from batchtune.tune.joint.space import JointSpace
 from batchtune.tune.search.contenders import one_by_one
-from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
+from batchtune.tune.sweep.sweep import sweep, sweep_nodes
 
 if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
@@ -74,73 +61,79 @@ def run_sweep(
         _check_storage(optuna_storage)
     for own in [*scenario.of_models().values()] or [scenario]:
         own.require_rows_fit()
-    run = None
+    run, placement, trials = None, "", []
+    on_nodes = scenario.search.parallel.servers > 1
     if resume is not None:
         run, scenario = _resumed(resume, scenario)
-    trials = kept_trials(run) if run else []
-    on_nodes = scenario.search.parallel.servers > 1
-    searched = sweep_on_nodes if on_nodes else _sweep_here
-    ended = searched(scenario, run, trials, results=results, quiet=quiet)
-    if optuna_storage is not None and trials:
-        _export(trials, ended.scenario, optuna_storage)
-    code = _concluded(ended, trials, why=why, json=json)
-    if isinstance(path, ScenarioText) and ended.run is not None:
-        kept = ended.run.path / SCENARIO
+        trials = kept_trials(run)
+    elif not on_nodes:
+        scenario, placement = placed(scenario)
+    with session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current:
+        if on_nodes:
+            _sweep_on_nodes(current)
+        else:
+            _sweep_here(current, placement)
+    if optuna_storage is not None and current.trials:
+        _export(current.trials, current.scenario, optuna_storage)
+    code = _concluded(current, why=why, json=json)
+    if isinstance(path, ScenarioText) and current.run is not None:
+        kept = current.run.path / SCENARIO
         print(f"the scenario that ran: {kept} (copy it, and go on from there)", file=sys.stderr)
     return code
 
 
-def _sweep_here(
-    scenario: Scenario, run: Run | None, trials: list[Trial], *, results: Path, quiet: bool
-) -> Ended:
-    """Search on one server, launched or attached to from this machine; `trials` are those of before, and grow."""
-    placement, original = "", None
-    if run is None:
-        scenario, placement = placed(scenario)
-    else:
-        original = not_put_back(run)
+def _sweep_here(current: Session, placement: str) -> None:
+    """Search on one server, launched or attached to from this machine."""
+    scenario, view = current.scenario, current.view
+    original = None if current.run is None else not_put_back(current.run)
+    target = target_of(scenario, on_event=view.event, original=original, several_models=True)
+    names = list(scenario.of_models()) or [""]
+    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
+    only = workers.get("")
+    with current.serving(target):
+        notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
+        for note in filter(None, notes):
+            view.event(note)
+        scenario = current.found_on(scenario, target)
+        first = JointSpace(scenario).first() if scenario.target.models else one_by_one(scenario)
+        current.launch(scenario, target, first)
+        with ExitStack() as stack:
+            for fleet in workers.values():
+                stack.enter_context(fleet)
+            finished_trials = sweep(
+                scenario,
+                target,
+                only or workers,
+                finished=tuple(current.trials),
+                watcher=current.watcher(),
+                guard=HostGuard(),
+                client_max_rps=None
+                if only is None
+                else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
+            )
+            current.keep(finished_trials)
 
-    def keep(before: OriginalModel) -> None:
-        nonlocal run
-        run = held(run, scenario, results)
-        write_original(run.path, before)
 
-    with (
-        sweep_view(quiet=quiet, scenario=scenario) as view,
-        target_of(scenario, on_event=view.event, original=original, several_models=True) as target,
-    ):
-        try:
-            with ended_early(trials) as early:
-                names = list(scenario.of_models()) or [""]
-                workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
-                for note in filter(
-                    None, (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
-                ):
-                    view.event(note)
-                if isinstance(target, TritonTarget):
-                    scenario = as_found(scenario, target, view, keep)
-                    if run is not None and not trials:
-                        write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
-                    run = held(run, scenario, results)
-                    target.keep_original(partial(write_original, run.path))
-                elif isinstance(target, CommandTarget) and scenario.target.attached:
-                    run = held(run, scenario, results)
-                    scenario = with_present(scenario, target, view, partial(write_original, run.path))
-                    if not trials:
-                        write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
-                elif scenario.target.restore is not None:
-                    run = held(run, scenario, results)
-                target.apply(JointSpace(scenario).first() if scenario.target.models else one_by_one(scenario))
-                run = held(run, scenario, results)
-                target.keep_log(run.path / SERVER_LOG)
-                view.event(f"results go to {run.path}")
-                with ExitStack() as stack:
-                    for fleet in workers.values():
-                        stack.enter_context(fleet)
-                    _search(scenario, target, workers, run, trials, view)
-        finally:
-            is_as_it_was = run is None or put_back(target, run)
-    return Ended(run=run, scenario=scenario, fault=early.fault, restored=is_as_it_was)
+def _sweep_on_nodes(current: Session) -> None:
+    """Search on as many servers as `search.parallel` says.
+
+    Raises:
+        UsageError: Ray is missing, no cluster, or no room in it.
+    """
+    view = current.view
+    with RayNodes(current.scenario, on_event=view.event) as nodes:
+        scenario = placed_as(current.scenario, nodes.scenario)
+        if (batching := nodes.scenario.target.found) is not None:
+            view.event(f"{scenario.target.model} has {batching.words()}")
+            scenario = fitted(scenario, batching)
+        current.begin(scenario)
+
+        def with_report(report: Callable[[Plan, LiveAggregate | None], None]) -> ServerNodes:
+            nodes.report = report
+            return nodes
+
+        finished = tuple(current.trials)
+        current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
 
 
 def _require_joint_search(scenario: Scenario) -> None:
@@ -184,62 +177,24 @@ def _traps(scenario: Scenario) -> list[str]:
     return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
 
 
-def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> int:
-    """Recommend from what there is; the exit code is that of the fault which ended the sweep, if one did.
-
-    That a server which is not ours could not be put back was told, and counts more than the rest.
-    """
-    run, fault = ended.run, ended.fault
+def _concluded(current: Session, *, why: bool, json: bool) -> int:
+    """Recommend from what there is; the exit code."""
+    run, code = current.run, 0
     if run is None:
-        print("interrupted before the first trial", file=sys.stderr)
-        return 130
-    kept = f"{counted(len(trials), 'trial')} saved in {run.path}"
-    if isinstance(fault, BatchtuneError):
-        print(f"error: {fault.message}", file=sys.stderr)
-        print(f"hint: {kept}; `batchtune recommend {run.path}` reads them again", file=sys.stderr)
-    elif fault is not None:
-        print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
-    code = 0
+        return current.exit_code(code)
     try:
-        if ended.scenario.target.models:
-            code = conclude_of_several(run, ended.scenario, trials, json=json, swept=True)
+        if current.scenario.target.models:
+            code = conclude_of_several(run, current.scenario, current.trials, json=json, swept=True)
         else:
-            code = conclude(run, ended.scenario, trials, json=json, why=why, swept=True)
+            code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
-        if fault is None and ended.restored:
+        if current.fault is None and current.restored:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
-        if trials:
+        if current.trials:
             report_at_end(run)
-    if not ended.restored:
-        return TargetError.exit_code
-    if fault is None:
-        return code
-    return exit_code_of(fault)
-
-
-def _search(
-    scenario: Scenario,
-    target: LaunchedTarget,
-    fleets: Mapping[str, AnyFleet],
-    run: Run,
-    trials: list[Trial],
-    view: View,
-) -> None:
-    only = fleets.get("")
-    finished_trials = sweep(
-        scenario,
-        target,
-        only or fleets,
-        finished=tuple(trials),
-        watcher=watcher_of(run, trials, view),
-        guard=HostGuard(),
-        client_max_rps=None
-        if only is None
-        else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
-    )
-    keep_trials(finished_trials, run, trials, view)
+    return current.exit_code(code)
 
 
 def _check_storage(url: str) -> None:

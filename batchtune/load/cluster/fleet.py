@@ -38,8 +38,8 @@ from batchtune.load.record.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.load.worker.job import LoadJob, WorkerJob, split
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.scenario.units import counted
 from batchtune.target.endpoint import Endpoint, is_loopback
+from batchtune.units import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.interrupts import INTERRUPTS
 from batchtune.load.cluster.host import HostLostError
-from batchtune.scenario.units import counted
+from batchtune.units import counted
 
 CALL_LIMIT_S: Final = 10.0
 """A call that only hands over a message; an idle actor answers in 1 ms."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from batchtune.scenario.units import rounded, rounded_duration
+from batchtune.units import rounded, rounded_duration
 
 Touches = Literal["latency", "throughput", "server", "everything"]
 

@@ -14,7 +14,7 @@ from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.slo import ALPHA, Decision, Limit
 from batchtune.measure.statistics.quantiles import Z_95, t_quantile
-from batchtune.scenario.units import rounded
+from batchtune.units import rounded
 
 # Whether a run can stop already: a verdict that grows with the run.
 #

@@ -10,9 +10,9 @@ from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
 from batchtune.check.finding import Finding
 from batchtune.check.gate import margin_text
 from batchtune.check.history import Series, TrackRecord, track_record
-from batchtune.report.tables import console_on, number, paragraph, print_table, table_of, text_width
+from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
@@ -186,8 +186,8 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         margin = f"{margin} (asked {rounded(gate.margin * 100)})"
     return [
         title,
-        number(finding.before * scale),
-        number(finding.after * scale),
+        rounded(finding.before * scale),
+        rounded(finding.after * scale),
         change_text(finding),
         margin,
         _state_text(finding) + (f" ({counted(finding.blocks, 'block')})" if tells_blocks else ""),
@@ -229,7 +229,7 @@ def _signed(share: float) -> str:
     """In per cent or points with its sign."""
     if math.isnan(share):
         return "–"
-    return f"{'−' if share < 0 else '+'}{number(abs(share) * 100)}"
+    return f"{'−' if share < 0 else '+'}{rounded(abs(share) * 100)}"
 
 
 def print_history(
@@ -275,7 +275,7 @@ def record_lines(record: TrackRecord) -> list[str]:
         return [f"{failures}.", "False alarms: unknown; no check compared two equal sides."]
     alarms = (
         f"False alarms: {record.false_alarms} of {counted(record.unchanged, 'check')} of equal sides failed: "
-        f"{percentage(record.false_alarms / record.unchanged, 1)}, at most {percentage(record.rate_most, 1)} "
+        f"{percentage(record.false_alarms / record.unchanged)}, at most {percentage(record.rate_most)} "
         "(95 % confidence)."
     )
     return [f"{failures}.", alarms]
@@ -285,9 +285,9 @@ def _change(series: Series, change: ChangePoint) -> str:
     title, scale = unit_of(series.metric)
     commit = series.commits[change.at]
     sign = "+" if change.change >= 0 else "−"
-    share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change), 1)})"
+    share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change))})"
     return (
-        f"{series.scenario}: {title} {number(change.before * scale)} → {number(change.after * scale)}"
+        f"{series.scenario}: {title} {rounded(change.before * scale)} → {rounded(change.after * scale)}"
         f"{share} from {series.utc[change.at][:16]} on"
         f"{f', commit {commit[:9]}' if commit else ''}"
     )
@@ -297,7 +297,7 @@ def _cells(line: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     cells = []
     for metric in metrics:
         after = line["gates"].get(metric, {}).get("after")
-        cells.append(number(float(after) * unit_of(metric)[1]) if after is not None else "–")
+        cells.append(rounded(float(after) * unit_of(metric)[1]) if after is not None else "–")
     return cells
 
 

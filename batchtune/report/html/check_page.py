@@ -65,14 +65,13 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.tables import number
 from batchtune.report.words import capitalised
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of
 from batchtune.tune.trials.trial import Trial, parts_of
+from batchtune.units import counted, percentage, rounded
 
 _STATES: Final[dict[State, tuple[str, str]]] = {
     "regressed": ("@limit", "x"),
@@ -231,7 +230,7 @@ def _one_history(series: Series, utc: str | None) -> list[Trace]:
             "y": [finite(median, scale)] * 2,
             "mode": "lines",
             "line": {"color": "@limit", "width": 2},
-            "hovertemplate": f"median {number(median * scale)}<extra></extra>",
+            "hovertemplate": f"median {rounded(median * scale)}<extra></extra>",
         }
         for (start, end), median in zip(pairwise(edges), medians, strict=False)
     ]

@@ -53,15 +53,15 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.tables import Marks, number, ratio
+from batchtune.report.tables import Marks, ratio
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.blocks import Variant, is_noisy
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
 from batchtune.tune.compare.variant import Metric, VariantFigures, figure_of, runs_of
 from batchtune.tune.trials.trial import Trial, parts_of
+from batchtune.units import counted, rounded, rounded_duration
 
 _OUTCOMES: Final = {
     "different": ("a measurable difference", "@chosen", "circle"),
@@ -434,7 +434,7 @@ def _by_how_much(comparison: Comparison) -> Answer:
         return Answer(question=question, headline="Not known", lines=why, tone="bad")
     values = sorted(pair.ratio.value for pair in measured if pair.ratio is not None)
     headline = (
-        f"×{number(values[0])}" if len(values) == 1 else f"×{number(values[0])} to ×{number(values[-1])}"
+        f"×{rounded(values[0])}" if len(values) == 1 else f"×{rounded(values[0])} to ×{rounded(values[-1])}"
     )
     metrics = {pair.metric for pair in measured}
     if len(metrics) == 1:
@@ -500,7 +500,7 @@ def _gain(pair: Pair) -> float:
 
 
 def _rate(figures: VariantFigures) -> str:
-    return number(None if figures.throughput_rps is None else figures.throughput_rps.value)
+    return rounded(None if figures.throughput_rps is None else figures.throughput_rps.value)
 
 
 def _p95(figures: VariantFigures) -> str:

@@ -34,7 +34,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
     with_limit,
 )
-from batchtune.report.live import models_load
+from batchtune.report.live_view import models_load
 from batchtune.report.several_models import (
     SHARE_HEADINGS,
     company_lines,
@@ -46,10 +46,10 @@ from batchtune.report.several_models import (
 )
 from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.tune.joint.space import JointLoad, loads_of
 from batchtune.tune.trials.trial import Trial, parts_of
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 _INTERVALS: Final = "Intervals in the table of trials are 95 % intervals of one run, from order statistics."
 _KINDS: Final = {

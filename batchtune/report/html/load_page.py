@@ -42,15 +42,15 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
-from batchtune.report.tables import interval, latency, milliseconds, number, percent
+from batchtune.report.tables import interval, latency, milliseconds
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted
 from batchtune.target.model_files import served_name
 from batchtune.tune.compare.noise_floor import ARMS
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import counted, percentage, rounded
 
 _KINDS: Final = {
     "best": ("best", "@chosen", "star", 15),
@@ -297,7 +297,7 @@ def _name_of(trial: Trial, load: str | None = None) -> str:
     if clients is not None:
         return counted(clients, "client") if load in (None, str(clients)) else f"{load} clients"
     rate_rps = trial.rate_rps if measured is None else measured.offered_rps
-    return f"{load or number(rate_rps)} requests/s"
+    return f"{load or rounded(rate_rps)} requests/s"
 
 
 def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
@@ -397,7 +397,7 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
     rates = [point.measured.throughput_rps.value for point in points]
     advice = dict.fromkeys(caveat.advice for point in points for caveat in point.measured.caveats)
     measured_text = (
-        f"{number(min(rates))} to {number(max(rates))} requests/s"
+        f"{rounded(min(rates))} to {rounded(max(rates))} requests/s"
         if rates
         else counted(len(failures), "failure")
     )
@@ -423,12 +423,12 @@ def _gives(point: Point) -> Answer:
     server = measured.server
     lines = [f"p95 {latency(measured.latency_s.get('p95'))}", f"p99 {latency(measured.latency_s.get('p99'))}"]
     if measured.error_ratio:
-        lines.append(f"{percent(measured.error_ratio)} errors")
+        lines.append(f"{percentage(measured.error_ratio)} errors")
     if server is not None and server.mean_batch_rows is not None:
-        lines.append(f"batches of {number(server.mean_batch_rows)} rows on average")
+        lines.append(f"batches of {rounded(server.mean_batch_rows)} rows on average")
     return Answer(
         question="What does it give?",
-        headline=f"{number(measured.throughput_rps.value)} requests/s",
+        headline=f"{rounded(measured.throughput_rps.value)} requests/s",
         lines=(f"{interval(measured.throughput_rps)} requests/s", *lines),
     )
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from batchtune.scenario.quantities import PositiveSeconds, Ratio, problem
 from batchtune.scenario.spec.section import Spec
-from batchtune.scenario.units import PositiveSeconds, Ratio, problem, rounded_duration
+from batchtune.units import percentage, rounded_duration
 
 GOODPUT: Final = "goodput"
 
@@ -21,7 +22,7 @@ def limit_words(name: str, limit: float) -> str:
 
 def value_words(name: str, value: float) -> str:
     """A figure of an SLO: a duration, or of goodput the share that keeps the limits where `value` misses them."""
-    return f"{100.0 * (1.0 - value):.4g} %" if name == GOODPUT else rounded_duration(value)
+    return percentage(1.0 - value) if name == GOODPUT else rounded_duration(value)
 
 
 class SloSpec(Spec):

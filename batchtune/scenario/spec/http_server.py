@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from batchtune.batching.parameters import ServerWord
 from batchtune.scenario.places import holes
+from batchtune.scenario.quantities import problem
 from batchtune.scenario.spec.section import Spec
-from batchtune.scenario.units import problem
 
 HttpStatus = Annotated[int, Field(ge=100, le=599)]
 

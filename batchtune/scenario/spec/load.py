@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from batchtune.scenario.spec.section import ClusterAddress, Cpus, FileName, Spec
-from batchtune.scenario.units import (
+from batchtune.scenario.quantities import (
     Count,
     PositiveSeconds,
     RateOrNoneRps,
@@ -16,9 +15,10 @@ from batchtune.scenario.units import (
     Ratio,
     Seconds,
     Whole,
-    counted,
     problem,
 )
+from batchtune.scenario.spec.section import ClusterAddress, Cpus, FileName, Spec
+from batchtune.units import counted
 
 ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]
 

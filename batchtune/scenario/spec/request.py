@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from batchtune.scenario.quantities import Count, PositiveSeconds, Ratio, problem
 from batchtune.scenario.spec.section import FileName, Spec
-from batchtune.scenario.units import Count, PositiveSeconds, Ratio, problem
 
 _EXAMPLE = "lengths: {lognormal: {median: 40, sigma: 0.8, max: 256}}"
 

@@ -21,6 +21,7 @@ from batchtune.batching.parameters import (
     did_you_mean,
 )
 from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.quantities import problem
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
 from batchtune.scenario.spec.knobs import (
     configuration_of,
@@ -39,7 +40,6 @@ from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, Sear
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
-from batchtune.scenario.units import problem
 
 Objective = Literal["capacity", "throughput", "latency"]
 

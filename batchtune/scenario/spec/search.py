@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from batchtune.scenario.quantities import Count, PositiveSeconds, Whole, problem
 from batchtune.scenario.spec.section import ClusterAddress, Spec
-from batchtune.scenario.units import Count, PositiveSeconds, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
 Strategy = Literal["guided", "rule", "grid", "optuna"]

@@ -19,7 +19,7 @@ from pydantic import (
 
 from batchtune.cpus import schedulable_cpus
 from batchtune.errors import ScenarioError
-from batchtune.scenario.units import Whole, problem
+from batchtune.scenario.quantities import Whole, problem
 
 
 class Spec(BaseModel):

@@ -17,12 +17,12 @@ from batchtune.batching.parameters import (
     validate,
 )
 from batchtune.errors import UsageError
+from batchtune.scenario.quantities import Count, RateRps, problem
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, Space
 from batchtune.scenario.spec.section import ModelName, Spec
-from batchtune.scenario.units import Count, RateRps, problem
 
 SHARED: Final = ("num_batch_threads", "thread_pool_name")
 """What TensorFlow Serving takes from the server's own file, whatever a model's says."""

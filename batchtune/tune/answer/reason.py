@@ -12,7 +12,6 @@ from batchtune.measure.measurement import Measurement, padding_per_element, padd
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import Run, keeps, runs_of
@@ -20,6 +19,7 @@ from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
+from batchtune.units import counted, percentage, rounded, rounded_duration, three_digits
 
 ALL_FAIL_RATIO = 0.9
 """From this share of failed requests on a trial shows nothing but the failure."""
@@ -30,6 +30,7 @@ _CLOSINGS = {
     "no_room": "because the next request does not fit",
     "closed": "at the end",
 }
+_BRIEF_CLOSINGS = {"full": "full"}
 
 
 def explain_gain(
@@ -69,7 +70,8 @@ def _worth(gain: Estimate) -> str:
         return f"batching is worth at least ×{rounded(gain.low)}" if gain.low > 1.0 else ""
     if gain.low <= 1.0 <= gain.high:
         return "no measurable difference from no batching"
-    return f"batching is worth ×{rounded(gain.value)} [{rounded(gain.low)}, {rounded(gain.high)}]"
+    value, low, high = map(three_digits, (gain.value, gain.low, gain.high))
+    return f"batching is worth ×{value} [{low}, {high}]"
 
 
 def padding_note(
@@ -163,10 +165,12 @@ def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) 
     return f"{held}, {share} {closing(reason, configuration)}"
 
 
-def closing(reason: str, configuration: Configuration) -> str:
-    """Why batches of this configuration go, by the server's word for it: `close because they are full`."""
+def closing(reason: str, configuration: Configuration, *, brief: bool = False) -> str:
+    """Why batches of this configuration go, by the server's word for it: `close because they are full`, `full`."""
     if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
         return "go as soon as a thread is free"
+    if brief:
+        return _BRIEF_CLOSINGS.get(reason, _CLOSINGS.get(reason, f"by {reason}"))
     return f"close {_CLOSINGS.get(reason, f'by {reason}')}"
 
 
@@ -282,7 +286,7 @@ def _miss(run: Run, slo: SloSpec) -> str:
             )
     if run.error_ratio > slo.error_ratio:
         misses.append(
-            f"{percentage(run.error_ratio, 2)} of requests fail where {percentage(slo.error_ratio, 2)} may"
+            f"{percentage(run.error_ratio)} of requests fail where {percentage(slo.error_ratio)} may"
         )
     if not misses and run.rate_rps is not None:
         misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")

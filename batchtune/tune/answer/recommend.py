@@ -13,7 +13,6 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.scenario.units import counted, rounded
 from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
 from batchtune.tune.answer.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
 from batchtune.tune.answer.recommendation import (
@@ -35,6 +34,7 @@ from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
+from batchtune.units import counted, rounded
 
 WIDE_SIZES = 4
 """The largest size seen must be this many times the smallest."""

@@ -18,12 +18,12 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.tune.evidence.bracket import BACK, FRESH, UNCONFIRMED, Bracket, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial, without_superseded
+from batchtune.units import counted, percentage, rounded
 
 SCHEMA_VERSION = 3
 """Of recommendation.json; an older one is made anew from the trials."""

@@ -12,13 +12,13 @@ from batchtune.batching.parameters import Configuration
 from batchtune.load.fleet import DuetPlan
 from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
 from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.one_capacity import search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Source, Trial, TrialRequest
+from batchtune.units import rounded_duration
 
 TURN_S: Final = 0.008
 """Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most

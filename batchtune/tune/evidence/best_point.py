@@ -15,9 +15,9 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import rounded
 
 _SEARCHED: Final[Mapping[str, tuple[str, bool]]] = {
     "batch_timeout": ("batch_timeout_micros", True),

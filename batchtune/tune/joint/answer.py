@@ -23,11 +23,11 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Objective, Scenario
-from batchtune.scenario.units import counted
 from batchtune.tune.answer.recommendation import OpenQuestion, range_of
 from batchtune.tune.joint.search import Contender, contenders, untried_beside
 from batchtune.tune.joint.space import JointLoad, JointSpace, side_by_side
 from batchtune.tune.search.capacity import WIDEST
+from batchtune.units import counted
 
 
 def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:

@@ -16,7 +16,6 @@ from itertools import islice
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
 from batchtune.tune.search.contenders import (
     SIZE,
@@ -35,6 +34,7 @@ from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, points_beyo
 from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
+from batchtune.units import counted, rounded_duration
 
 SCOUT_SHARE = 0.2
 """Of the budget, for scouting at most; two scouts are made in any case."""

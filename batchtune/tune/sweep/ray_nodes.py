@@ -18,11 +18,11 @@ from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted
 from batchtune.target.choice import target_of
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.units import counted
 
 WAIT_S: Final = 0.25
 

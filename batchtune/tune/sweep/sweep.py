@@ -16,7 +16,6 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.scenario.units import format_duration
 from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
 from batchtune.tune.joint.search import JointSearch
 from batchtune.tune.loader import Fleet, Target
@@ -34,6 +33,7 @@ from batchtune.tune.trials.trial import (
     TrialRequest,
     spent_s,
 )
+from batchtune.units import format_duration
 
 _PHASES: dict[Source, str] = {
     "probe": "scouting",

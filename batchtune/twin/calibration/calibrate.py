@@ -19,7 +19,6 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.calibration.least_squares import (
     Solution,
     laws_to_try,
@@ -33,6 +32,7 @@ from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import NEAR_SATURATION, FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
+from batchtune.units import percentage, rounded_duration
 
 FOLDS_MAX: Final = 10
 FEWEST: Final = 4

@@ -14,12 +14,12 @@ from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
-from batchtune.scenario.units import rounded_duration
 from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.measured_rates import MeasuredRates, held_to
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing
+from batchtune.units import rounded_duration
 
 POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.plain_values import to_plain
-from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device, Routing
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
 from batchtune.twin.simulator.summary import Summary
+from batchtune.units import counted, percentage, rounded
 
 FEWEST_REQUESTS = 4_000
 MOST_REQUESTS = 40_000

@@ -91,7 +91,7 @@ def test_its_own_rate_of_false_alarms_is_that_of_equal_sides():
     assert (record.false_alarms, record.failures) == (1, 0)
     assert record.rate_most == pytest.approx(0.216, abs=0.0005)
     assert record_lines(record)[1] == (
-        "False alarms: 1 of 20 checks of equal sides failed: 5.0 %, at most 21.6 % (95 % confidence)."
+        "False alarms: 1 of 20 checks of equal sides failed: 5 %, at most 21.6 % (95 % confidence)."
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.archive.run import open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.cli.attached import run_restore
+from batchtune.cli.session import run_restore
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton.target import TritonTarget

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.archive.run import open_run, read_original
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.cli.commands.calibrated import asked_configurations, asked_values, notes_on
+from batchtune.cli.commands.ask_twin import asked_configurations, asked_values, notes_on
 from batchtune.cli.commands.compare import run_compare, run_noise
 from batchtune.errors import UsageError
 from tests.cli.test_cli import batchtune

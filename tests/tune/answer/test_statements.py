@@ -15,8 +15,7 @@ import pytest
 from batchtune.archive.run import create_run
 from batchtune.cli.commands.recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
-from batchtune.report.answer import print_answer
-from batchtune.report.statement import print_recommendation
+from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec

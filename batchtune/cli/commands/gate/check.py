@@ -31,11 +31,11 @@ from batchtune.cli.commands.gate.course import (
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.gate.statement import print_check
-from batchtune.report.live import sweep_view
+from batchtune.report.live_view import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
-from batchtune.scenario.units import counted
 from batchtune.tune.compare.blocks import Variant, chosen_variants
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario

@@ -16,9 +16,9 @@ from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.pace import Pace
+from batchtune.units import rounded_duration
 
 _SET_UP_MIN: Final = 8
 """To install what runs the model, and to check out."""

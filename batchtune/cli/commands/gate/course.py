@@ -19,7 +19,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
 from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.batching_file import file_knobs
+from batchtune.cli.arguments.file_parameters import file_knobs
 from batchtune.cli.arguments.sides import SideWords
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
@@ -28,7 +28,6 @@ from batchtune.report.gate.files import code_quality, comment, github_annotation
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
@@ -43,12 +42,13 @@ from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S
 from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import parts_of
+from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
     from batchtune.check.finding import BlockFigures, Finding
     from batchtune.check.gate import Gate
-    from batchtune.report.live import View
+    from batchtune.report.live_view import View
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial

@@ -44,12 +44,12 @@ from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidErro
 from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import collect
 from batchtune.report.gate.statement import print_history
-from batchtune.report.live import View, sweep_view
+from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
+from batchtune.units import counted, percentage
 
 
 def run_history(results: Path, *, scenario: str | None, json: bool) -> int:

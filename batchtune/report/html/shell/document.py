@@ -20,14 +20,14 @@ from batchtune.archive.run import Run, write_whole
 from batchtune.errors import ArchiveError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
-from batchtune.report.tables import interval, milliseconds, number, percent
+from batchtune.report.tables import interval, milliseconds
 from batchtune.report.words import capitalised, limit_word, parameters_of
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, rounded
 from batchtune.target.model_files import served_name
 from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import counted, percentage, rounded
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -104,15 +104,15 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
     load = (
         f"{measured.concurrency} clients"
         if measured.concurrency is not None
-        else f"{number(measured.offered_rps)}/s"
+        else f"{rounded(measured.offered_rps)}/s"
     )
     return [
         *head,
         load,
         interval(measured.throughput_rps),
         *(milliseconds(measured.latency_s.get(name)) for name in ("p50", "p95", "p99")),
-        percent(measured.error_ratio),
-        number(None if measured.server is None else measured.server.mean_batch_rows),
+        percentage(measured.error_ratio),
+        rounded(None if measured.server is None else measured.server.mean_batch_rows),
         limit_word(trial_bottleneck(trial, scenario)),
         measured.verdict or "–",
         ", ".join(caveat.code.replace("_", " ") for caveat in measured.caveats) or "–",

@@ -16,10 +16,10 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.listing import short_label
+from batchtune.report.run_tables import short_label
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.units import rounded_duration
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.load.record.samples import Samples

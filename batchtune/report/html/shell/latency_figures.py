@@ -26,10 +26,10 @@ from batchtune.report.html.shell.drawing import (
     panel_title,
     safe,
 )
-from batchtune.report.tables import percent
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import closing
+from batchtune.units import percentage
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
 """The colour of each; what a later server says comes behind."""
@@ -134,7 +134,7 @@ def _reason_bar(
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
-    reasons = [safe(_in_words(reason, curve.trial.configuration)) for curve, _ in closed]
+    reasons = [safe(closing(reason, curve.trial.configuration, brief=True)) for curve, _ in closed]
     bar: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -161,10 +161,6 @@ def _reason_bar(
     return bar, shares
 
 
-def _in_words(reason: str, configuration: Configuration) -> str:
-    return closing(reason, configuration).removeprefix("close ").removeprefix("because they are ")
-
-
 def _lead(activities: Sequence[tuple[Shown, ServerActivity]]) -> str:
     lines = [
         _closings(curve.name, activity, curve.trial.configuration)
@@ -180,7 +176,9 @@ def _closings(name: str, activity: ServerActivity, configuration: Configuration)
     if not closed:
         return f"{name}: {held}."
     shares = sorted(activity.close_reasons.items(), key=lambda item: -item[1])
-    why = ", ".join(f"{percent(count / closed)} {closing(reason, configuration)}" for reason, count in shares)
+    why = ", ".join(
+        f"{percentage(count / closed)} {closing(reason, configuration)}" for reason, count in shares
+    )
     return f"{name}: {held}; {why}."
 
 

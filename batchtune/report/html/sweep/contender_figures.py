@@ -1,17 +1,23 @@
-"""Draws what was tried: the bracket of each contender, throughput against latency, every rate, the trials over time."""
+"""What the page of a sweep shows, and its figures of contenders: brackets, rates, latency, history."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
 
-from batchtune.report.contenders import brief_label, common_parameters, contenders_table
+from batchtune.archive.run import Run
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.shell.drawing import (
     MERITS,
     Figure,
+    Look,
     Section,
+    Shown,
     Table,
     Trace,
     axis,
@@ -24,16 +30,133 @@ from batchtune.report.html.shell.drawing import (
     safe,
     spread_axis,
 )
-from batchtune.report.html.sweep.account import OTHER, ROLE_LOOKS, Account, keeping, merit_of
-from batchtune.report.tables import number, span
-from batchtune.scenario.units import counted
+from batchtune.report.recommendation_text import RECOMMENDED, brief_label, common_parameters, contenders_table
+from batchtune.report.tables import span
+from batchtune.report.words import REFERENCES, other_references
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
-from batchtune.tune.evidence.bracket import Run
+from batchtune.tune.evidence.bracket import Run as JudgedRun
+from batchtune.tune.evidence.bracket import runs_of
 from batchtune.tune.sweep.sweep import PHASES, phase_of
-from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, without_superseded
+from batchtune.units import counted, rounded
 
 _BARS_MOST = 40
 """The best of them; the table has all."""
+
+ROLE_LOOKS: Final = {
+    RECOMMENDED: Look(colour="@chosen", symbol="star", dash="solid"),
+    REFERENCES["present"]: Look(colour="@predicted", symbol="triangle-up", dash="dashdot"),
+    REFERENCES["no_batching"]: Look(colour="@unbatched", symbol="diamond", dash="dash"),
+    REFERENCES["defaults"]: Look(colour="@defaults", symbol="square", dash="dot"),
+}
+OTHER: Final = Look(colour="@other", symbol="circle", dash="solid")
+LATEST: Final = "The latest run of each configuration"
+"""That which stands for a role in figures of single requests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why).
+
+    `curve`: seconds of a batch by its rows, as the search read them.
+    """
+
+    run: Run
+    scenario: Scenario
+    trials: Sequence[Trial]
+    chosen: Recommendation | None
+    refusal: str = ""
+    advice: str = ""
+    curve: Mapping[int, float] = field(default_factory=dict)
+
+    @cached_property
+    def roles(self) -> dict[str, Recommendation | Compared]:
+        """The configurations to compare, by name, the recommended one first."""
+        if self.chosen is None:
+            return {}
+        references = {REFERENCES[other.name]: other for other in other_references(self.chosen)}
+        return {RECOMMENDED: self.chosen, **references}
+
+    @cached_property
+    def contenders(self) -> list[Recommendation | Compared]:
+        """All that was tried, in the order of the table."""
+        return [*self.roles.values(), *(() if self.chosen is None else self.chosen.contenders)]
+
+    @cached_property
+    def names(self) -> dict[Configuration, str]:
+        """The roles by their configurations."""
+        return {contender.configuration: name for name, contender in self.roles.items()}
+
+    def look(self, configuration: Configuration) -> Look:
+        return ROLE_LOOKS.get(self.names.get(configuration, ""), OTHER)
+
+    @cached_property
+    def runs(self) -> list[tuple[Trial, JudgedRun]]:
+        """Every load under the SLO's eyes, with its trial."""
+        by_number = {trial.number: trial for trial in self.trials}
+        judged = runs_of(self.trials, self.scenario.slo, self.scenario)
+        return [(by_number[run.trial], run) for run in judged]
+
+    @property
+    def shown(self) -> list[Shown]:
+        """The latest run of each role."""
+        by_number = {trial.number: trial for trial in self.trials}
+        return [
+            Shown(name=name, look=ROLE_LOOKS[name], trial=by_number[contender.behind[-1]], run=self.run)
+            for name, contender in self.roles.items()
+            if contender.behind
+        ]
+
+
+def account_of(run: Run) -> Account:
+    """Read a sweep.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario, trials = run.scenario(), run.ledger()
+    try:
+        search = run.search()
+    except ArchiveError:
+        search = None
+    chosen, refusal, advice = None, "", ""
+    try:
+        chosen = recommend(trials, scenario=scenario, search=search)
+    except BatchtuneError as error:
+        refusal, advice = error.message, error.hint or ""
+    return Account(
+        run=run,
+        scenario=scenario,
+        trials=without_superseded(trials),
+        chosen=chosen,
+        refusal=refusal,
+        advice=advice,
+        curve={} if search is None else search.curve,
+    )
+
+
+def merit_of(contender: Recommendation | Compared, objective: str) -> Estimate | None:
+    """What is best to have more of, or of the objective latency less: a capacity from the rate held to that missed."""
+    if objective == "latency":
+        return contender.latency_s.get("p95")
+    if objective != "capacity":
+        return contender.throughput_rps
+    if contender.capacity is None or not contender.capacity.held_rps:
+        return None
+    held_rps, missed_rps = contender.capacity.held_rps, contender.capacity.missed_rps
+    return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
+
+
+def keeping(account: Account) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
+    """All that was tried and keeps the SLO, with its merit."""
+    for contender in account.contenders:
+        merit = merit_of(contender, account.scenario.objective)
+        if merit is not None and (
+            contender is account.chosen or (isinstance(contender, Compared) and contender.keeps)
+        ):
+            yield contender, merit
 
 
 def contenders(account: Account) -> Section:
@@ -249,7 +372,7 @@ def history(account: Account) -> Section:
     )
 
 
-def _height(run: Run, objective: str) -> float | None:
+def _height(run: JudgedRun, objective: str) -> float | None:
     """What of a run is drawn; None: nothing that a logarithmic axis can hold."""
     if objective == "latency":
         value = run.latency_s.get("p95", math.nan)
@@ -258,7 +381,7 @@ def _height(run: Run, objective: str) -> float | None:
     return value if 0.0 < value < math.inf else None
 
 
-def _held_or_not(colour: str, symbol: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _held_or_not(colour: str, symbol: str, runs: Sequence[JudgedRun]) -> dict[str, Any]:
     return {
         "color": colour,
         "size": 9,
@@ -266,7 +389,7 @@ def _held_or_not(colour: str, symbol: str, runs: Sequence[Run]) -> dict[str, Any
     }
 
 
-def _run_text(trial: Trial, run: Run) -> str:
+def _run_text(trial: Trial, run: JudgedRun) -> str:
     verdict = "held" if run.held else "missed"
     return f"trial {trial.number}, {safe(label(trial.configuration))}: {verdict}"
 
@@ -275,7 +398,7 @@ def _told(contender: Recommendation | Compared) -> str:
     """What a configuration gave, in the words of the table."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
-        held = f"held {number(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
-        rate = held if capacity.missed_rps is None else f"{held}, missed {number(capacity.missed_rps)}/s"
+        held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
+        rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
     p95 = span(contender.latency_s.get("p95"), scale=1e3)
     return f"{rate}, p95 {p95} ms, {counted(contender.runs, 'run')}"

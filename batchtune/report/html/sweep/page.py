@@ -37,8 +37,16 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.html.sweep.account import LATEST, Account, keeping
-from batchtune.report.html.sweep.contender_figures import brackets, contenders, history, pareto, rates
+from batchtune.report.html.sweep.contender_figures import (
+    LATEST,
+    Account,
+    brackets,
+    contenders,
+    history,
+    keeping,
+    pareto,
+    rates,
+)
 from batchtune.report.words import (
     PROTOCOLS,
     capitalised,
@@ -52,10 +60,10 @@ from batchtune.report.words import (
     promise_sentence,
     why_sentence,
 )
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.space import in_force
+from batchtune.units import counted, rounded_duration
 
 Measured = list[tuple[Configuration, Estimate]]
 """Batched configurations that keep the SLO, with their merits."""

@@ -16,15 +16,13 @@ from batchtune.report.tables import (
     interval,
     latency,
     milliseconds,
-    number,
     paragraph,
-    percent,
     print_table,
     table_of,
     text_width,
 )
-from batchtune.scenario.units import counted, rounded_duration
 from batchtune.twin.model.traffic import Traffic
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.twin.model.measured_rates import MeasuredRates
@@ -110,7 +108,7 @@ def print_plan(
     label = "extrapolated: " if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
     console.print(
-        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {promise}{down}",
+        f"{label}{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}",
         style="bold",
         markup=False,
     )
@@ -122,11 +120,11 @@ def print_plan(
         ),
         (
             f"Each: {configuration.label()}; at most {interval(plan.per_replica_rps)} requests/s of the "
-            f"{number(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
+            f"{rounded(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
         ),
         (
-            f"Then: {latencies}; mean batch {number(plan.mean_batch_rows)} rows; devices "
-            f"busy {percent(plan.busy_ratio)} of the time."
+            f"Then: {latencies}; mean batch {rounded(plan.mean_batch_rows)} rows; devices "
+            f"busy {percentage(plan.busy_ratio)} of the time."
         ),
         *([] if plan.measured is None else [f"One replica: {measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
@@ -143,7 +141,7 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
     """`measured to hold 9,340 requests/s, and less than 11,200`, and what the twin says if that lies outside."""
     if measured is None or twin_rps is None:
         return "not measured"
-    held, missed = number(measured.held_rps), number(measured.most_rps)
+    held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
     if measured.missed_rps is None:
         ends, text = f"{held}/s and more", f"measured to hold {held} requests/s or more"
     elif measured.held_rps:
@@ -152,7 +150,7 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
         ends, text = f"0-{missed}/s", f"measured to hold less than {missed} requests/s"
     if measured.hold(twin_rps):
         return text
-    says = f"the twin says {number(twin_rps)}/s, outside the measured {ends}: the measured rate counts"
+    says = f"the twin says {rounded(twin_rps)}/s, outside the measured {ends}: the measured rate counts"
     return f"{text}; {says}"
 
 
@@ -164,7 +162,7 @@ def _failure_line(plan: ReplicaPlan, failure: Failure) -> str:
     without = ", ".join(f"{name} {latency(expected)}" for name, expected in failure.latency_s.items())
     return (
         f"Down: {_left(plan):,} of {plan.advised:,} keep every limit (N+{failure.down:,}), with {without}; devices "
-        f"busy {percent(failure.busy_ratio)} of the time."
+        f"busy {percentage(failure.busy_ratio)} of the time."
     )
 
 
@@ -174,14 +172,14 @@ def _cells(point: Simulated) -> list[str]:
     refused = prediction.error_ratio
     return [
         point.configuration.label(),
-        str(traffic.clients) if traffic.closed else number(offered),
+        str(traffic.clients) if traffic.closed else rounded(offered),
         interval(prediction.throughput),
-        number(prediction.latency("p50").value * 1e3),
+        rounded(prediction.latency("p50").value * 1e3),
         milliseconds(prediction.latency("p95")),
-        number(prediction.latency("p99").value * 1e3),
-        number(float(sorted(prediction.mean_batch_rows)[len(prediction.mean_batch_rows) // 2])),
-        percent(float(sorted(prediction.busy_ratio)[len(prediction.busy_ratio) // 2])),
-        percent(float(sorted(refused)[len(refused) // 2])),
+        rounded(prediction.latency("p99").value * 1e3),
+        rounded(float(sorted(prediction.mean_batch_rows)[len(prediction.mean_batch_rows) // 2])),
+        percentage(float(sorted(prediction.busy_ratio)[len(prediction.busy_ratio) // 2])),
+        percentage(float(sorted(refused)[len(refused) // 2])),
         "*" if prediction.extrapolated else "",
     ]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report.tables import latency, number, percent
+from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.evidence.best_point import usual_bottleneck
 from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -123,7 +123,7 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
             line.append(character, style=style or "default")
         lines.append(line)
     lines.append(Text(f"{'':>8} └{'─' * width}", style="dim"))
-    low, high = number(columns.low), f"{number(columns.high)} requests/s"
+    low, high = rounded(columns.low), f"{rounded(columns.high)} requests/s"
     lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{low}{high:>{max(1, width - len(low))}}", style="dim"))
     lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{_legend(points, limit_s, is_limit_shown)}", style="dim"))
     return lines
@@ -202,13 +202,13 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement
     parts = [
-        f"{number(measured.throughput_rps.value)} requests/s",
+        f"{rounded(measured.throughput_rps.value)} requests/s",
         f"p95 {latency(measured.latency_s.get('p95'))}",
     ]
     if measured.server is not None and measured.server.mean_batch_rows is not None:
-        parts.append(f"mean batch {number(measured.server.mean_batch_rows)} rows")
+        parts.append(f"mean batch {rounded(measured.server.mean_batch_rows)} rows")
     if measured.error_ratio > 0:
-        parts.append(f"{percent(measured.error_ratio)} errors")
+        parts.append(f"{percentage(measured.error_ratio)} errors")
     if not trial.feasible and not _own_load(trial) and (scenario is None or scenario.slo.promises):
         parts.append(f"misses the SLO{_at_rate(trial)}")
     limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario)
@@ -456,5 +456,5 @@ def models_load(request: TrialRequest) -> str:
 
 def live_line(live: LiveAggregate) -> str:
     """What the running load test sees at this moment."""
-    text = f"{number(live.throughput_rps)} requests/s, p95 {rounded_duration(live.p95_s)}, {live.in_flight} in flight"
+    text = f"{rounded(live.throughput_rps)} requests/s, p95 {rounded_duration(live.p95_s)}, {live.in_flight} in flight"
     return f"{text}, {live.errors} errors" if live.errors else text

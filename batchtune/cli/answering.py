@@ -91,7 +91,7 @@ def simulate(
     --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
     this server too badly.
     """
-    from batchtune.cli.commands.simulate import SimulateRequest, run_simulate
+    from batchtune.cli.commands.ask_twin import SimulateRequest, run_simulate
 
     wanted = SimulateRequest(run=run, settings=set_ or [], rate=rate, concurrency=concurrency)
     raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
@@ -130,7 +130,7 @@ def plan(
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
     replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
     """
-    from batchtune.cli.commands.plan import PlanRequest, run_plan
+    from batchtune.cli.commands.ask_twin import PlanRequest, run_plan
 
     wanted = PlanRequest(
         run=run,

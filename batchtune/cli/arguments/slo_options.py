@@ -10,7 +10,7 @@ from batchtune.cli.arguments.options import of_option
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.units import parse_duration_s, parse_ratio
+from batchtune.units import parse_duration_s, parse_ratio
 
 ERRORS = "errors"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from batchtune.archive.listing import RunEntry
 from batchtune.errors import UsageError
-from batchtune.report.tables import console_on, number, print_table, rows_that_fit, table_of, width_of
-from batchtune.scenario.units import counted, rounded
+from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
+from batchtune.units import counted, percentage, rounded
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -164,9 +164,9 @@ def _cell(name: str, value: object) -> str:
     if name == "factor" and isinstance(value, float):
         return f"×{rounded(value)}"
     if name == "error_ratio" and isinstance(value, float):
-        return f"{number(100 * value)} %"
+        return percentage(value)
     if isinstance(value, float):
-        return number(value)
+        return rounded(value)
     return str(value)
 
 

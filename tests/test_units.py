@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
-from batchtune.scenario.units import (
+from batchtune.units import (
     format_duration,
     parse_duration_s,
     parse_rate_rps,
     parse_ratio,
+    percentage,
     rounded,
     rounded_duration,
+    three_digits,
 )
 
 
@@ -96,11 +98,11 @@ def test_a_ratio_is_a_percentage_or_a_number() -> None:
         (0.0, "0 ms"),
         (5e-7, "0.5 µs"),
         (85e-5, "850 µs"),
-        (0.9999e-3, "1 ms"),
+        (0.9999e-3, "1.00 ms"),
         (0.00935, "9.35 ms"),
         (0.05, "50 ms"),
         (0.9994, "999 ms"),
-        (0.99996, "1 s"),
+        (0.99996, "1.00 s"),
         (2.534, "2.53 s"),
         (3.0, "3 s"),
         (59.97, "1 min 00 s"),
@@ -127,7 +129,14 @@ def test_a_rounded_duration_is_read_back_within_its_digits(seconds: float) -> No
         (1000.0, "1,000"),
         (999.6, "1,000"),
         (6.4, "6.4"),
+        (6.4013, "6.40"),
         (0.05, "0.05"),
+        (0.05004, "0.0500"),
+        (-12.96, "-13.0"),
+        (8, "8"),
+        (100.0, "100"),
+        (99.96, "100"),
+        (None, "–"),
         (13.64, "13.6"),
         (0.0, "0"),
         (1e-7, "0.0000001"),
@@ -136,5 +145,29 @@ def test_a_rounded_duration_is_read_back_within_its_digits(seconds: float) -> No
         (float("nan"), "–"),
     ],
 )
-def test_a_sentence_gives_a_number_three_digits_and_no_exponent(value: float, text: str) -> None:
+def test_a_number_has_three_digits_no_exponent_and_fewer_where_they_are_exact(
+    value: float | None, text: str
+) -> None:
     assert rounded(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (6.4, "6.40"),
+        (20.0, "20.0"),
+        (2.0, "2.00"),
+        (12345.6, "12,300"),
+        (99.96, "100"),
+        (0.0, "0"),
+        (float("nan"), "–"),
+    ],
+)
+def test_the_ends_of_an_interval_keep_their_zeros(value: float, text: str) -> None:
+    assert three_digits(value) == text
+
+
+def test_a_percentage_is_written_as_any_number() -> None:
+    assert [percentage(ratio) for ratio in (0.12, 0.12345, 0.0005, 1.0, None)] == [
+        "12 %", "12.3 %", "0.05 %", "100 %", "–",
+    ]  # fmt: skip

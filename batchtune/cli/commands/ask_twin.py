@@ -1,0 +1,526 @@
+"""`batchtune simulate` and `plan`: calibrate the twin of a run and ask it about other parameters and loads."""
+
+from __future__ import annotations
+
+import itertools
+import json as json_text
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from batchtune.archive.run import Run
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
+from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
+from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
+from batchtune.cli.arguments.kept_run import asked_run, kept_trials
+from batchtune.cli.arguments.load_request import client_counts, rates_rps, refuse_both
+from batchtune.cli.arguments.options import of_option
+from batchtune.cli.arguments.slo_options import in_place_of, promised
+from batchtune.errors import (
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    TwinError,
+    UsageError,
+)
+from batchtune.measure.slo import limits_of
+from batchtune.plain_values import to_plain
+from batchtune.report.twin_text import Simulated, note_when_slow, print_plan, print_simulations
+from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.knobs import KNOBS, configuration_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation, capacity_of
+from batchtune.tune.trials.trial import Trial, without_superseded
+from batchtune.twin.calibration.calibrate import calibrate, observation_of
+from batchtune.twin.model.capacity import long_run
+from batchtune.twin.model.measured_rates import MeasuredRates, held_to
+from batchtune.twin.model.replicas import Fleet, ReplicaPlan
+from batchtune.twin.model.traffic import Traffic, lengths_of, traffic_of
+from batchtune.twin.model.twin import Twin
+from batchtune.twin.simulator.replica import Routing, batcher_of, left_out
+from batchtune.units import counted, parse_rate_rps, parse_ratio
+
+if TYPE_CHECKING:
+    from batchtune.twin.model.replicas import Failing
+
+
+MOST_CONFIGURATIONS = 500
+
+_INT64_MAX = 2**63 - 1
+_MOST_ROWS = 100_000
+"""The simulator holds a time for each number of rows: 0.8 MB for each of the twin's readings."""
+
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "max_batch_size": (1, _MOST_ROWS),
+    "max_execution_batch_size": (1, _MOST_ROWS),
+    "allowed_batch_sizes": (1, _MOST_ROWS),
+    "batch_timeout_micros": (0, _INT64_MAX),
+    "max_enqueued_batches": (0, _INT64_MAX),
+    "num_batch_threads": (1, 10_000),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A run, its scenario, trials and their twin; `base` is what `--set` starts from, `base_name` says why."""
+
+    run: Run
+    scenario: Scenario
+    trials: Sequence[Trial]
+    twin: Twin
+    base: Configuration
+    base_name: str
+
+    def measured(self, configuration: Configuration, *, slo: SloSpec | None = None) -> MeasuredRates | None:
+        """The rates that one server held and missed with these parameters, for the scenario's SLO or another one.
+
+        None: its runs do not say, or they were made while the rate changed, and say nothing of a steady one.
+        """
+        if traffic_of(self.scenario).changes:
+            return None
+        capacity = capacity_of(configuration, self.trials, scenario=self.scenario, slo=slo)
+        if capacity is None or (capacity.by_loops and capacity.missed_rps is None):
+            return None
+        # What closed loops kept is no rate that was held.
+        held_rps = 0.0 if capacity.by_loops else capacity.held_rps
+        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps)
+
+
+def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
+    """Fit the twin to the trials of a run (None: the latest).
+
+    Raises:
+        ArchiveError: no such run.
+        TwinError: none of its trials can be used; the hint says what would help.
+    """
+    run = asked_run(path, results=results)
+    scenario = run.scenario()
+    if scenario.target.models:
+        raise TwinError(
+            f"{run.path} is of several models, which a twin does not know",
+            hint="name the run of a sweep of one model",
+        )
+    trials = kept_trials(run)
+    measured = [
+        trial
+        for trial in without_superseded(trials)
+        if trial.measurement is not None and trial.configuration.known
+    ]
+    if not measured:
+        raise TwinError(
+            f"{run.path} holds no measured trial of known parameters to calibrate a twin from",
+            hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
+        )
+    with note_when_slow(
+        f"calibrating the twin from {counted(len(measured), 'trial')} of {run.path}", quiet=quiet
+    ):
+        twin = calibrate(
+            [
+                observation_of(trial.configuration, trial.measurement, scenario)
+                for trial in measured
+                if trial.measurement
+            ]
+        )
+    chosen = _recommended(trials, scenario)
+    base, base_name = scenario.configuration({}), "the scenario's own configuration"
+    if chosen is not None:
+        base, base_name = chosen.configuration, "the recommended configuration"
+    return Calibrated(run=run, scenario=scenario, trials=trials, twin=twin, base=base, base_name=base_name)
+
+
+def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """What `--set KEY=VALUE[,VALUE…]` gives for each parameter; one that is named again has these values too.
+
+    Raises:
+        UsageError: an unknown parameter, a value of another type, or too many combinations.
+    """
+    choices: dict[str, list[Any]] = {}
+    for name, values in map(_choices, settings):
+        choices[name] = list(dict.fromkeys([*choices.get(name, ()), *values]))
+    combinations = math.prod(map(len, choices.values()))
+    if combinations > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"--set asks for {combinations:,} configurations; at most {MOST_CONFIGURATIONS}",
+            hint="give fewer values",
+        )
+    return choices
+
+
+def asked_configurations(
+    base: Configuration, choices: Mapping[str, list[Any]], *, by_length: bool = True
+) -> list[Configuration]:
+    """Every combination of the values, laid over the base. `by_length`: the server has length buckets.
+
+    Raises:
+        UsageError: a parameter that the server does not have.
+        BatchingParametersError: a combination that no server would accept.
+    """
+    for name in choices:
+        if base.dialect == "triton" and name in MISSING:
+            raise UsageError(f"--set {name}: Triton has no such parameter", hint=MISSING[name])
+        if name == LENGTH_BUCKETS and (base.dialect == "triton" or not by_length):
+            raise UsageError(
+                f"--set {name}: only the bundled server groups requests by length", hint="leave it out"
+            )
+    values = {} if base.batching is None else to_dict(base.batching)
+    if base.batching is None and not choices:
+        return [base]
+    configurations = []
+    for combination in itertools.product(*choices.values()):
+        point = dict(zip(choices, combination, strict=True))
+        if base.batching is None and point.keys() - {"enable_batching"}:
+            point.setdefault("enable_batching", True)
+        kept = _without_stale_sizes(values, point)
+        asked = configuration_of(kept, point, searched=())
+        flags = tuple(flag for flag in base.flags if flag[0] != LENGTH_BUCKETS or LENGTH_BUCKETS not in point)
+        configurations.append(replace(base, batching=asked.batching, flags=(*flags, *asked.flags)))
+    return list(dict.fromkeys(configurations))
+
+
+def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
+    """None: a comparison, a load test, or a run of which nothing can be recommended."""
+    if any(trial.source in ("variant", "load") for trial in trials):
+        return None
+    try:
+        return recommend(trials, scenario=scenario)
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError):
+        return None
+
+
+def notes_on(configurations: Sequence[Configuration]) -> list[str]:
+    """What the twin leaves out of how a server of such configurations batches."""
+    return [
+        f"{text}." for text in dict.fromkeys(text for asked in configurations for text in left_out(asked))
+    ]
+
+
+def notes_on_lengths(calibrated: Calibrated) -> list[str]:
+    """What the twin does not know of requests that differ in length."""
+    request, flags = calibrated.scenario.request, calibrated.scenario.target.flags
+    notes = []
+    if any(name.lstrip("-") == LENGTH_BUCKETS for name in flags):
+        notes.append("The length buckets of target.flags are not simulated: one queue is.")
+    if not any(kind.lengths is not None for kind in request.kinds()):
+        return notes
+    if not lengths_of(request):
+        notes.append(
+            "The requests' lengths are not known (kinds with lengths of their own, or a file that cannot be read): all "
+            "are simulated as equally long."
+        )
+    elif calibrated.twin.best_fit.length is None:
+        notes.append(
+            "What the length of a request costs is not known: the trials' batches were about equally long, or the "
+            "server did not report them."
+        )
+    return notes
+
+
+def _choices(text: str) -> tuple[str, list[Any]]:
+    name, equals, given = text.partition("=")
+    name = name.strip()
+    if not equals or not given.strip():
+        raise UsageError(
+            f"--set {text}: expected KEY=VALUE", hint="for instance --set max_batch_size=16,32,64"
+        )
+    name = {word: house for house, word in WORDS.items()}.get(name, name)
+    if name in SETTINGS:
+        raise UsageError(f"--set {name}: the twin does not simulate it", hint="`batchtune sweep` measures it")
+    if name == LENGTH_BUCKETS:
+        return name, [given]
+    if name not in KNOBS:
+        raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
+    if name == "allowed_batch_sizes":
+        return name, [tuple(_value(name, size) for size in given.split(","))]
+    return name, [_value(name, value) for value in given.split(",")]
+
+
+def _value(name: str, text: str) -> Any:
+    text = text.strip()
+    if text in ("true", "false"):
+        return text == "true"
+    if name == "thread_pool_name":
+        return text
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
+        ) from error
+    least, most = _RANGES.get(name, (-_INT64_MAX, _INT64_MAX))
+    if not least <= number <= most:
+        upper = "" if most == _INT64_MAX else f" to {most:,}"
+        raise UsageError(
+            f"--set {name}={number}: out of its range", hint=f"give a whole number from {least}{upper}"
+        )
+    return number
+
+
+def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Allowed sizes end at max_batch_size: another maximum makes those of the base meaningless."""
+    stale = {"allowed_batch_sizes", "max_execution_batch_size"} if "max_batch_size" in point else set()
+    return {name: value for name, value in values.items() if name in PARAMETER_NAMES and name not in stale}
+
+
+# `batchtune simulate`: what the server would do with other parameters, or under another load.
+
+
+MOST_POINTS = 2_000
+
+
+class Load(TypedDict, total=False):
+    """A rate, or a number of clients."""
+
+    rate_rps: float
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateRequest:
+    """What the command line asked for; without a rate and a concurrency the scenario's own load."""
+
+    run: Path | None
+    settings: list[str]
+    rate: str | None
+    concurrency: str | None
+
+
+def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
+    """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
+    loads, choices = _asked_loads(wanted), asked_values(wanted.settings)
+    calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
+    by_length = calibrated.scenario.target.runs == "bundled"
+    configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
+    traffics, notes = _traffics(calibrated, loads)
+    notes += [*notes_on(configurations), *notes_on_lengths(calibrated)]
+    if len(configurations) * len(traffics) > MOST_POINTS:
+        raise UsageError(
+            f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
+            hint="give fewer values",
+        )
+    with note_when_slow(f"simulating {counted(len(configurations) * len(traffics), 'point')}", quiet=quiet):
+        points = [
+            point
+            for configuration in configurations
+            for point in _points(calibrated, configuration, traffics)
+        ]
+    if json:
+        document = {**_document(calibrated, points), "notes": notes}
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_simulations(
+            points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes
+        )
+    return trusted(calibrated.twin)
+
+
+def trusted(twin: Twin) -> int:
+    """The exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied on."""
+    if twin.reliable:
+        return 0
+    print(f"warning: {twin.accuracy()}: too much to rely on it", file=sys.stderr)
+    return InconclusiveError.exit_code
+
+
+def _points(
+    calibrated: Calibrated, configuration: Configuration, traffics: Sequence[Traffic]
+) -> Iterator[Simulated]:
+    """One configuration under each load: of one that was measured, open loops by the twin held to its rates."""
+    scenario = calibrated.scenario
+    batcher = batcher_of(configuration, cpus=scenario.target.cpus)
+    steady = [traffic for traffic in traffics if not (traffic.closed or traffic.changes)]
+    measured = calibrated.measured(configuration) if steady else None
+    twin, twin_rps = calibrated.twin, None
+    if measured is not None:
+        limits, errors = limits_of(scenario.slo), scenario.slo.error_ratio
+        twin, twin_rps = held_to(twin, batcher, steady[0], limits, errors, measured)
+    for traffic in traffics:
+        asked_twin = twin if traffic in steady else calibrated.twin
+        yield Simulated(
+            configuration=configuration,
+            traffic=traffic,
+            prediction=long_run(asked_twin.predict(batcher, traffic), asked_twin, batcher, traffic),
+            measured=measured if traffic in steady else None,
+            twin_rps=twin_rps if traffic in steady else None,
+        )
+
+
+def _asked_loads(wanted: SimulateRequest) -> list[Load]:
+    """The rates or the numbers of clients that were asked for; none: the scenario's own."""
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
+    if wanted.rate is not None:
+        return [{"rate_rps": rate} for rate in rates_rps(wanted.rate)]
+    return (
+        []
+        if wanted.concurrency is None
+        else [{"concurrency": clients} for clients in client_counts(wanted.concurrency)]
+    )
+
+
+def _traffics(calibrated: Calibrated, loads: Sequence[Load]) -> tuple[list[Traffic], list[str]]:
+    """The loads to simulate, and what to say of where they come from."""
+    if loads:
+        return [traffic_of(calibrated.scenario, **load) for load in loads], []
+    traffic = traffic_of(calibrated.scenario)
+    if traffic.clients is None and traffic.rate_rps is None and calibrated.scenario.load.rate_is_missing():
+        return [traffic.at(_capacity_rps(calibrated))], [
+            f"The rate is the capacity that the run found for {calibrated.base_name}; --rate asks for another."
+        ]
+    return [traffic], []
+
+
+def _capacity_rps(calibrated: Calibrated) -> float:
+    capacity = capacity_of(calibrated.base, calibrated.trials, scenario=calibrated.scenario)
+    if capacity is None or not capacity.held_rps > 0.0:
+        raise UsageError(
+            "the scenario names no rate, and the run found no capacity to start from",
+            hint="give --rate 500, or --rate 100:1k:100",
+        )
+    return capacity.held_rps
+
+
+def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]:
+    return {
+        "run": str(calibrated.run.path),
+        "twin": twin_document(calibrated),
+        "points": [
+            {
+                "label": point.configuration.label(),
+                "configuration": point.configuration.to_dict(),
+                "traffic": point.traffic.to_dict(),
+                **point.prediction.to_dict(),
+                "measured": to_plain(point.measured),
+                "twin_rps": to_plain(point.twin_rps),
+            }
+            for point in points
+        ],
+    }
+
+
+def twin_document(calibrated: Calibrated) -> dict[str, Any]:
+    """What a reader of the figures needs to know of the twin."""
+    twin = calibrated.twin
+    return {
+        "reliable": twin.reliable,
+        "accuracy": twin.accuracy(),
+        "error": to_plain(twin.error),
+        "observations": twin.observations,
+        "rows_max": twin.rows_max,
+        "threads_max": twin.threads_max,
+        "best": to_plain(twin.best_fit),
+    }
+
+
+# `batchtune plan`: the replicas that a rate needs within its latency limits.
+
+
+_HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
+
+
+def failing_of(failing: str | None) -> Failing | None:
+    """What was asked for; None: nothing may fail.
+
+    Raises:
+        UsageError: no number of replicas and no share of them.
+    """
+    from batchtune.twin.model.replicas import Failing
+
+    if failing is None:
+        return None
+    count, share = _down(failing.strip())
+    return Failing(count=count, share=share)
+
+
+def _down(text: str) -> tuple[int, float]:
+    if text.endswith("%"):
+        with of_option("--failing", hint=_HINT):
+            share = parse_ratio(text)
+        if not 0.0 < share < 1.0:
+            raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
+        return 0, share
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
+    return int(text), 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What the command line asked for."""
+
+    run: Path | None
+    rate: str | None
+    limits: Mapping[str, str | None]
+    settings: list[str]
+    routing: Routing
+    failing: str | None = None
+
+
+def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> int:
+    """The exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise."""
+    rate_rps = _rate_rps(wanted.rate)
+    promises, choices = promised(wanted.limits), asked_values(wanted.settings)
+    failing = failing_of(wanted.failing)
+    calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
+    scenario = calibrated.scenario
+    slo = _promise(promises, scenario)
+    by_length = calibrated.scenario.target.runs == "bundled"
+    configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
+    if len(configurations) != 1:
+        raise UsageError(
+            f"--set asks for {len(configurations)} configurations; a plan is for one",
+            hint="compare them with `batchtune simulate`, then plan with the best",
+        )
+    fleet = Fleet(
+        calibrated.twin,
+        batcher_of(configurations[0], cpus=scenario.target.cpus),
+        traffic_of(scenario, rate_rps=rate_rps),
+        limits_of(slo),
+        slo.error_ratio,
+        wanted.routing,
+        failing,
+        measured=calibrated.measured(configurations[0], slo=slo),
+    )
+    with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):
+        plan = fleet.plan(rate_rps)
+    notes = [*notes_on(configurations), *notes_on_lengths(calibrated)]
+    plan = replace(plan, notes=(*plan.notes, *(note.rstrip(".") for note in notes)))
+    if json:
+        document = {
+            "run": str(calibrated.run.path),
+            "label": configurations[0].label(),
+            "configuration": configurations[0].to_dict(),
+            "twin": twin_document(calibrated),
+            **plan.to_dict(),
+        }
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
+    return max(trusted(calibrated.twin), _held(plan))
+
+
+def _held(plan: ReplicaPlan) -> int:
+    """The exit code: 5, with a warning, where no run held the limits and the twin names a rate that one missed."""
+    if plan.measured is None or plan.measured.held_rps or not plan.contradicted:
+        return 0
+    print("warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr)
+    return InconclusiveError.exit_code
+
+
+def _rate_rps(rate: str | None) -> float:
+    if rate is None:
+        raise UsageError("a plan needs a rate", hint="write --rate 10000, or 10k/s")
+    with of_option("--rate", hint="write --rate 10000, or 10k/s"):
+        rate_rps = parse_rate_rps(rate)
+    if rate_rps <= 0.0:
+        raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
+    return rate_rps
+
+
+def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
+    slo = in_place_of(scenario.slo, promises)
+    if not slo.limits():
+        raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
+    return slo

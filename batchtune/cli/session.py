@@ -1,0 +1,394 @@
+"""The session of a command that measures: its view, its run, the trials so far, its server, and what ended it early."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.archive.run import (
+    SCENARIO,
+    SERVER_LOG,
+    Run,
+    create_run,
+    open_run,
+    read_original,
+    write_original,
+    write_whole,
+)
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.errors import (
+    ArchiveError,
+    BatchtuneError,
+    MeasurementInvalidError,
+    TargetError,
+    UsageError,
+)
+from batchtune.provenance import collect, comparable
+from batchtune.report.live_view import View, sweep_view
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import LaunchedTarget
+from batchtune.target.command import CommandTarget
+from batchtune.target.command import restored as restored_by_command
+from batchtune.target.external import ExternalTarget
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.triton.repository import ModelRepository, OriginalModel
+from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.tune.sweep.sweep import Watcher
+from batchtune.twin.simulator.replica import TRITONS_AHEAD
+from batchtune.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchtune.batching.parameters import Configuration
+    from batchtune.report.live_view import View
+    from batchtune.target.triton.repository import OriginalModel
+    from batchtune.tune.compare.blocks import Variant
+    from batchtune.tune.trials.search_summary import SearchSummary
+    from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+    Keep = Callable[[OriginalModel], None]
+
+
+INTERRUPTED = 130
+
+Kind = Literal["", "compare", "noise", "load", "check"]
+"""Of a run, as its folder's name says it; "" is a sweep."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What a command has while it measures, and how that ended.
+
+    `scenario`: as it runs, with what was found on its server. `variants`: those of a comparison, likewise. `results`:
+    the folder of all runs; None: nothing is kept. `run`: None as long as there is none. `stack`: what is started in it
+    ends with the session. `fault`: what ended it before its time. `restored` False: a server that is not ours could
+    not be put back, which was reported.
+    """
+
+    scenario: Scenario
+    kind: Kind
+    results: Path | None
+    view: View
+    stack: ExitStack = field(default_factory=ExitStack)
+    run: Run | None = None
+    trials: list[Trial] = field(default_factory=list)
+    variants: Sequence[Variant] = ()
+    fault: BatchtuneError | KeyboardInterrupt | None = None
+    restored: bool = True
+    _begun: bool = False
+
+    def begin(self, scenario: Scenario) -> Run | None:
+        """Open the run, once, for this process alone, and say where it is; None: nothing is kept.
+
+        Raises:
+            ArchiveError: the folder cannot be made, or another process measures for the run.
+        """
+        self.scenario = scenario
+        if self.results is None or self._begun:
+            return self.run
+        self.run = self.run or create_run(
+            scenario, format_scenario(scenario), root=self.results, kind=self.kind
+        )
+        self.run.hold()
+        self.view.event(f"results go to {self.run.path}")
+        self._begun = True
+        return self.run
+
+    @contextmanager
+    def serving(self, target: LaunchedTarget | ExternalTarget) -> Iterator[None]:
+        """The life of a server: at its end one that is not ours is as it was, and ours is stopped."""
+        try:
+            yield
+        finally:
+            try:
+                self.restored = self.run is None or put_back(target, self.run)
+            finally:
+                target.close()
+
+    def found_on(self, scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> Scenario:
+        """The scenario with what the server that it attaches to has of batching; the run keeps what to put back.
+
+        Raises:
+            TargetError, UsageError: as `as_found`.
+        """
+        keep = partial(self._keep_original, scenario)
+        if isinstance(target, TritonTarget):
+            scenario = as_found(scenario, target, self.view, keep)
+            target.keep_original(keep)
+        elif (
+            isinstance(target, CommandTarget) and scenario.target.kind == "http" and scenario.target.attached
+        ):
+            self.begin(scenario)
+            scenario = with_present(scenario, target, self.view, keep)
+        elif scenario.target.restore is None:
+            return scenario
+        run = self.begin(scenario)
+        if run is not None and not self.trials:
+            write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
+        return scenario
+
+    def launch(
+        self, scenario: Scenario, target: LaunchedTarget | ExternalTarget, configuration: Configuration
+    ) -> None:
+        """Start or configure the server; the run keeps its log.
+
+        Raises:
+            TargetError: it does not start, or does not take the configuration.
+        """
+        target.apply(configuration)
+        run = self.begin(scenario)
+        if run is not None and not isinstance(target, ExternalTarget):
+            target.keep_log(run.path / SERVER_LOG)
+
+    def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:
+        """Each trial goes to the run, to the others and, if `shown`, to the view, as it ends."""
+        for finished in finished_trials:
+            if self.run is not None:
+                self.run.append(finished.trial, finished.samples)
+            self.trials.append(finished.trial)
+            if shown:
+                self.view.trial(finished.trial)
+
+    def watcher(self) -> Watcher:
+        """Who hears of a sweep: the view, and at its end the run, beside what it says of a sweep of before."""
+        run, view = self.run, self.view
+        earlier = run.search() if run is not None and self.trials else None
+
+        def keep(summary: SearchSummary) -> None:
+            if run is not None:
+                keep_account(run, summary if earlier is None else summary.continuing(earlier))
+
+        return Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep)
+
+    def exit_code(self, code: int) -> int:
+        """That of what ended it early, else `code`; a server that could not be put back counts more than either."""
+        if not self.restored:
+            return TargetError.exit_code
+        if self.fault is None:
+            return code
+        return self.fault.exit_code if isinstance(self.fault, BatchtuneError) else INTERRUPTED
+
+    def _keep_original(self, scenario: Scenario, original: OriginalModel) -> None:
+        run = self.begin(scenario)
+        if run is not None:
+            write_original(run.path, original)
+
+    def _tell_fault(self) -> None:
+        saved = again = on = ""
+        if self.run is not None:
+            saved = f"{counted(len(self.trials), 'trial')} saved in {self.run.path}"
+        if self.run is not None and self.kind == "":
+            again = f"; `batchtune recommend {self.run.path}` reads them again"
+            on = f"; --resume {self.run.path} goes on"
+        if isinstance(self.fault, BatchtuneError):
+            print(f"error: {self.fault.message}", file=sys.stderr)
+            for hint in filter(None, (self.fault.hint, f"{saved}{again}")):
+                print(f"hint: {hint}", file=sys.stderr)
+        elif self.fault is not None:
+            first = "" if self.trials else " before the first trial"
+            print(f"interrupted{first}{'; ' if saved else ''}{saved}{on}", file=sys.stderr)
+
+
+@contextmanager
+def session(
+    scenario: Scenario,
+    kind: Kind = "",
+    *,
+    results: Path | None,
+    quiet: bool,
+    run: Run | None = None,
+    trials: Sequence[Trial] = (),
+) -> Iterator[Session]:
+    """A session, of an interrupted run with its `trials` so far: Ctrl-C, or an error after a trial that worked, ends it
+    and nothing more; what ended it is then reported.
+
+    Raises:
+        TargetError, MeasurementInvalidError: no trial worked.
+    """
+    with sweep_view(quiet=quiet, scenario=scenario) as view:
+        current = Session(
+            scenario=scenario, kind=kind, results=results, view=view, run=run, trials=list(trials)
+        )
+        try:
+            with current.stack:
+                yield current
+        except KeyboardInterrupt as interrupt:
+            current.fault = interrupt
+        except (TargetError, MeasurementInvalidError) as error:
+            if not any(trial.state == "complete" for trial in current.trials):
+                raise
+            current.fault = error
+        finally:
+            if current.run is not None:
+                current.run.release()
+    current._tell_fault()
+
+
+def keep_account(run: Run, summary: SearchSummary) -> None:
+    """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
+    try:
+        run.write_search(summary)
+    except ArchiveError as error:
+        print(f"note: {error.message}", file=sys.stderr)
+
+
+def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
+    """Only the budget may differ from what the run was asked before, and the machine must be the same.
+
+    Raises:
+        UsageError: something else differs.
+    """
+    asked, earlier = (side.model_dump(exclude={"search": {"budget"}}) for side in (scenario, before))
+    differing = sorted(key for key in asked if asked[key] != earlier[key])
+    if differing:
+        raise UsageError(
+            f"{run.path} was run with another scenario; it differs in: {', '.join(differing)}",
+            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
+        )
+    elsewhere = comparable(collect(scenario.load.seed), run.provenance())
+    if elsewhere:
+        raise UsageError(
+            f"{run.path} was run on another machine or system: {'; '.join(elsewhere)}",
+            hint="figures of two machines do not mix: start a new run without --resume",
+        )
+
+
+# A server that takes configurations from us and is somebody else's: what it has, and how it is put back.
+
+
+DIFFERENCES = (
+    f"Triton never splits or pads a request; {TRITONS_AHEAD}, nor does it simulate preferred sizes, ordering or queue "
+    "policies: the twin counts only as far as it predicts the trials"
+)
+
+
+def beginning(scenario: Scenario) -> str:
+    """What is said while the server is launched or attached to."""
+    target = scenario.target
+    if target.kind == "http" and target.attached:
+        return f"attaching to {target.url}"
+    if target.kind == "command":
+        return f"running the commands of target for {target.model}"
+    if target.attached:
+        return f"attaching to {target.model} at {target.rest_url}"
+    return f"launching the server for {target.model}"
+
+
+def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | None = None) -> Scenario:
+    """The scenario with what the model's configuration says of batching, which is told; `keep` as in `reached`.
+
+    Raises:
+        UsageError: requests that the model does not take as it is configured.
+    """
+    return fitted(scenario, reached(target, view, keep))
+
+
+def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
+    """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
+    present = target.attach(keep)
+    if not present:
+        return scenario
+    view.event(
+        f"{scenario.target.model} has {', '.join(f'{name} {value}' for name, value in present.items())}"
+    )
+    spec = scenario.target.model_copy(update={"present": present})
+    return scenario.model_copy(update={"target": spec})
+
+
+def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
+    """What the model's configuration says of batching, which is told, with what sets such a server apart.
+
+    `keep` is told before a model that is not served is loaded to learn that.
+    """
+    batching = target.start(before_load=keep)
+    view.event(f"{target.endpoint.model_name} has {batching.words()}")
+    view.event(DIFFERENCES)
+    for name in ModelRepository(target.endpoint).ensembles():
+        view.event(
+            f"{name} is an ensemble that asks it: Triton serves that only while max_batch_size is not below its own"
+        )
+    return batching
+
+
+def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
+    """The scenario with what was found, unless it says that already.
+
+    Raises:
+        UsageError: requests that the model does not take as it is configured.
+    """
+    rows = scenario.request.rows_most
+    if rows > batching.max_batch_size:
+        raise UsageError(
+            f"request.rows: the model takes at most {batching.max_batch_size} rows in a request "
+            f"(its max_batch_size); the scenario sends {rows}",
+            hint="send fewer rows, or raise max_batch_size in the model's configuration first",
+        )
+    return scenario if scenario.target.found is not None else with_found(scenario, batching)
+
+
+def with_found(scenario: Scenario, batching: FoundBatching | None) -> Scenario:
+    """The scenario, with this as what was found."""
+    if batching == scenario.target.found:
+        return scenario
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": batching})})
+
+
+def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
+    """Restore an attached server; where that fails, say so with the command that tries again, and return False."""
+    if isinstance(target, TfServingTarget | ExternalTarget):
+        return True
+    try:
+        target.restore()
+    except TargetError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        print(f"hint: `batchtune restore {run.path}` tries again", file=sys.stderr)
+        return False
+    return True
+
+
+def not_put_back(run: Run) -> OriginalModel | None:
+    """What the run found on a server that it attached to and could not restore; None: nothing is to be restored."""
+    original = read_original(run)
+    return None if original is None or original.restored or not original.attached else original
+
+
+def run_restore(path: Path) -> int:
+    """Put back the server of a run that was killed; the exit code, 0.
+
+    Raises:
+        ArchiveError: there is no such run, or a process measures for it.
+        UsageError: the run attached to no server.
+        TargetError: the server is gone, or does not take it.
+    """
+    run = open_run(path)
+    target = run.scenario().target
+    if target.kind == "command" and target.restore is not None:
+        run.hold()
+        restored_by_command(target)
+        print("target.restore has put back what was there", file=sys.stderr)
+        return 0
+    original = read_original(run)
+    if original is None or not original.attached:
+        raise UsageError(
+            f"{run.path} attached to no server: there is nothing to put back",
+            hint="only a sweep or comparison of kind triton with target.rest_url, of kind http without launch, or of "
+            "kind command with target.restore, changes a server that is not its own",
+        )
+    run.hold()
+    if original.restored:
+        print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
+        return 0
+    if target.kind == "http":
+        with CommandTarget(target, original=original) as running:
+            running.attach(partial(write_original, run.path))
+    else:
+        write_original(run.path, restored(original, target))
+    print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
+    return 0

@@ -131,6 +131,7 @@ _NUMPY_NAMES = {
     "DT_UINT64": "uint64",
 }
 
+_OWN_JSON: Final = "a server that has no such API, but a JSON of its own, takes target.kind: http"
 _PROBE_LIMIT_S: Final = 2.0
 """A server that is asked whether it is ready and does not answer is asked again."""
 
@@ -387,11 +388,15 @@ def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
     try:
         document = answer.json()
         if answer.status_code != 200:
-            raise TargetError(f"{where}: HTTP {answer.status_code}: {document.get('error')}")
+            raise TargetError(
+                f"{where}: HTTP {answer.status_code}: {document.get('error')}",
+                hint=_OWN_JSON if answer.status_code == 404 else "",
+            )
         return dict(document["metadata"]["signature_def"]["signature_def"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetError(
-            f"{where}: HTTP {answer.status_code} without a model's metadata; is it TensorFlow Serving's REST port?"
+            f"{where}: HTTP {answer.status_code} without a model's metadata; is it TensorFlow Serving's REST port?",
+            hint=_OWN_JSON,
         ) from error
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
 from batchtune.cli.arguments.subject import kind_of, model_of, request_overrides
+from batchtune.cli.commands.init_model import run_init_model
 from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,
@@ -40,6 +41,7 @@ from tests.cli.test_cli import EMULATED, batchtune
 from tests.load.tiny_onnx import lookup, product
 from tests.server.server_process import ServerProcess, free_ports
 from tests.target.kserve_server import KserveServer
+from tests.target.triton.fake_triton import FakeTriton
 from tests.tune.tune_fakes import scenario_of
 
 
@@ -407,6 +409,44 @@ def test_a_server_of_kserves_protocol_is_told_from_one_of_tensorflows() -> None:
         assert address.protocol == "kserve_grpc"
         looked = look_at_running(address, [])
         assert [spec.name for spec in looked.signature.inputs] == ["x"]
+
+
+def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with FakeTriton() as server:
+        server.pages["/v2"] = (200, {"name": "triton", "extensions": ["model_repository"]})
+        address = f"127.0.0.1:{server.rest_port}/m"
+        subject = subject_of_sweep(
+            address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True
+        )
+        asked = read_scenario(subject.source)
+        assert (asked.target.kind, asked.target.rest_url, asked.target.attached) == (
+            "triton",
+            server.url,
+            True,
+        )
+        code = run_init_model(address, [], rate=None, concurrency=None, write=None, check=False, quiet=True)
+        assert code == 0
+        written = capsys.readouterr()
+        assert parse_scenario(written.out).target == asked.target
+        assert "batchtune sweep" in written.err
+        assert server.orders == []
+
+
+def test_of_an_mlserver_it_is_said_that_it_reads_a_file() -> None:
+    with KserveServer() as server:
+        server.get["/v2"] = (200, {"name": "mlserver", "extensions": []})
+        with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
+            subject_of_sweep(
+                f"127.0.0.1:{server.rest_port}/m",
+                ["slo.p95=1s"],
+                rate=None,
+                concurrency=None,
+                resume=None,
+                quiet=True,
+            )
+        assert "--server mlserver" in raised.value.hint
 
 
 def test_an_address_where_nobody_answers_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,28 @@ def test_workers_streams_are_merged_in_the_order_of_their_requests() -> None:
     assert len(whole.streams.gaps_ns) == 4
     assert whole.streams.output_tokens.tolist() == [7] * 4
     assert whole.status.tolist() == [Status.OK] * 4
+
+
+def test_two_thousand_streams_are_open_at_once() -> None:
+    count = 2000
+    open_now = asyncio.Event()
+    first, rest = (chunk(b"".join(map(event, events))) for events in ([token("a")], [token("b"), *END]))
+    begun = 0
+
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        nonlocal begun
+        transport.write(HEAD + first)
+        begun += 1
+        if begun == count:
+            open_now.set()
+        await open_now.wait()
+        transport.write(rest + b"0\r\n\r\n")
+
+    with ScriptedHttp(script) as server:
+        asked = replace(requests(), timeout_s=120.0)
+        samples = run_here(a_job("rest", server.port, closed(count, count, duration_s=120.0), requests=asked))
+    assert samples.errors() == {}
+    assert samples.first_byte_ns.max() < samples.done_ns.min()  # all had begun before one ended
+    assert samples.streams is not None
+    assert len(samples.streams.gaps_ns) == count
+    assert samples.streams.output_tokens.sum() == 7 * count

@@ -190,14 +190,15 @@ def _asked(
     quiet: bool,
 ) -> LookedAt:
     """`batched`: that the model of a running server takes one request's rows at a time is a fault."""
-    command: Command = "init" if address is None else "load" if attachable(address) is None else "sweep"
+    target = None if address is None else attachable(address)
+    command: Command = "init" if address is None or target is not None else "load"
     loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
     laid_over = [*overrides, *loop]
     if address is not None:
         return looked_at(
             argument,
             lambda _say: look_at_running(
-                address, laid_over, batched=batched, target=None if command == "load" else attachable(address)
+                address, laid_over, command=command, batched=batched and target is None, target=target
             ),
             quiet=quiet,
         )

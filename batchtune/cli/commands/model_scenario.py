@@ -116,10 +116,11 @@ def look_at_running(
     address: Address,
     overrides: Sequence[str],
     *,
+    command: Command = "load",
     batched: bool = False,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Ask the model of a running server; `batched` as of `look_at`.
+    """Ask the model of a running server; `command` and `batched` as of `look_at`.
 
     `target` are the keys of one that takes parameters, which a sweep searches; None: they are its owner's.
 
@@ -127,9 +128,12 @@ def look_at_running(
         UsageError: options that contradict each other or the model.
         TargetError: nobody answers, or the model refuses a request.
     """
-    base = _begun(address.model, command="load" if target is None else "sweep")
+    base = _begun(address.model, command="load" if target is None else command)
     base["request"]["protocol"] = address.protocol
     base["target"] |= target or {}
+    is_guessed = target is not None and command == "init" and _lacks_limit(base, overrides)
+    if is_guessed:
+        base["slo"] = {"p95": _ANY_LIMIT}
     scenario = _scenario(base, overrides, model=address.model)
     _refuse_other_transport(address, scenario.request.protocol)
     server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
@@ -140,7 +144,11 @@ def look_at_running(
             error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
-    return _completed(base, overrides, scenario, signature, tries, searched=target is not None)
+    if is_guessed:
+        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
+        scenario = _scenario(base, overrides, model=address.model)
+    looked = _completed(base, overrides, scenario, signature, tries, searched=target is not None)
+    return replace(looked, guessed_limit=is_guessed)
 
 
 def loop_of_model(

@@ -46,7 +46,7 @@ class OriginalModel:
     def words(self) -> str:
         """What it ran with; of a server of kind http what it had."""
         if self.config.keys() == {"file", "document"}:
-            return "with what it had before"
+            return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def left_behind(original: OriginalModel) -> str:
     """What is said of a server that a killed sweep left with a trial's parameters."""
     return (
         f"a sweep of {original.model} at {original.rest_url} was killed and left its trial's parameters there; "
-        f"at the end it gets what it had before that: {original.words()}"
+        f"at the end it gets back {original.words()}"
     )
 
 

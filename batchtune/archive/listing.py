@@ -29,6 +29,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
+from batchtune.tune.trials.trial import parts_of
 
 Kind = Literal["sweep", "load", "compare", "noise", "check"]
 
@@ -117,7 +118,7 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
     if kind == "load":
         verdicts = Counter(
             "not judged" if trial.measurement is None else trial.measurement.verdict or "not judged"
-            for trial in run.ledger()
+            for trial in parts_of(run.ledger())
         )
         return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "unfinished", None
     if kind in ("compare", "noise"):

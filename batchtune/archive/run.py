@@ -22,7 +22,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, of_whole_loads
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -157,12 +157,15 @@ def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
         number = whole.count(b"\n") + (2 if newline else 1)
         notes = (f"{path}:{number}: the last line is incomplete and was left out",)
     lines = whole.split(b"\n") if newline else []
-    return [_trial(line, path=path, number=number) for number, line in enumerate(lines, start=1)], notes
+    read = (_trial(line, path=path, number=number) for number, line in enumerate(lines, start=1))
+    return of_whole_loads(read), notes
 
 
-def _trial(line: bytes, *, path: Path, number: int) -> Trial:
+def _trial(line: bytes, *, path: Path, number: int) -> tuple[Trial, Mapping[str, Any] | None]:
+    """The trial of a line, and its part in a load of several models, of which runs of before had a line each."""
     try:
-        return Trial.from_dict(json.loads(line))
+        values = json.loads(line)
+        return Trial.from_dict(values), values.get("company")
     except (ValueError, AttributeError, BatchtuneError) as error:
         raise ArchiveError(
             f"{path}:{number}: not a trial: {str(error).removeprefix('not a trial: ')}",
@@ -236,15 +239,17 @@ class Run:
             os.close(self._lock)
             self._lock = None
 
-    def append(self, trial: Trial, samples: Samples | None) -> None:
-        """Keep a finished trial; on disk when this returns.
+    def append(self, trial: Trial, samples: Samples | Mapping[str, Samples] | None) -> None:
+        """Keep a finished trial, of several models with the samples of each by name; on disk when this returns.
 
         Raises:
             ArchiveError: the directory cannot be written.
         """
         try:
-            if samples is not None:
-                self._write_samples(trial.number, samples)
+            by_model = samples if isinstance(samples, Mapping) else {"": samples}
+            for name, own in by_model.items():
+                if own is not None:
+                    self._write_samples(trial.parts[name].number if name else trial.number, own)
             append_trial(self.path / LEDGER, trial)
         except (OSError, ArchiveError) as error:
             why = error.message if isinstance(error, ArchiveError) else error.strerror

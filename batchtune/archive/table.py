@@ -12,7 +12,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES, to_dict
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES, UNDEFINED, Estimate
-from batchtune.tune.trials.trial import Company, Trial
+from batchtune.tune.trials.trial import Trial
 
 _HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
@@ -79,10 +79,10 @@ HIGHER_IS_BETTER: Final = frozenset(
 
 def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     """A row a trial, in order, with TRIAL_COLUMNS, of several models with COMPANY_COLUMNS among them."""
-    rows = [_trial_row(trial) for trial in trials]
+    rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
     columns = [*TRIAL_COLUMNS, *flags]
-    if any(trial.company is not None for trial in trials):
+    if any(trial.parts for trial in trials):
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
     frame = pd.DataFrame(rows, columns=columns)
@@ -112,23 +112,21 @@ def samples_frame(samples: Samples) -> pd.DataFrame:
     )
 
 
-def _trial_row(trial: Trial) -> dict[str, Any]:
-    company = trial.company
-    configuration = trial.configuration if company is None else trial.configuration.of_model(company.model)
+def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:
+    configuration = trial.configuration.of_model(trial.model) if trial.model else trial.configuration
     batching, known = configuration.batching, configuration.known
     row: dict[str, Any] = {name: getattr(trial, name) for name in ("number", "source", "reason", "state")}
     row |= {name: getattr(trial, name) for name in ("failure", "feasible", *_ASKED)}
-    row |= {} if company is None else _company(company)
+    if trial.model:
+        kind = "alone" if whole.request.models else "together"
+        load_kind = whole.reason if whole.reason.startswith("flood of ") else kind
+        row |= {"model": trial.model, "load": whole.number, "load_kind": load_kind}
+        row |= {"factor": whole.request.scale}
     row |= {"configuration": configuration.label(), "batching": batching is not None if known else None}
     row |= {} if batching is None else _parameters(to_dict(batching))
     row |= {f"--{name}": value for name, value in configuration.flags}
     row |= _bounded("objective", trial.objective, 1.0)
     return row if trial.measurement is None else row | _figures(trial.measurement)
-
-
-def _company(company: Company) -> dict[str, Any]:
-    kind = f"flood of {company.of}" if company.kind == "flood" else company.kind
-    return {"model": company.model, "load": company.load, "load_kind": kind, "factor": company.factor}
 
 
 def _parameters(values: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def attributed(
 ) -> Attribution | None:
     """Where a change comes from; None where no gate of time or rate tells one, and of several models, of which the
     server has one account."""
-    if any(trial.company is not None for trial in trials):
+    if any(trial.parts or trial.model for trial in trials):
         return None
     moved = {
         finding.gate.metric for finding in conclusion.findings if finding.state in ("regressed", "improved")

@@ -60,16 +60,11 @@ def recommend(
 ) -> None:
     """Recommend what to deploy for an SLO from a finished run."""
     from batchtune.cli.commands.recommend import run_recommend
-    from batchtune.cli.joint_sweep import run_joint_recommend, swept_together
 
     if write == Path("-"):
         raise UsageError(
             "--write: - is no file", hint="name one; on stdout --format shows the parameters too"
         )
-    if swept_together(run, results=results):
-        given = {"--format": format_, "--slo-…": slo or None, "--why": why or None}
-        idle = [name for name, value in given.items() if value is not None]
-        raise typer.Exit(run_joint_recommend(run, results=results, json=json, write=write, idle=idle))
     raise typer.Exit(
         run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
     )

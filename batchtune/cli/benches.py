@@ -19,22 +19,18 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.model_files import resolve_model
-from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import BlockBench, Turn, Variant, plan_of
+from batchtune.tune.compare.blocks import Turn, Variant, plan_of
 from batchtune.tune.compare.pace_probes import duet_plan, request_cost
-from batchtune.tune.joint.bench import JointBench
-from batchtune.tune.joint.space import JointAsk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchtune.report.live_view import View
     from batchtune.scenario.payloads import RequestSet
-    from batchtune.tune.bench import Plan
     from batchtune.tune.trials.pace import Pace
-    from batchtune.tune.trials.trial import FinishedTrial, Trial
+    from batchtune.tune.trials.trial import Trial
 
 _CalibrationKey = tuple[AnyFleet, int, tuple[int, ...] | None, str, int]
 """A fleet, its workers by then, the CPUs of the server, the protocol and the bytes of all bodies."""
@@ -77,23 +73,22 @@ class Benches:
     def turn(self, turn: Turn) -> None:
         self._turn = turn
 
-    def of(self, variant: Variant) -> BlockBench:
-        """What runs its trials, those of all its models at once."""
-        return _ModelsBench(self, variant) if variant.scenario.target.models else self.bench(variant)
-
     def bench(self, variant: Variant) -> Bench:
-        """Of a variant of one model."""
+        """What runs its trials; each of several models is loaded by processes of its own."""
         if variant.name not in self._benches:
-            fleet = self._fleet(variant.scenario.load)
+            scenario = variant.scenario
+            names = [own.name for own in scenario.target.models] or [""]
+            fleets = {name: self._fleet(scenario.load, name) for name in names}
+            only = fleets.get("")
             self._benches[variant.name] = Bench(
-                variant.scenario,
+                scenario,
                 self._target(variant),
-                fleet,
-                on_live=lambda plan, live: self._show(
-                    f"{plan_load(plan, variant.scenario)}: {live_line(live)}"
-                ),
+                only or fleets,
+                on_live=lambda plan, live: self._show(f"{plan_load(plan, scenario)}: {live_line(live)}"),
                 guard=self._guard,
-                client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
+                client_max_rps=None
+                if only is None
+                else partial(self._calibrated, only, scenario.target.cpus),
             )
         return self._benches[variant.name]
 
@@ -158,22 +153,6 @@ class Benches:
         self._targets.clear()
         self._benches.clear()
 
-    def joint_bench(self, variant: Variant) -> JointBench:
-        """Of a variant of several models, each loaded by processes of its own."""
-        target = self._target(variant)
-        if not isinstance(target, TfServingTarget):
-            raise NotImplementedError(variant.name)  # the scenario refuses it
-        return JointBench(
-            variant.scenario,
-            target,
-            {
-                own.name: self._fleet(variant.scenario.load, own.name)
-                for own in variant.scenario.target.models
-            },
-            guard=self._guard,
-            on_live=lambda name, live: self._show(f"{name}: {live_line(live)}"),
-        )
-
     def _show(self, line: str) -> None:
         if self._turn is not None:
             self.view.live(f"block {self._turn.block}/{self.blocks}, {self._turn.variant.name}: {line}")
@@ -225,29 +204,6 @@ class Benches:
             self.stack.enter_context(fleet)
             self._fleets[key] = fleet
         return self._fleets[key]
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelsBench:
-    """Runs a trial of several models: one load of all of them, a trial for each arm of the variant."""
-
-    benches: Benches
-    variant: Variant
-
-    def run(self, plan: Plan) -> Sequence[FinishedTrial]:
-        bench = self.benches.joint_bench(self.variant)
-        ask = JointAsk(
-            configuration=plan.request.configuration,
-            factor=1.0,
-            source=plan.request.source,
-            block=plan.request.block,
-        )
-        finished = bench.run(ask, number=plan.number, first_trial=plan.number).trials
-        arms = self.variant.arms()
-        return [
-            replace(done, trial=replace(done.trial, request=replace(done.trial.request, reason=arm.name)))
-            for arm, done in zip(arms, finished, strict=True)
-        ]
 
 
 def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:

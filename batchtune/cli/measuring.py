@@ -96,22 +96,8 @@ def sweep(
         resume=resume,
         quiet=quiet,
     )
-    from batchtune.cli.joint_sweep import run_joint_sweep, several_models
-
-    if several_models(asked.source):
-        given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
-        given |= {"--optuna-storage": optuna_storage, "--why": why or None}
-        raise typer.Exit(
-            run_joint_sweep(
-                asked.source,
-                asked.overrides,
-                results=results,
-                resume=resume,
-                json=json,
-                quiet=quiet,
-                idle=[name for name, value in given.items() if value is not None],
-            )
-        )
+    of_one: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
+    of_one |= {"--optuna-storage": optuna_storage, "--why": why or None}
     raise typer.Exit(
         run_sweep(
             asked.source,
@@ -122,6 +108,7 @@ def sweep(
             why=why,
             json=json,
             quiet=quiet,
+            of_one=[name for name, value in of_one.items() if value is not None],
         )
     )
 
@@ -190,7 +177,6 @@ def load(
     from batchtune.cli.arguments.slo_options import slo_overrides
     from batchtune.cli.commands.load import run_load
     from batchtune.cli.commands.model_scenario import subject_of_load
-    from batchtune.cli.several_models import asks_for_models, run_load_of_models
 
     wanted = LoadRequest(
         scenario=Path(subject),
@@ -205,9 +191,8 @@ def load(
     parse_limits(gate or [])  # a mistake is told before a model is launched
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
-    run = run_load_of_models if asks_for_models(wanted) else run_load
     raise typer.Exit(
-        run(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
+        run_load(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
     )
 
 

@@ -14,6 +14,7 @@ from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
 from batchtune.tune.evidence.best_point import usual_bottleneck
+from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.bench import Plan
     from batchtune.tune.sweep.sweep import SweepProgress
-    from batchtune.tune.trials.trial import Trial
+    from batchtune.tune.trials.trial import Trial, TrialRequest
 
 
 PLOT_HEIGHTS: Final = (4, 7)
@@ -194,6 +195,8 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
     `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
     """
+    if trial.parts:
+        return _line_of_models(trial)
     head = head or _head(trial)
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
@@ -213,6 +216,29 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
         parts.append(f"limited by {limit_word(limit)}")
     parts += [caveat.text for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
+
+
+def _line_of_models(trial: Trial) -> str:
+    """One finished load of several models in one line."""
+    load = JointLoad(trial)
+    head = f"trial {trial.number}: {models_load(trial.request)}"
+    if trial.failure is not None:
+        return f"{head}: failed: {trial.failure.splitlines()[0]}"
+    figures = "; ".join(
+        f"{name} {rounded(measured.offered_rps or 0.0)}/s {_p95_of_model(measured)}"
+        for name, measured in trial.measurements.items()
+    )
+    verdict = "holds" if load.holds else "breaks an SLO"
+    if load.spoilt:
+        verdict += ", disturbed by the client or the host"
+    return f"{head}: {verdict}: {figures} [{trial.configuration.label()}]"
+
+
+def _p95_of_model(measurement: Measurement) -> str:
+    seconds = measurement.latency_s["p95"].value
+    if math.isinf(seconds):
+        return f"{percentage(measurement.error_ratio)} failed"
+    return f"p95 {rounded_duration(seconds)}"
 
 
 def _head(trial: Trial) -> str:
@@ -318,7 +344,7 @@ class TerminalView(_SilentView):
             self._draw()
 
     def trial(self, trial: Trial) -> None:
-        style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
+        style = "red" if not trial.measurements else "" if trial.feasible else "yellow"
         self._console.print(trial_line(trial, scenario=self._scenario), style=style, markup=False)
         self._trials.append(trial)
 
@@ -408,6 +434,8 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
     """Under which load a trial runs that has not ended yet."""
+    if scenario is not None and scenario.target.models:
+        return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
     if plan.request.rate_rps is not None:
         return f"{rounded(plan.request.rate_rps)}/s offered"
     load = None if scenario is None else scenario.load
@@ -418,6 +446,12 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
         return "at rising rates"
     rate_rps = None if load is None else load.rate_rps
     return "its own arrivals" if rate_rps is None else f"{rounded(rate_rps)}/s offered"
+
+
+def models_load(request: TrialRequest) -> str:
+    """Of several models `reader alone, ×1.15`."""
+    who = f"{' and '.join(request.models)} alone" if request.models else "together"
+    return f"{who}, ×{rounded(request.scale)}{', confirmation' if request.source == 'confirm' else ''}"
 
 
 def live_line(live: LiveAggregate) -> str:

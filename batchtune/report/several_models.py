@@ -21,7 +21,6 @@ from batchtune.report.tables import (
 from batchtune.report.words import question_text
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
-from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
@@ -176,22 +175,6 @@ def share_rows(chosen: JointRecommendation) -> list[tuple[str, ...]]:
     ]
 
 
-def load_line(load: JointLoad) -> str:
-    """One finished load in one line."""
-    head = f"load {load.number}: {load.ask.in_words()}"
-    if load.failure is not None:
-        return f"{head}: failed: {load.failure.splitlines()[0]}"
-    figures = "; ".join(
-        f"{name} {rounded(measurement.offered_rps or 0.0)}/s {_p95(measurement)}"
-        for name, trial in load.trials.items()
-        if (measurement := trial.measurement) is not None
-    )
-    verdict = "holds" if load.holds else "breaks an SLO"
-    if load.spoilt:
-        verdict += ", disturbed by the client or the host"
-    return f"{head}: {verdict}: {figures} [{load.ask.configuration.label()}]"
-
-
 def headline(chosen: JointRecommendation) -> str:
     fresh = f"in {chosen.held} of {counted(chosen.fresh, 'confirmation run')}"
     how_often = fresh if chosen.fresh else "in the search, and was never measured again"
@@ -295,10 +278,3 @@ def measured_text(latency: Latency) -> str:
 
 def seconds_text(seconds: float) -> str:
     return "–" if math.isinf(seconds) else rounded_duration(seconds)
-
-
-def _p95(measurement: Measurement) -> str:
-    seconds = measurement.latency_s["p95"].value
-    if math.isinf(seconds):
-        return f"{percentage(measurement.error_ratio)} failed"
-    return f"p95 {rounded_duration(seconds)}"

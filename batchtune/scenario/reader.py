@@ -68,6 +68,12 @@ def parse_scenario(
     return scenario
 
 
+def lists_models(source: Path | ScenarioText) -> bool:
+    """Whether the scenario, which need not be valid, lists several models of one server."""
+    target = unchecked_scenario(source).get("target")
+    return isinstance(target, dict) and bool(target.get("models"))
+
+
 def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """What a file says, with its overrides, as plain data that nobody has checked.
 

@@ -334,12 +334,11 @@ class TfServingTarget:
 
 
 class ServedModel:
-    """A target, of one model by name; counters and process are the whole server's, which has been started."""
+    """One model of a server, by name; the counters are the whole server's, which has been started."""
 
-    def __init__(self, server: TfServingTarget, name: str, configuration: Configuration) -> None:
+    def __init__(self, server: TfServingTarget, name: str) -> None:
         self._server = server
         self._name = name
-        self._configuration = configuration
 
     @property
     def endpoint(self) -> Endpoint:
@@ -348,20 +347,11 @@ class ServedModel:
 
     @property
     def in_force(self) -> Configuration | None:
-        return self._configuration
-
-    def apply(self, configuration: Configuration) -> ApplyRecord:  # noqa: ARG002 a target's
-        """Nothing is changed: it was started with what each of its models has."""
-        return ApplyRecord(how="unchanged", seconds=0.0)
+        whole = self._server.in_force
+        return None if whole is None else whole.of_model(self._name)
 
     def counters(self) -> Counters:
         return self._server.counters()
 
     def signature(self, name: str) -> Signature:
         return read_signature(self.endpoint, name)
-
-    def alive(self) -> bool:
-        return self._server.alive()
-
-    def log_tail(self) -> str:
-        return self._server.log_tail()

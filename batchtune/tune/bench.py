@@ -1,25 +1,34 @@
-"""How is one trial run: parameters applied, load sent, figures made, failures told?"""
+"""Runs one trial: applies the parameters, loads every model, makes figures of the answers, judges them.
+
+A server of one model is loaded as it is. Several models are loaded side by side, each by a fleet of its own: none
+begins before the requests of all are encoded, and the host is watched from the first request to the last answer of all.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final, Protocol, cast
 
-from batchtune.errors import BatchingParametersError, TargetError
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Status
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.host import HostGuard, HostNoise
 from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.loader import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
+from batchtune.target.telemetry import ServerActivity, activity
+from batchtune.target.tfserving import ServedModel, TfServingTarget
+from batchtune.tune.loader import PATIENCE, Figures, Fleet, Guard, Loader, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
@@ -43,6 +52,9 @@ LONE_ANSWERS, LONE_MAX_S = 5, 8.0
 HOPELESS_RATIO = 0.25
 """An open loop ends when this share of its time is over and this share of all its requests is far beyond the SLO."""
 
+READY_LIMIT_S: Final = 120.0
+"""How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -54,6 +66,12 @@ class Plan:
     pace: Pace | None = None
 
 
+class TrialBench(Protocol):
+    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
+
+    def run(self, plan: Plan) -> FinishedTrial: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
     figures: Figures
@@ -62,9 +80,10 @@ class _Outcome:
 
 
 class Bench:
-    """A target, a fleet and the scenario's requests, ready for one trial after another.
+    """A target, load generators and the scenario's requests, ready for one trial after another.
 
-    `on_live` is called a few times a second with the trial in flight; `now_s` is the monotonic clock. `guard` and
+    `fleet`: of several models one for each, by name. `on_live` is called a few times a second with the trial in flight,
+    one call at a time; of several models with the part of one of them. `now_s` is the monotonic clock. `guard` and
     `client_max_rps` are a Loader's.
     """
 
@@ -72,72 +91,230 @@ class Bench:
         self,
         scenario: Scenario,
         target: Target,
-        fleet: Fleet,
+        fleet: Fleet | Mapping[str, Fleet],
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        guard: HostGuard | None = None,
+        guard: Guard | None = None,
         client_max_rps: Callable[[RequestSet], float] | None = None,
     ) -> None:
         self._scenario = scenario
         self._target = target
         self._on_live = on_live
         self._now_s = now_s
-        self._loader = Loader(
-            scenario, target, fleet, sleep=sleep, guard=guard, client_max_rps=client_max_rps
-        )
+        self._lock = threading.Lock()
+        self._together: _Together | None = None
+        if isinstance(fleet, Mapping):
+            guard = self._together = _Together(target, HostGuard() if guard is None else guard)
+
+        def model(own: Scenario, served: Served, sender: Fleet) -> _ModelBench:
+            loader = Loader(own, served, sender, sleep=sleep, guard=guard, client_max_rps=client_max_rps)
+            return _ModelBench(own, loader, on_live=self._show, now_s=now_s, together=self._together)
+
+        if isinstance(fleet, Mapping):
+            server = cast("TfServingTarget", target)  # a scenario of several models has no other
+            self._models = {
+                name: model(own, ServedModel(server, name), fleet[name])
+                for name, own in scenario.of_models().items()
+            }
+        else:
+            self._models = {"": model(scenario, target, fleet)}
 
     def run(self, plan: Plan) -> FinishedTrial:
-        """Run a trial; a target that refuses, dies or answers nothing makes a failed one."""
+        """Run a trial; a target that refuses, dies or answers nothing makes a failed one.
+
+        Raises:
+            UsageError: requests that do not fit a model; of several the message names it.
+            MeasurementInvalidError: a load generator failed, or too few workers are left.
+        """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
-        outcome: _Outcome | None = None
+        plans = self._plans(plan)
+        outcomes: dict[str, _Outcome] = {}
         failure: str | None = None
         startup_s: float | None = None
         try:
             startup_s = self._target.apply(plan.request.configuration).startup_s
-            outcome = self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
-            failure = self._defect(outcome)
+            outcomes = self._loaded(plans)
         except (TargetError, BatchingParametersError) as error:
             failure = error.message
-        measurement = None if outcome is None else outcome.figures.measurement
-        constraints = {} if outcome is None else self._constraints(outcome)
-        trial = Trial(
+        ended = Trial(
             number=plan.number,
             request=plan.request,
             state="complete" if failure is None else "failed",
             failure=failure,
             seed=plan.seed,
-            rate_rps=None if measurement is None else measurement.offered_rps,
-            concurrency=None if measurement is None else measurement.concurrency,
-            objective=None if outcome is None or failure is not None else _known(outcome.objective),
-            constraints=constraints,
-            feasible=failure is None and bool(constraints) and is_feasible(constraints),
-            measurement=measurement,
-            probes=() if outcome is None else outcome.probes,
-            error_texts={} if outcome is None else texts_by_class(outcome.figures.samples),
             startup_s=startup_s,
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
         )
-        return FinishedTrial(trial=trial, samples=None if outcome is None else outcome.figures.samples)
+        parts = {
+            name: self._judged(
+                replace(ended, number=own.number, request=own.request, seed=own.seed, model=name),
+                outcomes.get(name),
+                beside=len(plans) > 1,
+            )
+            for name, own in plans.items()
+        }
+        samples = {name: outcome.figures.samples for name, outcome in outcomes.items()}
+        if self._together is None:
+            return FinishedTrial(trial=parts[""], samples=samples.get(""))
+        server = self._together.server if outcomes else None
+        return FinishedTrial(trial=_whole(ended, parts, server), samples=samples)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
-        """The load of a trial for so long, warm-up none, for who sends it beside another."""
-        arrivals = arrivals_of(self._scenario.load, duration_s=duration_s, seed=plan.seed)
+        """The load of a trial of one model for so long, warm-up none, for who sends it beside another."""
+        return self._models[""].job(plan, duration_s=duration_s)
+
+    def _plans(self, plan: Plan) -> dict[str, Plan]:
+        """The part of each model that is loaded, at a multiple of its own rate and under a seed of its own."""
+        if self._together is None:
+            return {"": plan}
+        request = plan.request
+        plans: dict[str, Plan] = {}
+        for name in request.models or self._models:
+            load = self._models[name].scenario.load
+            part = replace(
+                request,
+                configuration=request.configuration.of_model(name),
+                reason="/".join(filter(None, (request.reason, name))),
+                rate_rps=request.scale * (load.rate_rps or 0.0) if load.open_loop else None,
+            )
+            seed = plan.seed + load.seed - self._scenario.load.seed
+            plans[name] = Plan(number=plan.number + len(plans), request=part, seed=seed)
+        return plans
+
+    def _loaded(self, plans: Mapping[str, Plan]) -> dict[str, _Outcome]:
+        """Load one model here, or several at once, each on a thread of its own; Ctrl-C ends them all."""
+        together = self._together
+        if together is None:
+            return {name: self._models[name].load(plan) for name, plan in plans.items()}
+        together.prepare(len(plans), ends_all=all(plan.request.source != "load" for plan in plans.values()))
+
+        def load(name: str) -> _Outcome:
+            try:
+                return self._models[name].load(plans[name])
+            except BaseException as error:
+                together.abort()
+                if isinstance(error, UsageError):
+                    raise type(error)(f"{name}: {error.message}", hint=error.hint) from error
+                raise
+
+        with ThreadPoolExecutor(max_workers=len(plans), thread_name_prefix="load") as pool:
+            runs = {name: pool.submit(load, name) for name in plans}
+            try:
+                errors = [error for run in runs.values() if (error := run.exception()) is not None]
+            except BaseException:
+                together.abort()
+                raise
+        for error in sorted(errors, key=lambda error: isinstance(error, _NotLoadedError)):
+            raise error
+        return {name: run.result() for name, run in runs.items()}
+
+    def _judged(self, trial: Trial, outcome: _Outcome | None, *, beside: bool) -> Trial:
+        """What came of the load of one model, be it `beside` others; None: it was not loaded to the end."""
+        if outcome is None:
+            return trial
+        model, measurement = self._models[trial.model], outcome.figures.measurement
+        failure = self._defect(outcome)
+        constraints = model.constraints(measurement)
+        if beside:
+            measurement = replace(measurement, server=None)  # it counts all models together
+        return replace(
+            trial,
+            state="complete" if failure is None else "failed",
+            failure=failure,
+            rate_rps=measurement.offered_rps,
+            concurrency=measurement.concurrency,
+            objective=_known(outcome.objective) if failure is None else None,
+            constraints=constraints,
+            feasible=failure is None and is_feasible(constraints),
+            measurement=measurement,
+            probes=outcome.probes,
+            error_texts=texts_by_class(outcome.figures.samples),
+        )
+
+    def _show(self, plan: Plan, live: LiveAggregate) -> None:
+        with self._lock:
+            self._on_live(plan, live)
+
+    def _defect(self, outcome: _Outcome) -> str | None:
+        """Why these figures describe no working server; None when they do."""
+        if not self._target.alive():
+            return f"the server died under load; its last words:\n{self._target.log_tail()}"
+        samples = outcome.figures.samples
+        if lie := undecodable(samples):
+            return lie
+        if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
+            return None
+        late = (samples.status == Status.OK).any() or outcome.probes or not outcome.figures.waited
+        if late and is_overload(samples):
+            return None  # it was overwhelmed, and that is an answer
+        return unanswered(samples)
+
+
+def _whole(ended: Trial, parts: Mapping[str, Trial], server: ServerActivity | None) -> Trial:
+    """The trial of several models: it fails where that of one does, and keeps its promises where all do."""
+    failures = [f"{name}: {part.failure}" for name, part in parts.items() if part.failure is not None]
+    failure = ended.failure or next(iter(failures), None)
+    return replace(
+        ended,
+        state="complete" if failure is None else "failed",
+        failure=failure,
+        feasible=all(part.feasible for part in parts.values()),
+        parts=dict(parts),
+        server=server,
+    )
+
+
+class _NotLoadedError(TargetError):
+    """The load of a model that was ended, or never began, because that of another failed."""
+
+
+class _ModelBench:
+    """Loads one model of the server."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        loader: Loader,
+        *,
+        on_live: Callable[[Plan, LiveAggregate], None],
+        now_s: Callable[[], float],
+        together: _Together | None,
+    ) -> None:
+        self.scenario = scenario
+        self._loader = loader
+        self._on_live = on_live
+        self._now_s = now_s
+        self._together = together
+
+    def load(self, plan: Plan) -> _Outcome:
+        return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
+
+    def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
+        """The load of a plan for so long, warm-up none."""
+        arrivals = arrivals_of(self.scenario.load, duration_s=duration_s, seed=plan.seed)
         timeout_s = self._times(plan).timeout_s
         return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
+    def constraints(self, measurement: Measurement) -> dict[str, float]:
+        slo = self.scenario.slo
+        latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
+        return violations(
+            latency_s, measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio
+        )
+
     def _asks_capacity(self, plan: Plan) -> bool:
         return (
-            self._scenario.objective == "capacity"
+            self.scenario.objective == "capacity"
             and plan.request.source == "variant"
             and plan.request.rate_rps is None
             and plan.request.concurrency is None
         )
 
     def _one_load(self, plan: Plan) -> _Outcome:
-        load = self._scenario.load
+        load = self.scenario.load
         short = plan.request.duration_s is not None
         if load.requests is not None and not short:
             return self._counted_requests(plan)
@@ -155,14 +332,16 @@ class Bench:
                 duration_s=duration_s,
                 seed=plan.seed,
             )
-        limit_s = self._scenario.slo.patience_s(streams=self._scenario.request.protocol == "openai")
+        limit_s = self.scenario.slo.patience_s(streams=self.scenario.request.protocol == "openai")
         watch = self._watch(plan, warm_up_s=warm_up_s)
         late_s = None if limit_s is None else PATIENCE * limit_s
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=warm_up_s,
             overdue_after_s=late_s if watch is None else watch.plan.limit.seconds,
-            should_stop=watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s)),
+            should_stop=self._ends(
+                watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s))
+            ),
             timeout_s=times.timeout_s,
             batch_s=times.batch_s,
             patient=plan.request.source in NO_CANDIDATES,
@@ -171,6 +350,12 @@ class Bench:
         if plan.request.source == "probe" and plan.request.concurrency == 1:
             figures = self._with_enough_answers(plan, run, figures)
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+
+    def _ends(
+        self, should_stop: Callable[[LiveAggregate], bool] | None
+    ) -> Callable[[LiveAggregate], bool] | None:
+        """Of several models another's load may end this one."""
+        return should_stop if self._together is None else self._together.ends(should_stop)
 
     def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
         """The lone client again, for longer, where it got few answers and more are to be had in reasonable time."""
@@ -184,7 +369,7 @@ class Bench:
         return self._loader.run(longer, on_live=lambda live: self._on_live(plan, live))
 
     def _times(self, plan: Plan) -> Times:
-        scenario = self._scenario
+        scenario = self.scenario
         load = scenario.load
         if plan.pace is not None:
             return times_of(
@@ -204,26 +389,26 @@ class Bench:
 
     def _watch(self, plan: Plan, *, warm_up_s: float) -> SloWatch | None:
         """Ends a run at one rate of a search for a capacity as soon as its verdict is clear; fresh runs go on."""
-        limit = primary_limit(self._scenario.slo)
+        limit = primary_limit(self.scenario.slo)
         if (
             limit is None
             or limit.figure in ("itl", "goodput")
             or plan.request.rate_rps is None
-            or self._scenario.objective != "capacity"
+            or self.scenario.objective != "capacity"
             or plan.request.source == "confirm"
         ):
             return None
-        rows = self._scenario.request.rows_most
+        rows = self.scenario.request.rows_most
         size = (
             1
             if plan.request.configuration.batching is None
             else in_force(plan.request.configuration, "max_batch_size")
         )
-        batch_requests_max = 1 if self._scenario.request.protocol == "openai" else max(1, size // rows)
+        batch_requests_max = 1 if self.scenario.request.protocol == "openai" else max(1, size // rows)
         return SloWatch(
             WatchPlan(
                 limit=limit,
-                error_ratio=self._scenario.slo.error_ratio,
+                error_ratio=self.scenario.slo.error_ratio,
                 warm_up_s=warm_up_s,
                 rate_rps=plan.request.rate_rps,
                 requests_per_batch=max(1.0, 0.5 * batch_requests_max),
@@ -233,21 +418,22 @@ class Bench:
 
     def _counted_requests(self, plan: Plan) -> _Outcome:
         """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
-        load = self._scenario.load
+        load = self.scenario.load
         arrivals = arrivals_of(load, concurrency=plan.request.concurrency, duration_s=load.duration_s)
         if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
             warm_up = replace(arrivals, duration_s=load.warm_up_s, requests_max=None)
             self._loader.run(
-                LoadRun(arrivals=warm_up, warm_up_s=0.0), on_live=lambda live: self._on_live(plan, live)
+                LoadRun(arrivals=warm_up, warm_up_s=0.0, should_stop=self._ends(None)),
+                on_live=lambda live: self._on_live(plan, live),
             )
-        run = LoadRun(arrivals=arrivals, warm_up_s=0.0, whole=True)
+        run = LoadRun(arrivals=arrivals, warm_up_s=0.0, whole=True, should_stop=self._ends(None))
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 
     def _objective(self, plan: Plan, measurement: Measurement) -> Estimate:
-        if self._scenario.objective == "latency":
+        if self.scenario.objective == "latency":
             return measurement.latency_s["p95"]
-        if self._scenario.objective == "capacity" and plan.request.rate_rps is not None:
+        if self.scenario.objective == "capacity" and plan.request.rate_rps is not None:
             return Estimate(
                 value=plan.request.rate_rps, low=plan.request.rate_rps, high=plan.request.rate_rps
             )
@@ -258,31 +444,72 @@ class Bench:
             return self._one_load(replace(plan, request=request, seed=plan.seed + number)).figures
 
         capacity = find_capacity(
-            load, self._scenario, plan.request, pace=plan.pace or Pace(), now_s=self._now_s
+            load, self.scenario, plan.request, pace=plan.pace or Pace(), now_s=self._now_s
         )
         held_rps, missed_rps = capacity.bracket.held_rps, capacity.bracket.missed_rps
         objective = Estimate(value=held_rps, low=held_rps, high=missed_rps) if held_rps else None
         return _Outcome(figures=capacity.figures, objective=objective, probes=capacity.probes)
 
-    def _defect(self, outcome: _Outcome) -> str | None:
-        """Why these figures describe no working server; None when they do."""
-        if not self._target.alive():
-            return f"the server died under load; its last words:\n{self._target.log_tail()}"
-        samples = outcome.figures.samples
-        if lie := undecodable(samples):
-            return lie
-        if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
-            return None
-        late = (samples.status == Status.OK).any() or outcome.probes or not outcome.figures.waited
-        if late and is_overload(samples):
-            return None  # it was overwhelmed, and that is an answer
-        return unanswered(samples)
 
-    def _constraints(self, outcome: _Outcome) -> dict[str, float]:
-        slo = self._scenario.slo
-        run = outcome.figures.measurement
-        latency_s = {name: estimate.value for name, estimate in run.latency_s.items()}
-        return violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+class _Together:
+    """Several models' loads at once, to each of them a guard of the host: begun and ended by all or by none."""
+
+    def __init__(self, target: Target, guard: Guard) -> None:
+        self._target = target
+        self._guard = guard
+        self.server: ServerActivity | None = None
+
+    def prepare(self, loads: int, *, ends_all: bool) -> None:
+        """Wait for so many loads; `ends_all`: where one is hopelessly late, all end."""
+        self._cpus: Collection[int] | None = None
+        self._first = threading.Barrier(loads, self._begin)
+        self._last = threading.Barrier(loads, self._end)
+        self._stop = threading.Event()
+        self._ends_all = ends_all
+        self._client_cpu_s: list[float] = []
+
+    def begin(self, *, cpus: Collection[int] | None = None) -> None:
+        self._cpus = cpus
+        _wait(self._first, READY_LIMIT_S)
+
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
+        self._client_cpu_s.append(client_cpu_s)
+        _wait(self._last, None)
+        return self._noise
+
+    def abort(self) -> None:
+        """End them all, and begin none."""
+        self._stop.set()
+        self._first.abort()
+        self._last.abort()
+
+    def ends(self, should_stop: Callable[[LiveAggregate], bool] | None) -> Callable[[LiveAggregate], bool]:
+        """Whether a load is to end, by what itself or another showed."""
+
+        def stops(live: LiveAggregate) -> bool:
+            if should_stop is not None and should_stop(live):
+                if self._ends_all:
+                    self._stop.set()
+                return True
+            return self._stop.is_set()
+
+        return stops
+
+    def _begin(self) -> None:
+        self._guard.begin(cpus=self._cpus)
+        self._before = self._target.counters()
+
+    def _end(self) -> None:
+        self.server = activity(self._before, self._target.counters())
+        server_cpu_s, client_cpu_s = self.server.server_cpu_s, sum(self._client_cpu_s)
+        self._noise = self._guard.end(server_cpu_s=server_cpu_s, client_cpu_s=client_cpu_s)
+
+
+def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
+    try:
+        barrier.wait(limit_s)
+    except threading.BrokenBarrierError as error:
+        raise _NotLoadedError("not loaded, because the load of another model failed") from error
 
 
 def _known(objective: Estimate | None) -> Estimate | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol
@@ -21,7 +21,7 @@ from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.measure.validity.client import SlowWorker, dispensable_worker
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.host import HostNoise
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
@@ -45,8 +45,8 @@ SETTLE_BATCHES, SETTLE_STEPS_MIN = 1.5, 20
 """at least so many batches apart (within a batch a slow server looks at rest), and so often at least."""
 
 
-class Target(Protocol):
-    """A launched server that takes configurations."""
+class Served(Protocol):
+    """A model that a launched server answers for."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -54,15 +54,27 @@ class Target(Protocol):
     @property
     def in_force(self) -> Configuration | None: ...
 
-    def apply(self, configuration: Configuration) -> ApplyRecord: ...
-
     def counters(self) -> Counters: ...
 
     def signature(self, name: str) -> Signature: ...
 
+
+class Target(Served, Protocol):
+    """A launched server that takes configurations."""
+
+    def apply(self, configuration: Configuration) -> ApplyRecord: ...
+
     def alive(self) -> bool: ...
 
     def log_tail(self) -> str: ...
+
+
+class Guard(Protocol):
+    """Watches the host during a load, as HostGuard does."""
+
+    def begin(self, *, cpus: Collection[int] | None = None) -> None: ...
+
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise: ...
 
 
 class Fleet(Protocol):
@@ -123,11 +135,11 @@ class Loader:
     def __init__(
         self,
         scenario: Scenario,
-        target: Target,
+        target: Served,
         fleet: Fleet,
         *,
         sleep: Callable[[float], None] = time.sleep,
-        guard: HostGuard | None = None,
+        guard: Guard | None = None,
         client_max_rps: Callable[[RequestSet], float] | None = None,
     ) -> None:
         self._scenario = scenario
@@ -197,8 +209,9 @@ class Loader:
         samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
         after = self._target.counters()
         moved = activity(before, after)
-        loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
-        noise = None if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s)
+        noise = None
+        if self._guard is not None:
+            noise = self._guard.end(server_cpu_s=moved.server_cpu_s, client_cpu_s=samples.client_cpu_s)
         if np.isin(samples.status, (int(Status.UNFINISHED), int(Status.TIMEOUT))).any():
             self._settle(load)
         if load.whole:

@@ -24,7 +24,6 @@ from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.report.run_tables import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.trials.trial import Company
 from tests.tune.answer.ledgers import SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted
 
@@ -181,20 +180,20 @@ def test_every_format_has_every_trial(run, tmp_path):
 def test_of_several_models_each_trial_says_which_beside_whom_and_at_how_many_times_the_rates(tmp_path):
     shared, own = BatchingParameters(num_batch_threads=2), BatchingParameters(max_batch_size=4)
     configuration = Configuration(batching=shared, models=(("ranker", own), ("reader", own)))
-    first = helping_ledger()[0]
+    whole = replace(asked(helping_ledger()[0], configuration=configuration, scale=1.5), measurement=None)
+    parts = {name: replace(whole, number=at, model=name) for at, name in enumerate(("ranker", "reader"), 1)}
+    flood = asked(replace(whole, number=3), reason="flood of ranker", source="load")
+    flooded = {"reader": replace(flood, number=3, model="reader")}
     run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
-    for number, (model, kind, of) in enumerate(
-        (("ranker", "together", ""), ("reader", "together", ""), ("reader", "flood", "ranker")), start=1
-    ):
-        company = Company(model=model, load=(number + 1) // 2, kind=kind, factor=1.5, of=of)
-        run.append(replace(asked(first, configuration=configuration), number=number, company=company), None)
+    for trial in (replace(whole, number=1, parts=parts), replace(flood, parts=flooded)):
+        run.append(trial, None)
     frame = run.trials()
     assert tuple(frame.columns[frame.columns.get_loc("model") :][: len(COMPANY_COLUMNS)]) == COMPANY_COLUMNS
     assert set(frame.columns) == {*TRIAL_COLUMNS, *COMPANY_COLUMNS}
     assert frame[list(COMPANY_COLUMNS)].values.tolist() == [
         ["ranker", 1, "together", 1.5],
         ["reader", 1, "together", 1.5],
-        ["reader", 2, "flood of ranker", 1.5],
+        ["reader", 3, "flood of ranker", 1.5],
     ]
     assert frame.max_batch_size.tolist() == [4, 4, 4]
     assert frame.configuration[0] == "max_batch_size=4 num_batch_threads=2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from batchtune.scenario.reader import ScenarioText, read_variants
 from batchtune.tune.bench import Plan
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.result import summarise
-from batchtune.tune.trials.trial import Company, FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Trial, parts_of
 from tests.check.check_fakes import exactly, measurement, trial
 
 TEXT = """\
@@ -49,9 +50,9 @@ class PlayedBench:
     def __init__(self, variant: Variant, *, slower: float, noisy: frozenset[int] = frozenset()) -> None:
         self.variant, self.slower, self.noisy, self.attempts = variant, slower, noisy, 0
 
-    def run(self, plan: Plan) -> list[FinishedTrial]:
+    def run(self, plan: Plan) -> FinishedTrial:
         self.attempts += 1
-        done = []
+        parts = {}
         for at, arm in enumerate(self.variant.arms()):
             factor = 1.0 + 0.002 * (plan.request.block or 0)
             factor *= self.slower if (self.variant.name, arm.model) == ("none", "slow") else 1.0
@@ -60,23 +61,18 @@ class PlayedBench:
                 for name, second in (("p50", 0.004), ("p95", 0.006), ("p99", 0.007))
             }
             notes = (caveat("host_steal", steal_ratio=0.5),) if self.attempts in self.noisy else ()
-            company = Company(model=arm.model, load=plan.number, kind="together", factor=1.0)
             measured = measurement(None, latency_s=late_s, offered_rps=100.0, concurrency=None, caveats=notes)
-            made = trial(
-                arm.name,
-                plan.request.block or 0,
-                measured,
-                number=plan.number + at,
-                company=company,
+            parts[arm.model] = trial(
+                arm.name, plan.request.block or 0, measured, number=plan.number + at, model=arm.model
             )
-            done.append(FinishedTrial(trial=made, samples=None))
-        return done
+        whole = trial(self.variant.name, plan.request.block or 0, number=plan.number, parts=parts)
+        return FinishedTrial(trial=replace(whole, measurement=None), samples=None)
 
 
 def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = frozenset()) -> list[Trial]:
     benches = {variant.name: PlayedBench(variant, slower=slower, noisy=noisy) for variant in pair}
     done = compare(pair, blocks=BLOCKS, bench_of=lambda variant: benches[variant.name])
-    return [finished.trial for finished in done]
+    return parts_of(finished.trial for finished in done)
 
 
 def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Account:

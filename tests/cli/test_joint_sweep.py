@@ -54,8 +54,8 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     assert "max_batch_size { value: 2 }" in (run / "models/slow/batching_params.pbtxt").read_text()
     assert "num_batch_threads { value: 1 }" in (run / "batching_parameters.txt").read_text()
     trials = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
-    kinds = {trial["company"]["kind"] for trial in trials}
-    assert kinds == {"alone", "together"}
+    assert {bool(trial["models"]) for trial in trials} == {True, False}
+    assert all(set(trial["parts"]) == set(trial["models"] or ("quick", "slow")) for trial in trials)
     assert (run / "server.log").read_text().count(
         "available"
     ) == 2  # the parameters changed without a restart
@@ -100,8 +100,7 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
             True,
         )
     ledger = (run / "trials.jsonl").read_text().splitlines(keepends=True)
-    last = max(at for at, trial in enumerate(trials) if trial["company"]["kind"] == "together")
-    (run / "trials.jsonl").write_text("".join(ledger[:last]))  # killed between the two trials of a load
+    (run / "trials.jsonl").write_text("".join(ledger)[:-100])  # killed while it wrote the last trial
     killed = answered("recommend", document["run"], cwd=tmp_path)
     assert killed.returncode in (0, 3, 5), killed.stderr
     page = answered("report", document["run"], cwd=tmp_path)
@@ -175,9 +174,15 @@ def test_two_models_are_compared_and_checked_side_by_side(tmp_path: Path) -> Non
     ]
     run = tmp_path / document["run"]
     trials = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
-    assert {trial["reason"] for trial in trials} == {"four/quick", "four/slow", "none/quick", "none/slow"}
+    assert {trial["reason"] for trial in trials} == {"four", "none"}
+    assert {part["reason"] for trial in trials for part in trial["parts"].values()} == {
+        "four/quick",
+        "four/slow",
+        "none/quick",
+        "none/slow",
+    }
     assert all(trial["failure"] is None for trial in trials)
-    four = [trial["configuration"] for trial in trials if trial["reason"].startswith("four/")]
+    four = [trial["configuration"] for trial in trials if trial["reason"] == "four"]
     assert all(configuration["models"]["slow"]["max_batch_size"] == 2 for configuration in four)
     refused = answered("recommend", document["run"], cwd=tmp_path)
     assert refused.returncode == 2, refused.stdout

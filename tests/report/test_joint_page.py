@@ -24,11 +24,8 @@ from tests.tune.joint.test_search import TEXT, swept
 def joint_run(root: Path, scenario: Scenario) -> Run:
     """A sweep on the simulated server."""
     run = create_run(scenario, format_scenario(scenario), root=root, provenance={})
-    number = 0
     for load in swept(scenario):
-        for trial in load.trials.values():
-            number += 1
-            run.append(replace(trial, number=number), None)
+        run.append(load.trial, None)
     return run
 
 
@@ -72,14 +69,14 @@ def test_the_page_answers_for_each_model_and_shows_every_load(tmp_path: Path) ->
     assert len(company.lines) == 2
     shares, rates = page.sections
     assert [row[0] for row in shares.table.rows] == ["ranker", "reader"]
-    together = [trial for trial in run.ledger() if trial.company.kind == "together"]
-    assert sum(len(trace["x"]) for trace in rates.figure.data) == len(together) / 2
+    together = [trial for trial in run.ledger() if not trial.request.models]
+    assert sum(len(trace["x"]) for trace in rates.figure.data) == len(together)
     document = document_of(render(page))
     details = document["details"]
     clicked = [number for trace in rates.figure.data for number in trace["customdata"]]
     assert all(details[number]["heading"].startswith("Load ") for number in clicked)
     first = document["rows"][details[clicked[0]]["rows"][0]]
-    assert first[1].startswith("ranker, load ")
+    assert first[1].startswith("ranker together ×")
     assert "serve &lt;it&gt;" in render(page)
 
 

@@ -107,7 +107,7 @@ def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], Non
         on_window(count)
         guard.begin()
         sleep(WINDOW_S)
-        windows.append(guard.end(loaded_cpu_s=0.0))
+        windows.append(guard.end(server_cpu_s=0.0))
     return host_noise(windows)
 
 

@@ -30,6 +30,7 @@ from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
+from batchtune.tune.trials.trial import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,10 +120,11 @@ def run_blocks(
             view.event(pace_text(variant, paces[variant.name]))
         view.event(comparison_text(variants, paces, blocks=blocks))
         for finished in compare(
-            variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn, paces=paces
+            variants, blocks=blocks, bench_of=benches.bench, on_turn=benches.turn, paces=paces
         ):
             current.keep([finished], shown=False)
-            view.event(variant_line(finished.trial))
+            for part in parts_of([finished.trial]):
+                view.event(variant_line(part))
     return current
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,11 +28,15 @@ from batchtune.errors import (
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
+    UsageError,
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
+from batchtune.plain_values import to_plain
 from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
+from batchtune.report.several_models import print_models
+from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
@@ -41,7 +46,7 @@ from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
 from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
-from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
@@ -71,21 +76,30 @@ def run_load(
 
     0; 3 when the SLO or a limit of `gates` is missed, 5 when that cannot be told; of a range its best point decides,
     and without an SLO or a limit there is no verdict. 6 when every point that was measured shows the load generator or
-    a noisy host (repeats included); 7 when a point failed; 130 when interrupted.
+    a noisy host (repeats included); 7 when a point failed; 130 when interrupted. Several models are loaded at once,
+    then each alone, to see what company costs: the gravest verdict of those beside each other decides.
     """
     limits = parse_limits(gates)
+    if lists_models(wanted.scenario):
+        _refuse_of_one(wanted, output=output, gates=gates)
     question = question_of(wanted)
+    several = bool(question.scenario.target.models)
     with session(question.scenario, "load", results=results, quiet=quiet) as current:
         for note in question.notes:
             current.view.event(note)
         _measure(question, wanted, current)
     points = current.trials
     findings = _gated(points, limits)
-    _print(current, question.scenario, findings, output=output)
-    if current.run is not None and len(points) > 1:
+    if several:
+        _print_models(current, output=output)
+    else:
+        _print(current, question.scenario, findings, output=output)
+    if current.run is not None and len(points) > 1 and not several:
         report_at_end(current.run, quiet=quiet)
     if current.fault is not None:
         return current.exit_code(0)
+    if several:
+        return current.exit_code(_exit_code_of_models(points))
     codes = {_exit_code(points, question.scenario), _gate_code(findings)}
     return current.exit_code(next((code for code in _GRAVEST_FIRST if code in codes), 0))
 
@@ -109,6 +123,78 @@ def _print(
             print_points_csv(points, scenario=scenario)
         case "table":
             print_points(points, scenario=scenario)
+
+
+def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) -> None:
+    """Refuse options that mean one model."""
+    idle = {
+        "--rate": wanted.rate is not None,
+        "--concurrency": wanted.concurrency is not None,
+        "--rest-url": wanted.rest_url is not None,
+        "--grpc-url": wanted.grpc_url is not None,
+        "--gate": bool(gates),
+        "--csv": output == "csv",
+    }
+    hints = {
+        "--rate": "write rate: at each of target.models",
+        "--concurrency": "write concurrency: at each of target.models",
+        "--gate": "write slo: at each of target.models",
+        "--csv": "take --json",
+    }
+    for option, given in idle.items():
+        if given:
+            hint = hints.get(option, "several models are served by a server that is launched")
+            raise UsageError(f"{option}: not of several models at once", hint=hint)
+
+
+def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]:
+    """What each model got beside the others, and alone."""
+    together = {
+        name: part for point in points if not point.request.models for name, part in point.parts.items()
+    }
+    alone = {name: part for point in points if point.request.models for name, part in point.parts.items()}
+    return together, alone
+
+
+def _print_models(current: MeasuringSession, *, output: str) -> None:
+    """For machines `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`."""
+    together, alone = _apart(current.trials)
+    server = current.trials[0].server if current.trials else None
+    if output != "json":
+        print_models(together, alone, server)
+        return
+    models = {
+        name: {"together": trial.to_dict(), "alone": alone[name].to_dict() if name in alone else None}
+        for name, trial in together.items()
+    }
+    run = None if current.run is None else str(current.run.path)
+    print(json_text.dumps({"run": run, "models": models, "server": to_plain(server)}, indent=2))
+
+
+def _exit_code_of_models(points: Sequence[Trial]) -> int:
+    """By the gravest verdict of the models beside each other."""
+    if any(point.failure for point in points):
+        return TargetError.exit_code
+    together, _ = _apart(points)
+    codes = set()
+    for name, trial in together.items():
+        measured = trial.measurement
+        code = 0 if measured is None else _code_of(measured.verdict)
+        if measured is not None and code:
+            print(f"{name}: {measured.verdict}: {measured.verdict_reason}", file=sys.stderr)
+        codes.add(code)
+    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+
+
+def _code_of(verdict: str | None) -> int:
+    match verdict:
+        case "INVALID" | "NOISY":
+            return MeasurementInvalidError.exit_code
+        case "FAIL":
+            return NoFeasibleConfigurationError.exit_code
+        case "UNSURE":
+            return InconclusiveError.exit_code
+    return 0
 
 
 def _gated(points: Sequence[Trial], limits: Sequence[Limit]) -> list[LimitFinding]:
@@ -152,21 +238,46 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
 def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario, view = question.scenario, current.view
-    workers = fleet_of(scenario.load, on_event=view.event)
+    scenarios = scenario.of_models() or {"": scenario}
+    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in scenarios}
     target = _target(question, wanted, view)
     with current.serving(target):
         scenario = current.found_on(scenario, target)
         question = replace(question, scenario=scenario)
         configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
-        with workers as fleet:
+        with ExitStack() as stack:
+            for fleet in workers.values():
+                stack.enter_context(fleet)
             current.launch(scenario, target, configuration)
-            plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
-            bench = _bench(scenario, target, fleet, plans, view)
-            if leaves_duration_open(scenario):
+            if scenario.target.models:
+                plans = together_and_alone(scenario, configuration)
+            else:
+                plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
+            bench = _bench(scenario, target, workers, plans, view)
+            if leaves_duration_open(scenario) and not scenario.target.models:
                 plans = _paced(bench, plans, scenario, view)
             for finished in repeated_points(bench, plans, scenario=scenario, view=view):
                 _keep(current, finished)
-                view.event(trial_line(finished.trial, head=_load_of(finished.trial), scenario=scenario))
+                for part in parts_of([finished.trial]):
+                    own = scenarios.get(part.model, scenario)
+                    view.event(trial_line(part, head=_load_of(part), scenario=own))
+
+
+def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
+    """All models at once, then each alone."""
+    names = [own.name for own in scenario.target.models]
+    loads: list[tuple[str, ...]] = [(), *((name,) for name in (names if len(names) > 1 else []))]
+    plans: list[Plan] = []
+    for models in loads:
+        request = TrialRequest(
+            configuration=configuration,
+            source="load",
+            reason="alone" if models else "together",
+            models=models,
+        )
+        number = len(names) + len(plans) if plans else 1
+        plans.append(Plan(number=number, seed=scenario.load.seed, request=request))
+    return plans
 
 
 def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
@@ -191,19 +302,22 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
 def _bench(
     scenario: Scenario,
     target: LaunchedTarget | ExternalTarget,
-    fleet: AnyFleet,
+    fleets: Mapping[str, AnyFleet],
     plans: Sequence[Plan],
     view: View,
 ) -> Bench:
+    only = fleets.get("")
     return Bench(
         scenario,
         target,
-        fleet,
+        only or fleets,
         on_live=lambda plan, live: view.live(
             f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
         ),
         guard=HostGuard(),
-        client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
+        client_max_rps=None
+        if only is None
+        else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
     )
 
 
@@ -215,7 +329,7 @@ def repeated_points(
     for plan in plans:
         finished = without_empty_verdict(bench.run(plan), scenario)
         for _ in range(min(REPEATS_MAX, repeats_left)):
-            if spoilt_by(finished.trial) != "host":
+            if "host" not in map(spoilt_by, parts_of([finished.trial])):
                 break
             view.event("the host was noisy: once more")
             repeats_left -= 1
@@ -225,11 +339,16 @@ def repeated_points(
 
 def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
     """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
-    measured = finished.trial.measurement
+    scenarios, trial = scenario.of_models(), _unjudged(finished.trial, scenario)
+    parts = {name: _unjudged(part, scenarios[name]) for name, part in trial.parts.items()}
+    return replace(finished, trial=replace(trial, parts=parts))
+
+
+def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
+    measured = trial.measurement
     if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
-        return finished
-    unjudged = replace(measured, verdict=None, verdict_reason="")
-    return replace(finished, trial=replace(finished.trial, measurement=unjudged))
+        return trial
+    return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=""))
 
 
 def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
@@ -246,7 +365,8 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
     if question.launches:
         view.event(beginning(question.scenario))
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
-        return target_of(question.scenario, on_event=view.event, clients_most=clients)
+        clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
+        return target_of(question.scenario, on_event=view.event, clients_most=clients, several_models=True)
     return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
 
 
@@ -255,7 +375,9 @@ def _place(plan: Plan, plans: Sequence[Plan]) -> str:
 
 
 def _load_of(point: Trial) -> str | None:
-    """The load of one point; None where the scenario's own says it."""
+    """The load of one point, or of one of several models; None where the scenario's own says it."""
+    if point.model:
+        return f"{point.model} alone" if point.request.models else point.model
     if point.rate_rps is not None:
         return f"{point.rate_rps:,.6g} requests/s offered"
     return None if point.concurrency is None else counted(point.concurrency, "client")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import (
     RECOMMENDATION,
     SCENARIO,
@@ -25,7 +26,7 @@ from batchtune.batching.tfserving import RenderedDialect, rendered, without_coun
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo_options import in_place_of, promised
-from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command
+from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command, joint_deployment
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
@@ -35,11 +36,14 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.report.recommendation_text import print_answer, print_recommendation
+from batchtune.report.several_models import print_joint
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.joint.answer import recommend_joint
+from batchtune.tune.joint.space import loads_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
 from batchtune.units import format_duration
 
@@ -72,6 +76,10 @@ def run_recommend(
         raise UsageError(
             f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
         )
+    if scenario.target.models:
+        given = {"--format": dialect, "--slo-…": slo, "--why": why or None}
+        _require_of_several([name for name, value in given.items() if value is not None], write)
+        return conclude_of_several(run, scenario, trials, json=json, write=write)
     try:
         return conclude(
             run,
@@ -166,6 +174,50 @@ def conclude(
             )
         if not shown:
             print(text)
+    return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def _require_of_several(given: Sequence[str], write: Path | None) -> None:
+    """Refuse options that mean one model."""
+    if given:
+        hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
+        hint = "leave it out: the statement is the whole of it" if given[0] == "--why" else hint
+        raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
+    if write is not None and write.exists() and not write.is_file():
+        raise UsageError(
+            f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"
+        )
+
+
+def conclude_of_several(
+    run: Run,
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    *,
+    json: bool,
+    swept: bool = False,
+    write: Path | None = None,
+) -> int:
+    """As `conclude`; the server's parameters go to the file `write`, the models' own and their list beside it."""
+    try:
+        chosen = recommend_joint(loads_of(trials), scenario)
+    except BatchtuneError as error:
+        if json:
+            print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
+        raise
+    if swept:
+        write_joint(run, chosen, scenario)
+    files = deployable(run, chosen.configuration, scenario)
+    if write is not None:
+        files = files_beside(write, [own.name for own in scenario.target.models])
+        try:
+            write_files(files, chosen.configuration, scenario)
+        except ArchiveError as error:
+            raise UsageError(f"--write: {error.message}") from error
+    if json:
+        print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
+    else:
+        print_joint(chosen, deployment=joint_deployment(chosen.configuration, scenario, files))
     return 0 if chosen.established else InconclusiveError.exit_code
 
 

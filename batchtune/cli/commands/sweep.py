@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.commands.recommend import conclude
+from batchtune.cli.commands.recommend import conclude, conclude_of_several
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import (
     MeasuringSession,
@@ -25,11 +26,12 @@ from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, read_scenario
+from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Plan
+from batchtune.tune.joint.space import JointSpace
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
 from batchtune.tune.sweep.sweep import sweep, sweep_nodes
@@ -48,18 +50,25 @@ def run_sweep(
     why: bool = False,
     json: bool,
     quiet: bool,
+    of_one: Sequence[str] = (),
 ) -> int:
     """The exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when interrupted; all trials are kept.
 
     A sweep that ends by an error after some trials recommends from these and ends with the error's code.
 
     `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
-    with UsageError before anything is measured.
+    with UsageError before anything is measured. `of_one` are options that were given and mean one model.
     """
+    if of_one and lists_models(path):
+        hints = {"--rate": "write rate at each of target.models"}
+        raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
     scenario = read_scenario(path, overrides=overrides)
+    if scenario.target.models:
+        _require_joint_search(scenario)
     if optuna_storage is not None:
         _check_storage(optuna_storage)
-    scenario.require_rows_fit()
+    for own in [*scenario.of_models().values()] or [scenario]:
+        own.require_rows_fit()
     run, placement, trials = None, "", []
     on_nodes = scenario.search.parallel.servers > 1
     if resume is not None:
@@ -85,25 +94,30 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     """Search on one server, launched or attached to from this machine."""
     scenario, view = current.scenario, current.view
     original = None if current.run is None else not_put_back(current.run)
-    target = target_of(scenario, on_event=view.event, original=original)
-    workers = fleet_of(scenario.load, on_event=view.event)
+    target = target_of(scenario, on_event=view.event, original=original, several_models=True)
+    names = list(scenario.of_models()) or [""]
+    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
+    only = workers.get("")
     with current.serving(target):
         notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
         for note in filter(None, notes):
             view.event(note)
         scenario = current.found_on(scenario, target)
-        current.launch(scenario, target, one_by_one(scenario))
-        with workers as fleet:
+        first = JointSpace(scenario).first() if scenario.target.models else one_by_one(scenario)
+        current.launch(scenario, target, first)
+        with ExitStack() as stack:
+            for fleet in workers.values():
+                stack.enter_context(fleet)
             finished_trials = sweep(
                 scenario,
                 target,
-                fleet,
+                only or workers,
                 finished=tuple(current.trials),
                 watcher=current.watcher(),
                 guard=HostGuard(),
-                client_max_rps=lambda requests: client_max_rps(
-                    fleet, requests, server_cpus=scenario.target.cpus
-                ),
+                client_max_rps=None
+                if only is None
+                else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
             )
             current.keep(finished_trials)
 
@@ -130,6 +144,38 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
         current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
 
 
+def _require_joint_search(scenario: Scenario) -> None:
+    """What a search for several models cannot do.
+
+    Raises:
+        UsageError: it is asked for.
+    """
+    if scenario.objective == "throughput":
+        raise UsageError(
+            "objective: throughput: several models are searched in an open loop, each with its own rate",
+            hint="set load.arrivals: poisson, a rate for each of target.models, and objective: capacity or latency",
+        )
+    if "strategy" in scenario.search.model_fields_set and scenario.search.strategy != "guided":
+        raise UsageError(
+            f"search.strategy: {scenario.search.strategy} searches one model; several have a search of their own",
+            hint="leave it out",
+        )
+    if scenario.search.parallel.servers > 1:
+        raise UsageError(
+            "search.parallel: several models are searched on one server at a time", hint="leave it out"
+        )
+    if JointSpace(scenario).size < 2:
+        raise UsageError(
+            "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
+        )
+    for own in scenario.target.models:
+        if not (own.slo or scenario.slo).limits():
+            raise UsageError(
+                f"target.models: {own.name} has no latency limit, by which several models are compared",
+                hint="add slo: {p95: 50ms} to it",
+            )
+
+
 def _left_out(scenario: Scenario) -> str:
     return "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
 
@@ -145,7 +191,10 @@ def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
     if run is None:
         return current.exit_code(code)
     try:
-        code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
+        if current.scenario.target.models:
+            code = conclude_of_several(run, current.scenario, current.trials, json=json, swept=True)
+        else:
+            code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
         if current.fault is None and current.restored:
             raise

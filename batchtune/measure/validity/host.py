@@ -108,11 +108,12 @@ class HostGuard:
         self._cpus = cpus
         self._before = read_host(cpus)
 
-    def end(self, *, loaded_cpu_s: float | None = None) -> HostNoise:
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
         """The noise since `begin()`; without one, since now.
 
-        `loaded_cpu_s`: the CPU time of server and client in between; None: not known, so neither is that of others.
+        `server_cpu_s`, `client_cpu_s`: the CPU time of both in between; None: not known, so neither is that of others.
         """
+        loaded_cpu_s = None if server_cpu_s is None else server_cpu_s + client_cpu_s
         after = read_host(self._cpus)
         before = self._before or after
         usual_s = statistics.median(self.canaries_s) if len(self.canaries_s) >= 4 else None

@@ -70,7 +70,7 @@ from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, percentage, rounded
 
 _STATES: Final[dict[State, tuple[str, str]]] = {
@@ -272,7 +272,7 @@ def check_document(run: Run) -> Report:
         ArchiveError, ScenarioError: the run cannot be read.
     """
     account = read_account(run.path)
-    scenario, trials = run.scenario(), run.ledger()
+    scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run, scenario, trials)
     scenarios = {variant.name: variant.scenario for variant in variants}
     workload = [models_text(scenario), traffic_text(scenario), *slo_words(scenario)]

@@ -60,7 +60,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.compare.blocks import Variant, is_noisy
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
 from batchtune.tune.compare.variant import Metric, VariantFigures, figure_of, runs_of
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, rounded, rounded_duration
 
 _OUTCOMES: Final = {
@@ -298,7 +298,7 @@ def comparison_document(run: Run) -> Report:
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
     """
-    scenario, trials = run.scenario(), run.ledger()
+    scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run)
     comparison = summarise(trials, variants)
     arms = [arm for variant in variants for arm in variant.arms()]

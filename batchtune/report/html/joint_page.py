@@ -34,6 +34,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
     with_limit,
 )
+from batchtune.report.live_view import models_load
 from batchtune.report.several_models import (
     SHARE_HEADINGS,
     company_lines,
@@ -47,7 +48,7 @@ from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.tune.joint.space import JointLoad, loads_of
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 _INTERVALS: Final = "Intervals in the table of trials are 95 % intervals of one run, from order statistics."
@@ -71,11 +72,11 @@ def joint_document(
         ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario, trials = run.scenario(), run.ledger()
-    loads = loads_of(trials, scenario.of_models())
+    loads = loads_of(trials)
     document = Report(
         title=scenario.name,
         subtitle=_subtitle(scenario, loads),
-        emulated=is_emulated(trials),
+        emulated=is_emulated(parts_of(trials)),
         answers=(),
         sections=(),
         caveats=gathered_caveats(_caveats(trials)),
@@ -103,7 +104,7 @@ def joint_answer(run: Run) -> JointRecommendation | BatchtuneError:
         ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario = run.scenario()
-    loads = loads_of(run.ledger(), scenario.of_models())
+    loads = loads_of(run.ledger())
     try:
         return recommend_joint(loads, scenario)
     except BatchtuneError as error:
@@ -117,7 +118,7 @@ def _subtitle(scenario: Scenario, loads: Sequence[JointLoad]) -> str:
         traffic_text(scenario),
         f"objective {scenario.objective}",
         counted(len(loads), "load"),
-        f"{rounded_duration(sum(load.seconds for load in loads))} of measuring",
+        f"{rounded_duration(sum(load.trial.seconds for load in loads))} of measuring",
     ]
     return " · ".join(parts)
 
@@ -196,9 +197,7 @@ def _got(share: ModelShare) -> str:
 def _against_rates(loads: Sequence[JointLoad], chosen: Configuration | None) -> Section:
     """Each load of all models: how much of the tightest limit it used, against how many times the stated rates."""
     section = "Loads of all models"
-    points = [
-        (at, load) for at, load in enumerate(loads) if load.ask.kind == "together" and load.failure is None
-    ]
+    points = [(at, load) for at, load in enumerate(loads) if not load.alone and load.failure is None]
     if not points:
         return Section(anchor="rates", title=section, missing="no load of all models was measured")
     grouped: dict[str, list[tuple[int, JointLoad]]] = {}
@@ -227,7 +226,7 @@ def _kind(load: JointLoad, chosen: Configuration | None) -> str:
         return "spoilt"
     if not load.holds:
         return "breaks"
-    return "chosen" if load.ask.source == "confirm" and load.ask.configuration == chosen else "holds"
+    return "chosen" if load.asked.source == "confirm" and load.asked.configuration == chosen else "holds"
 
 
 def _trace(kind: str, points: Sequence[tuple[int, JointLoad]]) -> Trace:
@@ -236,10 +235,10 @@ def _trace(kind: str, points: Sequence[tuple[int, JointLoad]]) -> Trace:
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [finite(load.ask.factor) for _, load in points],
+        "x": [finite(load.asked.scale) for _, load in points],
         "y": [finite(_share(load)) for _, load in points],
         "customdata": [at for at, _ in points],
-        "text": [safe(f"load {load.number}: {load.ask.configuration.label()}") for _, load in points],
+        "text": [safe(f"load {load.trial.number}: {load.asked.configuration.label()}") for _, load in points],
         "hovertemplate": "%{text}<br>×%{x}, %{y:.0%} of a limit<extra></extra>",
         "marker": {"color": colour, "symbol": symbol, "size": size, "line": {"color": colour, "width": 2}},
     }
@@ -251,30 +250,25 @@ def _share(load: JointLoad) -> float:
 
 def _trials(trials: Sequence[Trial], loads: Sequence[JointLoad], scenario: Scenario) -> TrialTable:
     """A detail for each load, with the trials of its models."""
-    places = {trial.number: at for at, trial in enumerate(trials)}
+    parts = parts_of(trials)
+    places = {part.number: at for at, part in enumerate(parts)}
     scenarios = scenario.of_models()
     details = [
         Detail(
-            heading=f"Load {load.number}: {load.ask.in_words()}",
+            heading=f"Load {load.trial.number}: {models_load(load.asked)}",
             parameters=(),
-            rows=[places[trial.number] for trial in load.trials.values()],
+            rows=[places[part.number] for part in load.trials.values()],
         )
         for load in loads
     ]
-
-    def scenario_of(trial: Trial) -> Scenario:
-        return scenario if trial.company is None else scenarios[trial.company.model]
-
-    return TrialTable(rows=trial_rows(trials, scenario_of), details=details)
+    return TrialTable(
+        rows=trial_rows(parts, lambda part: scenarios.get(part.model, scenario)), details=details
+    )
 
 
 def _behind(trials: Sequence[Trial], chosen: Configuration) -> list[Trial]:
     """The trials of the recommended configuration with all models loaded: the fresh ones, where there are any."""
-    alike = [
-        trial
-        for trial in trials
-        if trial.configuration == chosen and trial.company is not None and trial.company.kind == "together"
-    ]
+    alike = [trial for trial in trials if trial.configuration == chosen and not trial.request.models]
     return [trial for trial in alike if trial.source == "confirm"] or alike
 
 
@@ -282,6 +276,6 @@ def _caveats(trials: Sequence[Trial]) -> dict[str, list[Caveat]]:
     """By model."""
     caveats: dict[str, list[Caveat]] = {}
     for trial in trials:
-        if trial.company is not None and trial.measurement is not None:
-            caveats.setdefault(trial.company.model, []).extend(trial.measurement.caveats)
+        for name, measured in trial.measurements.items():
+            caveats.setdefault(name, []).extend(measured.caveats)
     return caveats

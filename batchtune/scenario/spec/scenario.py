@@ -115,7 +115,10 @@ class Scenario(Spec):
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
-        """A scenario for each of `target.models`, by name: its model, requests, rate and SLO, and all else as here."""
+        """A scenario for each of `target.models`, by name: its model, requests, rate and SLO, and all else as here.
+
+        The objective is what is compared of a load at that rate.
+        """
         scenarios = {}
         for at, own in enumerate(self.target.models):
             load = self.load.model_copy(
@@ -130,6 +133,7 @@ class Scenario(Spec):
                 "request": own.request or self.request,
                 "slo": own.slo or self.slo,
                 "load": load,
+                "objective": "latency" if load.open_loop else "throughput",
             }
             scenarios[own.name] = self.model_copy(update=parts)
         return scenarios

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import count
-from typing import Protocol
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
@@ -19,7 +18,7 @@ from batchtune.errors import UsageError
 from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.bench import SEED_STRIDE, Plan
+from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
@@ -65,20 +64,13 @@ class Variant:
         if not self.scenario.target.models:
             return [self]
         batches = self.configuration.batching is not None
-        objective = "latency" if self.scenario.load.open_loop else "throughput"
         scenarios = self.scenario.of_models()
         arms = []
         for own in self.scenario.target.models:
             fixed = {**self.scenario.fixed, **(own.batching if batches else {})}
-            part = scenarios[own.name].model_copy(update={"fixed": fixed, "objective": objective})
+            part = scenarios[own.name].model_copy(update={"fixed": fixed})
             arms.append(replace(self, name=f"{self.name}/{own.name}", scenario=part, model=own.name))
         return arms
-
-
-class BlockBench(Protocol):
-    """Runs a trial of a variant, or of several models one for each of its arms."""
-
-    def run(self, plan: Plan) -> FinishedTrial | Sequence[FinishedTrial]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +125,7 @@ def compare(
     variants: Sequence[Variant],
     *,
     blocks: int,
-    bench_of: Callable[[Variant], BlockBench],
+    bench_of: Callable[[Variant], TrialBench],
     on_turn: Callable[[Turn], None] = lambda _turn: None,
     paces: Mapping[str, Pace] | None = None,
     first_block: int = 1,
@@ -161,26 +153,24 @@ def compare(
                 turn = Turn(variant=variant, block=block, attempt=attempt, number=number + 1)
                 on_turn(turn)
                 done = bench_of(variant).run(plan_of(turn, (paces or {}).get(variant.name)))
-                finished = (done,) if isinstance(done, FinishedTrial) else done
-                number += len(finished)
-                yield from finished
-                trials = [arm.trial for arm in finished]
-                if any(trial.state == "failed" for trial in trials):
+                number = done.trial.last_number
+                yield done
+                if done.trial.state == "failed":
                     failures += 1
                     if failures <= RETRIES:
                         continue
                     working.discard(variant.name)
                     break
                 failures = 0
-                if not any(map(is_noisy, trials)) or attempt > REPEATS_MAX or not repeats_left:
+                if not is_noisy(done.trial) or attempt > REPEATS_MAX or not repeats_left:
                     break
                 repeats_left -= 1
 
 
 def is_noisy(trial: Trial) -> bool:
     """Whether the host disturbed it."""
-    return trial.measurement is not None and any(
-        caveat.code in HOST_CODES for caveat in trial.measurement.caveats
+    return any(
+        caveat.code in HOST_CODES for measured in trial.measurements.values() for caveat in measured.caveats
     )
 
 

@@ -6,18 +6,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.fleet import DuetPlan
 from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.bench import Plan
+from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.one_capacity import search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialRequest
+from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 from batchtune.units import rounded_duration
 
 TURN_S: Final = 0.008
@@ -106,12 +106,6 @@ PACE_PROBE_S = 0.3
 
 FILLING_CLIENTS = (4, 256)
 """Fewest and most clients of the probe that fills a batch."""
-
-
-class TrialBench(Protocol):
-    """Whatever can run a trial."""
-
-    def run(self, plan: Plan) -> FinishedTrial: ...
 
 
 def probed_pace(

@@ -18,7 +18,7 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat
 from batchtune.tune.compare.blocks import Variant, is_noisy
 from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, parts_of
 
 QUANTILES = ("p50", "p95", "p99")
 
@@ -79,7 +79,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     known_batches = [mean_rows for mean_rows in batches if mean_rows is not None]
     requests = variant.scenario.load.requests
     complete = requests is not None and all(run.requests == requests for run in measured)
-    last = next((trial for trial in reversed(trials) if trial.reason == variant.name), None)
+    last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
     latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in QUANTILES}
     return VariantFigures(
         name=variant.name,
@@ -107,7 +107,7 @@ def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
     """The trial that counts in each block: the variant's last complete attempt."""
     return {
         trial.block: trial
-        for trial in trials
+        for trial in parts_of(trials)
         if trial.reason == name
         and trial.block is not None
         and trial.state == "complete"
@@ -121,7 +121,7 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
         (before.reason, before.block) == (after.reason, after.block)
         and before.state == "complete"
         and is_noisy(before)
-        for before, after in pairwise(sorted(trials, key=lambda trial: trial.reason))
+        for before, after in pairwise(sorted(parts_of(trials), key=lambda trial: trial.reason))
     )
 
 

@@ -32,7 +32,7 @@ from batchtune.units import counted
 
 def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
     """The error to raise where no load of all models kept every SLO."""
-    together = [load for load in loads if load.ask.kind == "together"]
+    together = [load for load in loads if not load.alone]
     if loads and all(load.failure is not None for load in loads):
         return TargetError(f"every load failed; the last: {loads[-1].failure}")
     if not together:
@@ -45,7 +45,7 @@ def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
     refuted = next((load for load in telling if load.holds), None)
     if refuted is not None:
         return NoFeasibleConfigurationError(
-            f"all models met their SLOs together at {refuted.ask.factor:.3g} times the stated rates, but not in most "
+            f"all models met their SLOs together at {refuted.asked.scale:.3g} times the stated rates, but not in most "
             "of the confirmation runs",
             hint="lower the rates, loosen an SLO, or give the sweep more time (--budget) to try others",
         )
@@ -58,7 +58,7 @@ def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
         )
     return NoFeasibleConfigurationError(
         f"all models never met their SLOs together; the nearest used {tightest.tightness:.3g} times a limit at "
-        f"{tightest.ask.factor:.3g} times the stated rates",
+        f"{tightest.asked.scale:.3g} times the stated rates",
         hint="lower the rates, loosen an SLO, or widen search.space",
     )
 
@@ -173,7 +173,7 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
     chosen, *others = ranked
     behind = _behind(chosen)
     rivals = sorted((rival for rival in others if rival.is_open(chosen)), key=lambda rival: -rival.high)
-    tried = [load.ask.configuration for load in loads if load.ask.kind == "together"]
+    tried = [load.asked.configuration for load in loads if not load.alone]
     untried = untried_beside(JointSpace(scenario), chosen.configuration, tried)
     questions = _questions(chosen, rivals, untried)
     missed = chosen.bracket.stated_missed_rps if scenario.objective == "capacity" else math.inf
@@ -197,10 +197,10 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
 
 def _behind(chosen: Contender) -> list[JointLoad]:
     """The loads behind the answer: the fresh ones at its factor, else those that held the highest one."""
-    fresh = [load for load in chosen.fresh if math.isclose(load.ask.factor, chosen.factor, rel_tol=1e-3)]
+    fresh = [load for load in chosen.fresh if math.isclose(load.asked.scale, chosen.factor, rel_tol=1e-3)]
     held = [load for load in chosen.loads if load.holds]
-    highest = max(load.ask.factor for load in held)
-    return fresh or [load for load in held if load.ask.factor >= 0.999 * highest]
+    highest = max(load.asked.scale for load in held)
+    return fresh or [load for load in held if load.asked.scale >= 0.999 * highest]
 
 
 def _questions(
@@ -227,14 +227,14 @@ def _share(
     name: str, own: Scenario, loads: Sequence[JointLoad], behind: Sequence[JointLoad], chosen: Contender
 ) -> ModelShare:
     stated_rps = own.load.rate_rps or 0.0
-    ranked = contenders([load for load in loads if load.counts], own.objective, kind="alone", of=name)
+    ranked = contenders([load for load in loads if load.counts], chosen.objective, alone=name)
     alone = None
     if ranked and ranked[0].keeps:
         best = ranked[0]
-        factor = best.bracket.held_rps if own.objective == "capacity" else 1.0
+        factor = best.bracket.held_rps if chosen.objective == "capacity" else 1.0
         alone = Alone(
             configuration=best.configuration.of_model(name),
-            score=factor if own.objective == "capacity" else best.score,
+            score=factor if chosen.objective == "capacity" else best.score,
             rate_rps=factor * stated_rps,
             tried=len(ranked),
         )
@@ -274,7 +274,7 @@ def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Contender) -
     best = {
         own.name: ranked[0].configuration
         for own in scenario.target.models
-        if (ranked := contenders(counted, scenario.objective, kind="alone", of=own.name)) and ranked[0].keeps
+        if (ranked := contenders(counted, scenario.objective, alone=own.name)) and ranked[0].keeps
     }
     if len(best) < len(scenario.target.models):
         return []
@@ -286,8 +286,9 @@ def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Contender) -
         there = [
             load
             for load in loads
-            if (load.ask.kind, load.ask.configuration) == ("together", configuration)
-            and math.isclose(load.ask.factor, chosen.factor, rel_tol=1e-3)
+            if not load.alone
+            and load.asked.configuration == configuration
+            and math.isclose(load.asked.scale, chosen.factor, rel_tol=1e-3)
             and load.tells
         ]
         rival = known.get(configuration)

@@ -1,7 +1,7 @@
 """Searches what several models of one server are batched with: brackets decide, as for one model.
 
-A contender is a configuration of all models. A load sends each model `factor` times its stated rate, and holds where
-every model kept its SLO: a bracket is of factors. For a latency every load is at the stated rates, and a contender's
+A contender is a configuration of all models. A load sends each model `scale` times its stated rate, and holds where
+every model kept its SLO: a bracket is of scales. For a latency every load is at the stated rates, and a contender's
 mean counts: how much room the tightest of all limits left.
 
 1. Alone: each model by itself; what is best for each, put together, is the first contender of all.
@@ -12,7 +12,8 @@ mean counts: how much room the tightest of all limits left.
 4. Settle: with the time left, who may hold a tenth more? A new leader is confirmed.
 5. Show why: the answer's rates with what is best for each alone.
 
-The loads are the only state: after the same loads the same is asked.
+The loads are the only state: after the same loads the same is asked. `sweep` drives it as it drives the search of one
+model.
 """
 
 from __future__ import annotations
@@ -20,19 +21,16 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.tune.evidence.bracket import FRESH, Bracket
-from batchtune.tune.joint.bench import Finished
-from batchtune.tune.joint.space import Indices, JointAsk, JointLoad, JointSpace, Kind
+from batchtune.tune.joint.space import Indices, JointLoad, JointSpace, loads_of
 from batchtune.tune.search.capacity import (
     BEAT,
     CLOSED,
@@ -46,11 +44,17 @@ from batchtune.tune.search.capacity import (
 )
 from batchtune.tune.search.fixed_load import LATENCY_FACTOR, SPREAD, SPREAD_LEAST, SURE, TRUSTED_SPREAD
 from batchtune.tune.search.optuna_proposals import proposed_points
-from batchtune.tune.sweep.sweep import FAILURES_MAX
-from batchtune.tune.trials.trial import Source
+from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S
+from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 
 ALONE_SHARE, COMPARE_SHARE = 0.2, 0.7
 """Of the budget: for all models alone together, and for everything before the first fresh loads."""
+
+LOADS = 100
+"""For so many loads is time where the scenario gives no budget."""
+
+APPLY_S = 0.5
+"""What a load takes beside its warm-up and its measured part."""
 
 RANDOM_POINTS = 3
 """Contenders from the beginning, beside what is best for each alone and the middle of the space."""
@@ -93,7 +97,7 @@ class Contender:
 
     @cached_property
     def fresh(self) -> tuple[JointLoad, ...]:
-        return tuple(load for load in self.loads if load.ask.source == "confirm")
+        return tuple(load for load in self.loads if load.asked.source == "confirm")
 
     @cached_property
     def keeps(self) -> bool:
@@ -146,14 +150,12 @@ class Contender:
         return statistics.fmean(_room(load) for load in self._counted)
 
 
-def contenders(
-    loads: Iterable[JointLoad], objective: Objective, *, kind: Kind = "together", of: str = ""
-) -> list[Contender]:
-    """Everything that was loaded so, the best first; of equals the one loaded first."""
+def contenders(loads: Iterable[JointLoad], objective: Objective, *, alone: str = "") -> list[Contender]:
+    """Everything that was loaded so, with all models or one alone, the best first; of equals the one loaded first."""
     alike: dict[Configuration, list[JointLoad]] = {}
     for load in loads:
-        if (load.ask.kind, load.ask.of) == (kind, of):
-            alike.setdefault(load.ask.configuration, []).append(load)
+        if load.alone == alone:
+            alike.setdefault(load.asked.configuration, []).append(load)
     spread = _spread(alike.values())
     known = [
         Contender(configuration=configuration, objective=objective, loads=tuple(own), spread=spread)
@@ -179,7 +181,7 @@ def _room(load: JointLoad) -> float:
 
 def _spread(groups: Iterable[Sequence[JointLoad]]) -> float:
     """Standard deviation of the room between loads of one configuration, in logs; assumed while few were repeated."""
-    rooms = [[_room(load) for load in group if load.ask.factor == 1.0] for group in groups]
+    rooms = [[_room(load) for load in group if load.asked.scale == 1.0] for group in groups]
     squares = math.fsum((room - statistics.fmean(own)) ** 2 for own in rooms for room in own)
     degrees = sum(len(own) - 1 for own in rooms if own)
     weight = min(degrees / TRUSTED_SPREAD, 1.0)
@@ -188,26 +190,62 @@ def _spread(groups: Iterable[Sequence[JointLoad]]) -> float:
 
 
 class JointSearch:
-    """The strategy; see the module."""
+    """The strategy; see the module.
 
-    def __init__(self, space: JointSpace, scenario: Scenario) -> None:
-        self._space = space
+    Raises:
+        ScenarioError: a combination of values that no server would accept.
+    """
+
+    lone_s = math.nan
+    """No request is sent one by one, so no budget follows from that."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._space = JointSpace(scenario)
+        self._scenario = scenario
         self._objective = scenario.objective
         self._is_capacity = scenario.objective == "capacity"
         self._names = [own.name for own in scenario.target.models]
         self._seed = scenario.search.seed
-        self._loads: Sequence[JointLoad] = ()
+        self._loads: list[JointLoad] = []
+        load_s = scenario.load.warm_up_s + scenario.load.duration_s + APPLY_S
+        given_s = scenario.search.time_budget_s or TIME_BUDGET_MAX_S
+        self.budget_s = given_s if scenario.search.budget_is_given else LOADS * load_s
+        self.space_size = self._space.size
+        self.readings: Mapping[int, float] = {}
 
-    def next_ask(self, loads: Sequence[JointLoad], *, spent: float) -> JointAsk | None:
-        """The next load; None: nothing is open, or the budget is spent. `spent`: share of it, 1 or more: all."""
-        self._loads = loads
+    def observe(self, trials: Iterable[Trial]) -> None:
+        """Take in trials that ended."""
+        self._loads += loads_of(trials)
+
+    def pace(self) -> None:
+        """The scenario's own times hold."""
+
+    def best_trial(self) -> None:
+        """No trial is better than another: a bracket is of several."""
+
+    def plan_text(self) -> str:
+        return ""
+
+    def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:  # noqa: ARG002
+        """The next load, one at a time; none: nothing is open, or the budget is spent."""
+        asked = self._next(max(1.0 - left_s / self.budget_s, self._spent_of_trials()))
+        return [] if asked is None else [asked]
+
+    def _spent_of_trials(self) -> float:
+        """Of the budget of trials, which are loads of the search and end where fresh ones begin."""
+        searched = sum(load.asked.source != "confirm" for load in self._loads)
+        most = self._scenario.search.trials
+        return COMPARE_SHARE * searched / most if most else 0.0
+
+    def _next(self, spent: float) -> TrialRequest | None:
+        loads = self._loads
         for at, name in enumerate(self._names, 1) if len(self._names) > 1 else ():
-            if spent < ALONE_SHARE * at / len(self._names) and (ask := self._compared("alone", name)):
+            if spent < ALONE_SHARE * at / len(self._names) and (ask := self._compared(name)):
                 return ask
-        is_confirming = any((load.ask.kind, load.ask.source) == ("together", "confirm") for load in loads)
-        if not is_confirming and spent < COMPARE_SHARE and (ask := self._compared("together")):
+        is_confirming = any(not load.alone and load.asked.source == "confirm" for load in loads)
+        if not is_confirming and spent < COMPARE_SHARE and (ask := self._compared("")):
             return ask
-        ranked = self._ranked("together")
+        ranked = self._ranked("")
         if not ranked or not ranked[0].keeps:
             return None
         shown, load_share = list(self._shown(ranked[0])), spent / max(len(loads), 1)
@@ -218,100 +256,100 @@ class JointSearch:
             return ask
         return next(iter(shown), None)
 
-    def _ranked(self, kind: Kind, of: str = "") -> list[Contender]:
-        return contenders(self._loads, self._objective, kind=kind, of=of)
+    def _ranked(self, alone: str) -> list[Contender]:
+        return contenders(self._loads, self._objective, alone=alone)
 
     def _ask(
-        self,
-        asked: Configuration,
-        factor: float,
-        kind: Kind = "together",
-        of: str = "",
-        source: Source = "sampler",
-    ) -> JointAsk:
+        self, asked: Configuration, scale: float, alone: str = "", source: Source = "sampler"
+    ) -> TrialRequest:
         """Under the seed of its turn: the first load of each contender has the arrivals of every other's first."""
-        wanted = (asked, kind, of)
-        turn = sum((load.ask.configuration, load.ask.kind, load.ask.of) == wanted for load in self._loads)
-        return JointAsk(configuration=asked, factor=factor, kind=kind, of=of, source=source, block=turn)
+        wanted = (asked, alone)
+        turn = sum((load.asked.configuration, load.alone) == wanted for load in self._loads)
+        models = (alone,) if alone else ()
+        return TrialRequest(
+            configuration=asked, source=source, reason="", scale=scale, models=models, block=turn
+        )
 
     # 1. and 2. Alone, and together.
 
-    def _compared(self, kind: Kind, of: str = "") -> JointAsk | None:
-        ranked = self._ranked(kind, of)
-        first = next(self._untried(self._first_points(kind), kind, of), None)
+    def _compared(self, alone: str) -> TrialRequest | None:
+        ranked = self._ranked(alone)
+        first = next(self._untried(self._first_points(alone), alone), None)
         top = ranked[0] if ranked and ranked[0].keeps else None
         factor = 1.0
         if self._is_capacity and top is None:
-            last, factor = self._lowered(kind, of)
+            last, factor = self._lowered(alone)
             if last is not None:
-                return self._ask(last, factor, kind, of)
+                return self._ask(last, factor, alone)
         elif self._is_capacity and top is not None:
             climb = self._climb(top, CLOSED if first is None else ROUGHLY)
             if climb is not None:
-                return self._ask(top.configuration, climb, kind, of)
+                return self._ask(top.configuration, climb, alone)
             factor = NEIGHBOUR * top.bracket.held_rps
-        untried = first or next(self._untried(self._near(ranked, of), kind, of), None)
-        return None if untried is None else self._ask(untried, factor, kind, of)
+        untried = first or next(self._untried(self._near(ranked, alone), alone), None)
+        return None if untried is None else self._ask(untried, factor, alone)
 
-    def _lowered(self, kind: Kind, of: str) -> tuple[Configuration | None, float]:
+    def _lowered(self, alone: str) -> tuple[Configuration | None, float]:
         """While nothing held: the last one at half of what it missed, a few times, then another (None)."""
-        mine = [load for load in self._loads if (load.ask.kind, load.ask.of) == (kind, of)]
+        mine = [load for load in self._loads if load.alone == alone]
         if not mine:
-            return None, self._first_factor(kind)
-        last, factor = mine[-1].ask.configuration, mine[-1].ask.factor
-        misses = sum(load.ask.configuration == last for load in mine)
+            return None, self._first_factor(alone)
+        last, factor = mine[-1].asked.configuration, mine[-1].asked.scale
+        misses = sum(load.asked.configuration == last for load in mine)
         if mine[-1].failure is not None or misses > HALVINGS or factor <= FACTOR_MIN:
             return None, factor
         return last, max(factor / 2.0, FACTOR_MIN)
 
-    def _first_factor(self, kind: Kind) -> float:
+    def _first_factor(self, alone: str) -> float:
         """Together each model gets a share of what it held alone, as if they took turns."""
-        alone = [self._ranked("alone", name) for name in self._names] if kind == "together" else []
-        held = [ranked[0].worth for ranked in alone if ranked and ranked[0].keeps]
+        apart = [] if alone else [self._ranked(name) for name in self._names]
+        held = [ranked[0].worth for ranked in apart if ranked and ranked[0].keeps]
         return 1.0 / sum(1.0 / factor for factor in held) if held else 1.0
 
     def _climb(self, top: Contender, closed: float) -> float | None:
         """The next factor of a leader of which it is not known how much more it holds."""
         lo = top.bracket.held_rps
-        missed = [load.ask.factor for load in top.loads if not load.holds and load.ask.factor > lo]
+        missed = [load.asked.scale for load in top.loads if not load.holds and load.asked.scale > lo]
         if min(missed, default=math.inf) <= closed * lo or lo >= FACTOR_MAX:
             return None
         if missed:
             return math.sqrt(lo * min(missed))
-        room = max(math.exp(_room(load)) for load in top.loads if load.ask.factor >= 0.999 * lo or load.holds)
+        room = max(
+            math.exp(_room(load)) for load in top.loads if load.asked.scale >= 0.999 * lo or load.holds
+        )
         return min(lo * min(max(math.pow(room, ROOM), 1.06), CLIMB), FACTOR_MAX)
 
     # Whom to try.
 
-    def _untried(self, points: Iterable[Indices], kind: Kind, of: str) -> Iterator[Configuration]:
-        tried = {load.ask.configuration for load in self._loads if (load.ask.kind, load.ask.of) == (kind, of)}
-        axes = self._space.axes_of(of)
+    def _untried(self, points: Iterable[Indices], alone: str) -> Iterator[Configuration]:
+        tried = {load.asked.configuration for load in self._loads if load.alone == alone}
+        axes = self._space.axes_of(alone)
         for point in points:
             configuration = self._space.accepted(self._space.only(point, axes))
             if configuration is not None and configuration not in tried:
                 yield configuration
 
-    def _first_points(self, kind: Kind) -> Iterator[Indices]:
-        if kind == "together":
+    def _first_points(self, alone: str) -> Iterator[Indices]:
+        if not alone:
             yield from self._side_by_side()
         yield self._space.middle()
-        chance = random.Random(f"{self._seed} {kind}")
+        chance = random.Random(f"{self._seed} {'alone' if alone else 'together'}")
         yield from (self._space.random_point(chance) for _ in range(RANDOM_POINTS))
 
-    def _near(self, ranked: Sequence[Contender], of: str) -> Iterator[Indices]:
+    def _near(self, ranked: Sequence[Contender], alone: str) -> Iterator[Indices]:
         """The leader's neighbours, whom Optuna names, what lies further away, anything."""
         located = (
             (self._space.locate(contender.configuration), self._guess(contender)) for contender in ranked
         )
         known = [(point, value) for point, value in located if point is not None]
-        axes = self._space.axes_of(of)
+        axes = self._space.axes_of(alone)
         if known:
             single, double, pairs = self._space.around(known[0][0], axes)
             hope = _hopes(known)
             yield from sorted(single, key=hope, reverse=True)
             yield from self._named_by_optuna(known, axes)
             yield from sorted([*double, *pairs], key=hope, reverse=True)
-        chance = random.Random(f"{self._seed} {of} {len(self._loads)}")
+        chance = random.Random(f"{self._seed} {alone} {len(self._loads)}")
         yield from (self._space.random_point(chance) for _ in range(min(self._space.size, 1000)))
 
     def _named_by_optuna(
@@ -332,14 +370,14 @@ class JointSearch:
             return math.log(contender.score)
         if contender.keeps:
             return math.log(contender.bracket.held_rps)
-        return min(math.log(load.ask.factor) + NEARNESS * _room(load) for load in contender.loads)
+        return min(math.log(load.asked.scale) + NEARNESS * _room(load) for load in contender.loads)
 
     def _side_by_side(self) -> list[Indices]:
         """What is best for each model alone, put together; none where some model never kept its SLO alone."""
         best = {
             name: point
             for name in self._names
-            if (ranked := self._ranked("alone", name))
+            if (ranked := self._ranked(name))
             and ranked[0].keeps
             and (point := self._space.locate(ranked[0].configuration)) is not None
         }
@@ -347,20 +385,20 @@ class JointSearch:
 
     # 3. Fresh loads.
 
-    def _confirmed(self, top: Contender) -> JointAsk | None:
+    def _confirmed(self, top: Contender) -> TrialRequest | None:
         is_unsteady = self._is_capacity and top.bracket.has_fresh_misses and len(top.fresh) < STEADYING_MAX
         if top.is_confirmed and is_unsteady:
             return self._ask(top.configuration, top.score, source="confirm")
         if top.is_confirmed:
             return None
-        made = sum((load.ask.kind, load.ask.source) == ("together", "confirm") for load in self._loads)
+        made = sum(not load.alone and load.asked.source == "confirm" for load in self._loads)
         factor = self._fresh_factor(top) if self._is_capacity else 1.0
         return self._ask(top.configuration, factor, source="confirm") if made < FRESH_MAX else None
 
     def _fresh_factor(self, top: Contender) -> float:
         """A little less than what was found; lower where fresh loads missed."""
         factor = SAFE * top.bracket.held_rps
-        tried = sorted({load.ask.factor for load in top.fresh})
+        tried = sorted({load.asked.scale for load in top.fresh})
         while factor > FACTOR_MIN:
             factor = next((known for known in tried if abs(math.log(known / factor)) < 0.03), factor)
             missed = top.bracket.missed(factor, fresh=True)
@@ -371,7 +409,7 @@ class JointSearch:
 
     # 4. and 5. What is left to be settled, and shown.
 
-    def _settled(self, ranked: Sequence[Contender], left: float) -> JointAsk | None:
+    def _settled(self, ranked: Sequence[Contender], left: float) -> TrialRequest | None:
         """Who may be better by a tenth? `left`: loads that there is time for; who is new must be confirmed, too."""
         top, *others = ranked
         rivals = [rival for rival in others if rival.is_open(top)]
@@ -388,14 +426,14 @@ class JointSearch:
                     return self._ask(rival.configuration, 1.0, source="confirm")
         if left < 1 + FRESH:
             return None
-        untried = next(self._untried(self._near(ranked, ""), "together", ""), None)
+        untried = next(self._untried(self._near(ranked, ""), ""), None)
         return None if untried is None else self._ask(untried, factor)
 
-    def _shown(self, winner: Contender) -> Iterator[JointAsk]:
+    def _shown(self, winner: Contender) -> Iterator[TrialRequest]:
         """The winner's factor with what is best for each alone."""
-        made = {(load.ask.configuration, load.ask.kind, load.ask.of, load.ask.factor) for load in self._loads}
+        made = {(load.asked.configuration, load.asked.scale) for load in self._loads if not load.alone}
         for configuration in map(self._space.configuration, self._side_by_side()):
-            wanted = (configuration, "together", "", winner.factor)
+            wanted = (configuration, winner.factor)
             if configuration != winner.configuration and wanted not in made:
                 yield self._ask(configuration, winner.factor, source="confirm")
 
@@ -411,66 +449,3 @@ def _hopes(known: Sequence[tuple[Indices, float]]) -> Callable[[Indices], float]
         (terms * weights[:, None]).T @ terms + ridge, (terms * weights[:, None]).T @ values
     )
     return lambda point: float(slopes[0] + (np.array(point) - points[0]) @ slopes[1:])
-
-
-LOADS = 100
-"""For so many loads is time where the scenario gives no budget."""
-
-APPLY_S = 0.5
-"""What a load takes beside its warm-up and its measured part."""
-
-Run = Callable[[JointAsk, int, int], Finished]
-"""Sends a load: the ask, the load's number, and that of its first trial."""
-
-
-def joint_sweep(
-    scenario: Scenario,
-    run: Run,
-    *,
-    earlier: Sequence[JointLoad] = (),
-    first_load: int = 1,
-    first_trial: int = 1,
-    on_ask: Callable[[JointAsk, float], None] = lambda _ask, _spent: None,
-    now_s: Callable[[], float] = time.monotonic,
-) -> Iterator[Finished]:
-    """Search, and yield each load as it ends; go on from the `earlier` loads of an interrupted sweep.
-
-    `on_ask` is told each load that is about to be sent, and the share of the budget that is spent.
-
-    Raises:
-        TargetError: the first loads all failed.
-    """
-    loads = list(earlier)
-    started_s = now_s() - sum(load.seconds + APPLY_S for load in loads)
-    search = JointSearch(JointSpace(scenario), scenario)
-    number = max([first_load, *(load.number + 1 for load in loads)])
-    while True:
-        spent = spent_share(scenario, loads, seconds=now_s() - started_s)
-        ask = search.next_ask(loads, spent=spent)
-        if ask is None:
-            return
-        on_ask(ask, spent)
-        finished = run(ask, number, first_trial)
-        first_trial += len(finished.trials)
-        number += 1
-        loads.append(finished.load)
-        yield finished
-        if len(loads) >= FAILURES_MAX and all(load.failure is not None for load in loads):
-            raise TargetError(
-                f"{FAILURES_MAX} loads in a row failed; the last: {finished.load.failure}",
-                hint="the failed trials are in the ledger; see whether the server works by hand",
-            )
-
-
-def spent_share(scenario: Scenario, loads: Sequence[JointLoad], *, seconds: float) -> float:
-    """Of the budget: of its time, and of its trials, which are loads of the search and end where fresh ones begin."""
-    search, load = scenario.search, scenario.load
-    budget_s = (
-        search.time_budget_s
-        if search.budget_is_given
-        else LOADS * (load.warm_up_s + load.duration_s + APPLY_S)
-    )
-    of_time = seconds / budget_s if budget_s else 0.0
-    searched = sum(load.ask.source != "confirm" for load in loads)
-    of_trials = COMPARE_SHARE * searched / search.trials if search.trials else 0.0
-    return max(of_time, of_trials)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError, ScenarioError
@@ -17,72 +16,57 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue
 from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
 from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, Run
-from batchtune.tune.trials.trial import Source, Trial
-from batchtune.units import rounded
-
-Kind = Literal["together", "alone"]
+from batchtune.tune.trials.trial import Trial, TrialRequest
 
 FAR_OVER = 2.0
 """A load that used so many times a limit missed by far: once is enough, unless the client or the host spoilt it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointAsk:
-    """A load that the search wants: all models at `factor` times their stated rates.
-
-    Of kind `alone` only the model `of` is loaded. `block` makes the seed of the arrivals; 0 or None: the
-    scenario's own.
-    """
-
-    configuration: Configuration
-    factor: float
-    kind: Kind = "together"
-    of: str = ""
-    source: Source = "sampler"
-    block: int | None = None
-
-    def in_words(self) -> str:
-        """`reader alone, ×1.15`, for a line of progress."""
-        factor = f"×{rounded(self.factor)}"
-        text = f"{self.of} alone, {factor}" if self.kind == "alone" else f"together, {factor}"
-        return f"{text}, confirmation" if self.source == "confirm" else text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JointLoad:
-    """A load that was sent, with the trial of each loaded model; `number` counts from 1."""
+    """What a trial of several models says for or against its configuration."""
 
-    number: int
-    ask: JointAsk
-    trials: dict[str, Trial]
+    trial: Trial
+
+    @property
+    def asked(self) -> TrialRequest:
+        return self.trial.request
+
+    @property
+    def alone(self) -> str:
+        """The model that nobody else was loaded beside; "": all were."""
+        return next(iter(self.asked.models), "")
+
+    @property
+    def trials(self) -> dict[str, Trial]:
+        return self.trial.parts
 
     @property
     def holds(self) -> bool:
         """Whether every model kept its SLO."""
-        return all(_kept(trial) for trial in self.trials.values())
+        return bool(self.trials) and all(_kept(trial) for trial in self.trials.values())
 
     @property
     def run(self) -> Run:
-        """A vote for or against its factor; that of the model that did worst."""
+        """A vote for or against its scale; that of the model that did worst."""
         judged = self.trials.values()
         answered = min((_answered(trial) for trial in judged), default=0.0)
-        requests = [trial.measurement.requests for trial in judged if trial.measurement is not None]
         is_far = (
             self.failure is not None
             or answered < FAR_ANSWERED
             or (self.tightness >= FAR_OVER and not self.spoilt)
         )
         return Run(
-            trial=self.number,
-            rate_rps=self.ask.factor,
+            trial=self.trial.number,
+            rate_rps=self.asked.scale,
             clients=None,
-            answered_rps=self.ask.factor * answered,
+            answered_rps=self.asked.scale * answered,
             latency_s={},
             error_ratio=0.0,
             held=self.holds,
             far=not self.holds and is_far,
-            fresh=self.ask.source == "confirm",
-            requests=min(requests, default=0),
+            fresh=self.asked.source == "confirm",
+            requests=min((measured.requests for measured in self.trial.measurements.values()), default=0),
         )
 
     @property
@@ -92,18 +76,13 @@ class JointLoad:
         return max(shares, default=math.inf)
 
     @property
-    def seconds(self) -> float:
-        return max((trial.seconds for trial in self.trials.values()), default=0.0)
-
-    @property
     def failure(self) -> str | None:
-        return next((trial.failure for trial in self.trials.values() if trial.failure), None)
+        return self.trial.failure
 
     @property
     def tells(self) -> bool:
         """Whether it says anything of the server: it did not fail, and the client was the limit of no model."""
-        verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
-        return self.failure is None and "INVALID" not in verdicts
+        return self.failure is None and "INVALID" not in self._verdicts
 
     @property
     def counts(self) -> bool:
@@ -113,45 +92,16 @@ class JointLoad:
     @property
     def spoilt(self) -> bool:
         """Whether the client was the limit, or the host noisy, for some model: nothing is told of the server."""
-        verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
-        return bool(verdicts & {"INVALID", "NOISY"})
+        return bool(self._verdicts & {"INVALID", "NOISY"})
+
+    @property
+    def _verdicts(self) -> set[str | None]:
+        return {measured.verdict for measured in self.trial.measurements.values()}
 
 
-def loads_of(trials: Iterable[Trial], names: Collection[str]) -> list[JointLoad]:
-    """The loads of a ledger, in order; trials of another kind of run, and floods of before, are passed over.
-
-    So is a load of which trials are missing, one for each model of `names` that it loaded: the sweep was killed between
-    the first of them and the last.
-    """
-    grouped: dict[int, list[Trial]] = {}
-    for trial in trials:
-        if trial.company is not None and trial.company.kind != "flood":
-            grouped.setdefault(trial.company.load, []).append(trial)
-    loads = [_load(number, members) for number, members in sorted(grouped.items())]
-    return [load for load in loads if load.ask.kind == "alone" or load.trials.keys() == set(names)]
-
-
-def next_load(trials: Iterable[Trial]) -> int:
-    """The number of the load after those of a ledger."""
-    return 1 + max((trial.company.load for trial in trials if trial.company is not None), default=0)
-
-
-def _load(number: int, members: list[Trial]) -> JointLoad:
-    first = members[0]
-    company = first.company
-    if company is None or company.kind == "flood":
-        raise ValueError(f"trial {first.number} is of no load of several models")
-    ask = JointAsk(
-        configuration=first.configuration,
-        factor=company.factor,
-        kind=company.kind,
-        of=company.of,
-        source=first.source,
-        block=first.block,
-    )
-    return JointLoad(
-        number=number, ask=ask, trials={trial.company.model: trial for trial in members if trial.company}
-    )
+def loads_of(trials: Iterable[Trial]) -> list[JointLoad]:
+    """The loads of a sweep; what else there is, such as floods of runs of before, is passed over."""
+    return [JointLoad(trial) for trial in trials if trial.parts and trial.source != "load"]
 
 
 def _kept(trial: Trial) -> bool:
@@ -300,6 +250,10 @@ class JointSpace:
                 if self._own(own, common, values) == configuration.of_model(own.name):
                     return point
         return None
+
+    def first(self) -> Configuration:
+        """What the server is launched with: the middle, or no batching where no server would accept that."""
+        return self.accepted(self.middle()) or Configuration(batching=None)
 
     def random_point(self, chance: random.Random) -> Indices:
         return tuple(chance.randrange(values) for values in self.shape)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.tune.evidence.bracket import BACK, Bracket
+from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket
 from batchtune.tune.one_capacity import TINY_S
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import (
@@ -38,7 +38,8 @@ WIDEST = 1.15
 """Missed over held rate of an answer that is established."""
 
 RIVAL = 1.03
-"""What a rival must hope for, times the leader's, to be tried before the leader's bracket is closed."""
+"""Rates within this factor are not told apart: what a rival must hope for, times the leader's, to be tried before the
+leader's bracket is closed; closed loops that fill every batch and answer alike agree."""
 
 OPEN = 1.10
 """A rival whose upper end lies this far above the answer is open."""
@@ -53,21 +54,16 @@ BEAT = 1.095
 SAME = 0.03
 """Hopes that differ by less (in logs) are level."""
 
-AGREE, AGREED = 1.03, 1.05
-"""Closed loops that fill every batch and answer within this factor of each other agree; then no rate above the second
-factor is believed."""
-
-HOPELESS = 0.5
-"""The same of a neighbour in size or threads, which is there because the curve may be wrong."""
-
-UNLIKELY = 0.7
-"""Of the leader's, a hope below which nobody is tried while the curve is trusted."""
+UNLIKELY, HOPELESS = 0.7, 0.5
+"""Of the leader's, a hope below which nobody is tried while the curve is trusted: the second of a neighbour in size or
+threads, which is there because the curve may be wrong, and of references."""
 
 CLIMB = 2.0
 """The next rate of a leader that held more than was hoped: by the room that its latency leaves, at most so much."""
 
 LEVEL = 1.05
-"""What holds no more than this, times another, changes nothing for the user."""
+"""What holds no more than this, times another, changes nothing for the user. No rate above this, times what agreeing
+loops answer, is believed."""
 
 FRESH_RUNS = 3.3
 """Fresh runs of the leader for which time is set aside."""
@@ -106,9 +102,6 @@ HOPEFUL, CAUTIOUS = 0.92, 0.75
 BOLDEST = 3.0
 """No first rate is more than this times what anybody answered: the curve may be wrong, and floods drain slowly."""
 
-GROWS_MAX = 8
-"""Doublings of the largest size before anything was run there."""
-
 
 class CapacitySearch(Search):
     """Brackets decide, the curve hopes; see the module."""
@@ -131,16 +124,16 @@ class CapacitySearch(Search):
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
         if full and self.has_curve and agrees:
-            return max(min(bracket.missed_rps, AGREED * full), bracket.held_rps)
+            return max(min(bracket.missed_rps, LEVEL * full), bracket.held_rps)
         return bracket.missed_rps
 
     def _is_as_expected(self, contender: Contender, full_rps: float) -> bool:
-        return self.curve.is_checked and AGREE * full_rps >= self.curve.most_rps(contender.configuration)
+        return self.curve.is_checked and RIVAL * full_rps >= self.curve.most_rps(contender.configuration)
 
     def _loops_agree(self) -> bool:
         """Whether the two fastest of the loops that fill every batch answer the same: then neither was disturbed."""
         full = sorted(run.answered_rps for c in self.contenders for run in c.runs if run.full)
-        return len(full) > 1 and full[-1] <= AGREE * full[-2]
+        return len(full) > 1 and full[-1] <= RIVAL * full[-2]
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
         """Whether it was tried, and may hold a tenth more than is stated and more than the leader ever held."""
@@ -210,9 +203,7 @@ class CapacitySearch(Search):
         if self.contenders.is_empty:
             return None
         top = self._liked()
-        for _ in range(GROWS_MAX):
-            if not self.contenders.grow_sizes(top):
-                break
+        while self.contenders.grow_sizes(top):
             self.contenders.grid(self.hopes_max)
             self._asked_model = None
             top = self._liked()
@@ -359,7 +350,7 @@ class CapacitySearch(Search):
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             held = rival.bracket.held_rps
             hoped = math.sqrt(held * self._belief(rival)) if held else 0.95 * self._belief(rival)
-            return rival, max(1.03 * lo, hoped), "it is hoped to hold more than the leader"
+            return rival, max(NEIGHBOUR * lo, hoped), "it is hoped to hold more than the leader"
         if top not in taken and bracket.missed_rps > CLOSED * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader holds"
         near = self._untried_near(top, taken, widely=False)
@@ -385,7 +376,7 @@ class CapacitySearch(Search):
         if belief > RIVAL * lo:
             climbed = max(0.98 * belief, 1.06 * lo)
         else:
-            most = AGREED * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
+            most = LEVEL * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
             most = most if most > lo else math.inf  # else the curve is refuted
             climbed = max(min(lo * min(math.sqrt(self._room(bracket, lo)), CLIMB), most), 1.06 * lo)
         return min(climbed, math.sqrt(lo * hi) if math.isfinite(hi) else math.inf)
@@ -548,7 +539,7 @@ class CapacitySearch(Search):
         if not stated:
             return self._next_probe(top, taken)
         if top not in taken and bracket.missed_above(stated) > WIDEST * stated:
-            return top, 1.14 * stated, "how much more the leader holds"
+            return top, WIDTH * stated, "how much more the leader holds"
         rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))

@@ -16,7 +16,7 @@ from typing import Final
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
-from batchtune.tune.search.capacity import CapacitySearch
+from batchtune.tune.search.capacity import HOPELESS, OPEN, RIVAL, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search import (
     COMPARE_SHARE,
@@ -42,12 +42,6 @@ SURE = 2.0
 WORTH = 1.02
 """What a contender must be hoped to give, times the leader's, to be tried."""
 
-RIVAL = 1.03
-"""A rival whose upper end lies this far above the leader's mean runs again."""
-
-OPEN = 1.10
-"""A rival whose upper end lies this far above the leader's mean is open."""
-
 RUNS_MAX = 3
 """Search runs of one contender: more are fresh runs' work."""
 
@@ -56,9 +50,6 @@ UNLIKELY = 0.8
 
 GAIN_KNOWN = 0.15
 """A gain over a reference known this well (in logs), and other than none, needs no more runs."""
-
-HOPELESS = 0.5
-"""Of the best hope, what a reference must be hoped to give to run before others."""
 
 BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
 FRESH_FACTOR = 2.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from batchtune.batching.parameters import Configuration
@@ -185,6 +185,16 @@ class Search(ABC):
     def _tried(self) -> set[Configuration]:
         """What a budget of trials counts: what ran beside scouts and fresh runs."""
         return {trial.configuration for trial in self.trials if trial.source not in NO_CANDIDATES | REPEATS}
+
+    @property
+    def space_size(self) -> int:
+        """Points of the space, with what it grew to."""
+        return math.prod(len(values) for values in self.contenders.values.values())
+
+    @property
+    def readings(self) -> Mapping[int, float]:
+        """Seconds of a batch by its rows."""
+        return self.curve.readings()
 
     def plan_text(self) -> str:
         """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""

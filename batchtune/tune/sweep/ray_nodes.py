@@ -20,17 +20,11 @@ from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.target.triton.target import TritonTarget
-from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
 WAIT_S: Final = 0.25
-
-
-class TrialBench(Protocol):
-    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
-
-    def run(self, plan: Plan) -> FinishedTrial: ...
 
 
 class Nodes(Protocol):

@@ -16,10 +16,12 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.tune.bench import SEED_STRIDE, Bench, Plan
+from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
+from batchtune.tune.joint.search import JointSearch
 from batchtune.tune.loader import Fleet, Target
 from batchtune.tune.search.fixed_load import search_of
-from batchtune.tune.sweep.ray_nodes import Nodes, OneServer, TrialBench
+from batchtune.tune.search.search import Search
+from batchtune.tune.sweep.ray_nodes import Nodes, OneServer
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
 from batchtune.tune.trials.search_summary import SearchSummary
@@ -94,7 +96,7 @@ SURE_BATCHES = 600
 def sweep(
     scenario: Scenario,
     target: Target,
-    fleet: Fleet,
+    fleet: Fleet | Mapping[str, Fleet],
     *,
     finished: Sequence[Trial] = (),
     watcher: Watcher = NOBODY,
@@ -104,9 +106,9 @@ def sweep(
 ) -> Iterator[FinishedTrial]:
     """Measure configurations on a server until nothing is open or the budget is spent, yielding each trial as it ends.
 
-    `finished` are the trials of an interrupted sweep: they are not run again, and their time counts. An interrupt
-    passes through; the trial in flight is lost, and no other. `guard` watches the host; `client_max_rps` measures what
-    the client can do at most with these requests, once.
+    `fleet`: of several models one for each. `finished` are the trials of an interrupted sweep: they are not run again,
+    and their time counts. An interrupt passes through; the trial in flight is lost, and no other. `guard` watches the
+    host; `client_max_rps` measures what the client can do at most with these requests, once.
 
     Raises:
         TargetError: the first three trials failed. Once a trial has worked, failures only end the search sooner.
@@ -161,7 +163,11 @@ class _Sweep:
         self._watcher = watcher
         self._now_s = now_s
         self._started_s = now_s() - spent_s(self._trials)
-        self._search = search_of(scenario, budget_s=_given_budget_s(scenario))
+        self._search: Search | JointSearch = (
+            JointSearch(scenario)
+            if scenario.target.models
+            else search_of(scenario, budget_s=_given_budget_s(scenario))
+        )
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
@@ -189,7 +195,7 @@ class _Sweep:
         return self._search.next_asks(max(len(nodes.names), 1), left_s=left_s)
 
     def _measure(self, asks: Sequence[TrialRequest], nodes: Nodes) -> Iterator[FinishedTrial]:
-        first = 1 + max((trial.number for trial in self._trials), default=0)
+        first = 1 + max((trial.last_number for trial in self._trials), default=0)
         plans = [self._plan(ask, first + turn) for turn, ask in enumerate(asks)]
         self.report(plans[0], None)
         attempts = nodes.run_all(plans)
@@ -212,7 +218,7 @@ class _Sweep:
                 )
 
     def _plan(self, ask: TrialRequest, number: int) -> Plan:
-        seed = self._scenario.load.seed + SEED_STRIDE * number
+        seed = self._scenario.load.seed + SEED_STRIDE * (number if ask.block is None else ask.block)
         return Plan(number=number, request=ask, seed=seed, pace=self._search.pace())
 
     def _set_budget(self) -> None:
@@ -259,11 +265,11 @@ class _Sweep:
         return SearchSummary(
             strategy=self._scenario.search.strategy,
             stop_reason=self._stop_reason or left,
-            space_size=math.prod(len(values) for values in self._search.contenders.values.values()),
+            space_size=self._search.space_size,
             plan=self._told_plan,
             proposals=dict(proposers),
             nodes=", ".join(nodes.names),
-            curve=self._search.curve.readings(),
+            curve=self._search.readings,
             seconds_by_phase=dict(self._phase_s),
             trials_by_phase=dict(Counter(phase_of(trial.source) for trial in self._trials)),
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
@@ -12,6 +12,7 @@ from batchtune.load.record.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain, from_plain
+from batchtune.target.telemetry import ServerActivity
 
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
@@ -62,7 +63,8 @@ class TrialRequest:
 
     `point` is the point of the search space, None where the configuration lies outside it. `rate_rps`, `concurrency`
     (a closed loop of so many clients) and `duration_s` (the measured part) replace the scenario's; with `rate_rps` a
-    capacity is not searched but this one rate measured. `block` numbers runs made side by side under one seed.
+    capacity is not searched but this one rate measured. `block` numbers runs made side by side under one seed. Of
+    several models `scale` multiplies the stated rates, and `models` are the only ones that are loaded; empty: all.
     """
 
     configuration: Configuration
@@ -73,6 +75,8 @@ class TrialRequest:
     rate_rps: float | None = None
     concurrency: int | None = None
     duration_s: float | None = None
+    scale: float = 1.0
+    models: tuple[str, ...] = ()
 
 
 def _key(name: str) -> str:
@@ -91,22 +95,6 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Company:
-    """A model's part in one load of several models.
-
-    `model` is whose trial it is, `load` the number of the load, which all its trials share; their rates are `factor`
-    times the stated ones. `alone` is of the model `of`: nobody else is loaded. `flood`, of runs of before: it was sent
-    more than its rate.
-    """
-
-    model: str
-    load: int
-    kind: Literal["together", "alone", "flood"]
-    factor: float
-    of: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What came of a request: one configuration under load, once.
 
@@ -117,7 +105,11 @@ class Trial:
     one repeats. `error_texts` are the server's words, one for each class of error. `startup_s` is what a server
     launched for this trial took until its model was AVAILABLE; None: none was launched, or it does not tell.
     `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a ledger of before, or
-    no sweep. `company` is its part in a load of several models. `node` is where it ran; None: there was one server.
+    no sweep. `node` is where it ran; None: there was one server.
+
+    Of several models loaded at once `parts` are what each got, by name, a trial with a number of its own each, the
+    first that of the whole; it has no measurement beside theirs, fails where one of them does, and says what the
+    `server` did, which counts all models together. Of a part `model` is the name.
     """
 
     number: int
@@ -138,8 +130,21 @@ class Trial:
     error_texts: dict[str, str] = field(default_factory=dict)
     startup_s: float | None = None
     elapsed_s: float | None = None
-    company: Company | None = None
     node: str | None = None
+    model: str = ""
+    parts: dict[str, Trial] = field(default_factory=dict)
+    server: ServerActivity | None = None
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """What was measured, by model; "": the only one."""
+        measured = {name: part.measurement for name, part in (self.parts or {"": self}).items()}
+        return {name: own for name, own in measured.items() if own is not None}
+
+    @property
+    def last_number(self) -> int:
+        """The highest number in use: its own, or that of a part."""
+        return max((part.number for part in self.parts.values()), default=self.number)
 
     @property
     def configuration(self) -> Configuration:
@@ -165,7 +170,10 @@ class Trial:
         """Plain types, safe for JSON; the fields of the request stand beside the others."""
         plain = fields_to_plain(self)
         request = {_key(name): value for name, value in plain.pop("request").items()}
-        return {"schema_version": SCHEMA_VERSION, **request, **plain}
+        plain = {"schema_version": SCHEMA_VERSION, **request, **plain}
+        for key in () if self.parts or self.model else ("scale", "models", "model", "parts", "server"):
+            del plain[key]  # of an only model they say nothing
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
@@ -181,6 +189,7 @@ class Trial:
         try:
             # An older ledger has these names in capitals, and those of the errors not.
             texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
+            values = {**values, **(_asked_of(values["company"]) if values.get("company") else {})}
             names = [field.name for field in fields(TrialRequest) if _key(field.name) in values]
             request = {name: values[_key(name)] for name in names}
             return from_plain(cls, {**values, "request": request, "error_texts": texts})
@@ -190,10 +199,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial and the requests behind it; `samples` is None when it failed before any was sent."""
+    """A trial and the requests behind it, of several models by name; None when it failed before any was sent."""
 
     trial: Trial
-    samples: Samples | None
+    samples: Samples | Mapping[str, Samples] | None
 
 
 def violations(
@@ -231,6 +240,57 @@ def spent_s(trials: Sequence[Trial]) -> float:
 def measuring_s(trials: Sequence[Trial]) -> float:
     """What these took: on one server their sum, on several nodes at once the time until the last had ended."""
     return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
+
+
+def parts_of(trials: Iterable[Trial]) -> list[Trial]:
+    """Of several models the part of each; others as they are."""
+    return [part for trial in trials for part in trial.parts.values() or (trial,)]
+
+
+def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
+    """The trials of a ledger; in runs of before each model of a load had a line, with the `company` that it had there.
+
+    A load of which lines are missing, since the run was killed between the first and the last, is left out.
+    """
+    lines = list(lines)
+    names = {trial.model for trial, company in lines if company}
+    loads: dict[int, list[Trial]] = {}
+    whole: list[Trial] = []
+    for trial, company in lines:
+        if not company:
+            whole.append(trial)
+            continue
+        parts = loads.setdefault(company["load"], [])
+        parts.append(trial)
+        if len(parts) == (1 if trial.request.models else len(names)):
+            whole.append(_whole_load(parts))
+    return whole
+
+
+def _whole_load(parts: Sequence[Trial]) -> Trial:
+    first = parts[0]
+    failure = next((part.failure for part in parts if part.failure is not None), None)
+    reason = "" if first.reason == first.model else first.reason.removesuffix(f"/{first.model}")
+    return Trial(
+        number=first.number,
+        request=replace(first.request, reason=reason),
+        state="complete" if failure is None else "failed",
+        failure=failure,
+        seconds=max(part.seconds for part in parts),
+        started_utc=first.started_utc,
+        seed=first.seed,
+        feasible=all(part.feasible for part in parts),
+        parts={part.model: part for part in parts},
+    )
+
+
+def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line of a run of before says of the load that it was a part of."""
+    models = [company["of"]] if company["kind"] == "alone" else []
+    asked = {"model": company["model"], "scale": company["factor"], "models": models}
+    # A flood sent a model more than its rate, which nobody asks any more: nothing is chosen by it.
+    flood = {"source": "load", "reason": f"flood of {company['of']}"} if company["kind"] == "flood" else {}
+    return asked | flood
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:

@@ -84,7 +84,7 @@ class Guard:
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
         """Nothing: what `end` says does not depend on it."""
 
-    def end(self, *, loaded_cpu_s: float | None = None) -> HostNoise:
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
         noisy = self._chance.random() < self._host.noisy_ratio
         return HostNoise(
             steal_ratio=0.0,

@@ -30,10 +30,11 @@ from batchtune.errors import BatchtuneError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.answer import recommend_joint
-from batchtune.tune.joint.bench import Finished
-from batchtune.tune.joint.search import APPLY_S, joint_sweep
-from batchtune.tune.joint.space import Indices, JointAsk, JointLoad, JointSpace
-from tests.tune.joint.pool_simulator import Device, simulated_load
+from batchtune.tune.joint.search import APPLY_S
+from batchtune.tune.joint.space import Indices, JointLoad, JointSpace, loads_of
+from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.trials.trial import TrialRequest
+from tests.tune.joint.pool_simulator import Device, SimulatedBench, simulated_load
 
 LOAD_S = 5.0
 TRUE_RUNS, TRUE_S = 3, 20.0
@@ -133,7 +134,10 @@ def truly_holds(case: Case, configuration: Configuration, factor: float) -> bool
     """Whether most of the long loads hold."""
     scenario = scenario_of(case)
     asks = (
-        JointAsk(configuration=configuration, factor=factor, block=100 + block) for block in range(TRUE_RUNS)
+        TrialRequest(
+            configuration=configuration, source="sampler", reason="", scale=factor, block=100 + block
+        )
+        for block in range(TRUE_RUNS)
     )
     held = (simulated_load(scenario, case.device, ask, duration_s=TRUE_S).holds for ask in asks)
     return 2 * sum(held) > TRUE_RUNS
@@ -194,17 +198,19 @@ class Searched:
 
 def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
     scenario = scenario_of(case, seed=seed, loads=loads)
-    chance, made = random.Random(seed), list[JointLoad]()
+    chance = random.Random(seed)
 
-    def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
-        felt = ask if not noise else replace(ask, factor=ask.factor * math.exp(chance.gauss(0.0, DIFFERS)))
-        load = simulated_load(scenario, case.device, felt, number=number, duration_s=LOAD_S)
-        load = replace(load, ask=ask)
-        made.append(stalled(load, chance) if chance.random() < noise else load)
-        return Finished(load=made[-1], trials=())
+    def noisy(load: JointLoad) -> JointLoad:
+        if not noise:
+            return load
+        asked = load.asked
+        felt = replace(asked, scale=asked.scale * math.exp(chance.gauss(0.0, DIFFERS)))
+        differs = simulated_load(scenario, case.device, felt, number=load.trial.number, duration_s=LOAD_S)
+        load = JointLoad(replace(differs.trial, request=asked))
+        return stalled(load, chance) if chance.random() < noise else load
 
-    for _ in joint_sweep(scenario, run, now_s=lambda: len(made) * (LOAD_S + APPLY_S)):
-        pass
+    bench = SimulatedBench(scenario, case.device, duration_s=LOAD_S, change=noisy)
+    made = loads_of(done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s))
     try:
         chosen = recommend_joint(made, scenario)
     except BatchtuneError:
@@ -223,7 +229,8 @@ def stalled(load: JointLoad, chance: random.Random) -> JointLoad:
     name = chance.choice(list(load.trials))
     trial = load.trials[name]
     broken = {**trial.constraints, "p95": max(trial.constraints["p95"], 0.0) + chance.uniform(0.05, 0.9)}
-    return replace(load, trials={**load.trials, name: replace(trial, feasible=False, constraints=broken)})
+    parts = {**load.trials, name: replace(trial, feasible=False, constraints=broken)}
+    return JointLoad(replace(load.trial, parts=parts))
 
 
 def report(case: Case, seeds: int, loads: int, noise: float) -> str:

@@ -11,7 +11,8 @@ import heapq
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.joint.space import JointAsk, JointLoad
-from batchtune.tune.trials.trial import Company, Trial, TrialRequest, is_feasible, violations
+from batchtune.tune.bench import Plan
+from batchtune.tune.joint.search import APPLY_S
+from batchtune.tune.joint.space import JointLoad
+from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, is_feasible, violations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,41 +120,69 @@ def simulate(
 
 
 def simulated_load(
-    scenario: Scenario, device: Device, ask: JointAsk, *, number: int = 1, duration_s: float = 5.0
+    scenario: Scenario, device: Device, request: TrialRequest, *, number: int = 1, duration_s: float = 5.0
 ) -> JointLoad:
-    """What a load would have measured: trials with constraints, as the bench makes them."""
-    rates_rps = {}
-    for own in scenario.target.models:
-        if ask.kind == "alone" and own.name != ask.of:
-            continue
-        rates_rps[own.name] = (own.rate_rps or 1.0) * ask.factor
+    """What a load would have measured: parts with constraints, as the bench makes them."""
+    scenarios = scenario.of_models()
+    rates_rps = {
+        name: (scenarios[name].load.rate_rps or 1.0) * request.scale for name in request.models or scenarios
+    }
     played = simulate(
         device,
-        ask.configuration,
+        request.configuration,
         rates_rps,
         duration_s=duration_s,
-        seed=scenario.load.seed + 7919 * (ask.block or 0),
+        seed=scenario.load.seed + 7919 * (request.block or 0),
     )
-    trials = {}
-    for name, (values, error_ratio) in played.items():
-        slo = scenario.of_models()[name].slo
+    whole = Trial(
+        number=number,
+        request=request,
+        state="complete",
+        seconds=duration_s,
+        started_utc="",
+        seed=scenario.load.seed,
+    )
+    parts = {}
+    for at, (name, (values, error_ratio)) in enumerate(played.items()):
+        slo = scenarios[name].slo
         p95_s = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
         broken = violations({"p95": p95_s}, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
-        trials[name] = Trial(
-            number=number,
-            state="complete",
-            seconds=duration_s,
-            started_utc="",
-            seed=scenario.load.seed,
+        parts[name] = replace(
+            whole,
+            number=number + at,
+            model=name,
             constraints=broken,
             feasible=is_feasible(broken),
             measurement=_measurement(values, error_ratio, duration_s=duration_s, offered_rps=rates_rps[name]),
-            company=Company(model=name, load=number, kind=ask.kind, factor=ask.factor, of=ask.of),
-            request=TrialRequest(
-                configuration=ask.configuration, source=ask.source, reason=name, block=ask.block
-            ),
         )
-    return JointLoad(number=number, ask=ask, trials=trials)
+    feasible = all(part.feasible for part in parts.values())
+    return JointLoad(replace(whole, parts=parts, feasible=feasible))
+
+
+class SimulatedBench:
+    """Runs the trials of a sweep on the simulated server; `change` has the last word on each load."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        device: Device,
+        *,
+        duration_s: float,
+        change: Callable[[JointLoad], JointLoad] = lambda load: load,
+    ) -> None:
+        self._scenario, self._device = scenario, device
+        self._duration_s, self._change = duration_s, change
+        self.elapsed_s = 0.0
+
+    def now_s(self) -> float:
+        return self.elapsed_s
+
+    def run(self, plan: Plan) -> FinishedTrial:
+        self.elapsed_s += self._duration_s + APPLY_S
+        load = simulated_load(
+            self._scenario, self._device, plan.request, number=plan.number, duration_s=self._duration_s
+        )
+        return FinishedTrial(trial=self._change(load).trial, samples=None)
 
 
 def _measurement(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batchtune.archive.run import read_trials
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import (
     InconclusiveError,
@@ -21,19 +25,11 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH
 from batchtune.tune.joint.answer import recommend_joint
-from batchtune.tune.joint.bench import Finished, model_scenario
-from batchtune.tune.joint.search import contenders, joint_sweep
-from batchtune.tune.joint.space import (
-    Indices,
-    JointAsk,
-    JointLoad,
-    JointSpace,
-    loads_of,
-    next_load,
-    side_by_side,
-)
-from batchtune.tune.trials.trial import Trial, is_feasible
-from tests.tune.joint.pool_simulator import Device, simulated_load
+from batchtune.tune.joint.search import contenders
+from batchtune.tune.joint.space import Indices, JointLoad, JointSpace, loads_of, side_by_side
+from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.trials.trial import Trial, TrialRequest, is_feasible
+from tests.tune.joint.pool_simulator import Device, SimulatedBench, simulated_load
 
 DEVICE = Device(fixed_s={"ranker": 0.002, "reader": 0.004}, per_row_s={"ranker": 0.0002, "reader": 0.004})
 TEXT = """\
@@ -55,11 +51,16 @@ def swept(
     earlier: list[JointLoad] | None = None,
     change: Callable[[JointLoad], JointLoad] = lambda load: load,
 ) -> list[JointLoad]:
-    def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
-        load = simulated_load(scenario, DEVICE, ask, number=number, duration_s=2.0)
-        return Finished(load=change(load), trials=())
+    bench = SimulatedBench(scenario, DEVICE, duration_s=2.0, change=change)
+    finished = [load.trial for load in earlier or []]
+    done = run_sweep(scenario, bench, finished=finished, now_s=bench.now_s)
+    return loads_of(finished_trial.trial for finished_trial in done)
 
-    return [finished.load for finished in joint_sweep(scenario, run, earlier=earlier or [])]
+
+def with_parts(load: JointLoad, change: Callable[[Trial], Trial], **whole: Any) -> JointLoad:
+    """The load, had each model got something else."""
+    parts = {name: change(part) for name, part in load.trials.items()}
+    return JointLoad(replace(load.trial, parts=parts, **whole))
 
 
 def test_each_model_has_its_own_axes_and_all_share_the_threads() -> None:
@@ -134,8 +135,8 @@ def test_the_same_answers_make_the_same_asks_so_that_an_interrupted_sweep_goes_o
     scenario = parse_scenario(TEXT)
     whole = swept(scenario)
     rest = swept(scenario, earlier=whole[:20])
-    assert [load.ask for load in rest] == [load.ask for load in whole[20:]]
-    assert rest[0].number == 21
+    assert [load.asked for load in rest] == [load.asked for load in whole[20:]]
+    assert rest[0].trial.number == whole[20].trial.number == whole[19].trial.last_number + 1
 
 
 def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> None:
@@ -143,14 +144,13 @@ def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> No
 
     def lucky(load: JointLoad) -> JointLoad:
         """Every confirmation run above ×0.5 breaks."""
-        if load.ask.source != "confirm" or load.ask.factor <= 0.5:
+        if load.asked.source != "confirm" or load.asked.scale <= 0.5:
             return load
-        broken = {name: replace(trial, feasible=False) for name, trial in load.trials.items()}
-        return replace(load, trials=broken)
+        return with_parts(load, lambda part: replace(part, feasible=False))
 
     loads = swept(scenario, change=lucky)
-    refuted = [load for load in loads if load.ask.source == "confirm" and load.ask.kind == "together"]
-    assert refuted[1].ask.factor < refuted[0].ask.factor
+    refuted = [load for load in loads if load.asked.source == "confirm" and not load.alone]
+    assert refuted[1].asked.scale < refuted[0].asked.scale
     chosen = recommend_joint(loads, scenario)
     assert not chosen.established or chosen.factor <= 0.5
 
@@ -158,7 +158,7 @@ def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> No
 def test_a_latency_is_the_room_that_the_tightest_limit_leaves() -> None:
     scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
     loads = swept(scenario)
-    assert {load.ask.factor for load in loads} == {1.0}
+    assert {load.asked.scale for load in loads} == {1.0}
     ranked = contenders(loads, "latency")
     assert ranked[0].score == max(standing.score for standing in ranked)
     assert recommend_joint(loads, scenario).factor == 1.0
@@ -171,12 +171,11 @@ def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
 
 
 def client_limited(load: JointLoad) -> JointLoad:
-    trials = {
-        name: replace(trial, measurement=replace(trial.measurement, verdict="INVALID"))
-        for name, trial in load.trials.items()
-        if trial.measurement is not None
-    }
-    return replace(load, trials=trials)
+    def invalid(part: Trial) -> Trial:
+        assert part.measurement is not None
+        return replace(part, measurement=replace(part.measurement, verdict="INVALID"))
+
+    return with_parts(load, invalid)
 
 
 def answering(load: JointLoad, share: float) -> JointLoad:
@@ -185,7 +184,7 @@ def answering(load: JointLoad, share: float) -> JointLoad:
     assert trial.measurement is not None
     rate = Estimate(value=share * 1000.0, low=share * 1000.0, high=share * 1000.0)
     slow = replace(trial.measurement, offered_rps=1000.0, window_s=1000.0, throughput_rps=rate)
-    return replace(load, trials={**load.trials, "ranker": replace(trial, measurement=slow)})
+    return with_parts(load, lambda part: replace(part, measurement=slow) if part is trial else part)
 
 
 def test_loads_that_the_client_limited_break_no_slo() -> None:
@@ -197,7 +196,7 @@ def test_loads_that_the_client_limited_break_no_slo() -> None:
 
 def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
     scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
-    loads = [client_limited(load) if load.ask.source == "confirm" else load for load in swept(scenario)]
+    loads = [client_limited(load) if load.asked.source == "confirm" else load for load in swept(scenario)]
     chosen = recommend_joint(loads, scenario)
     assert (chosen.fresh, chosen.held, chosen.established) == (0, 0, False)
 
@@ -205,9 +204,9 @@ def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
 def test_what_held_once_and_then_no_more_is_told_as_such() -> None:
     scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
     loads = swept(scenario)
-    (first, *_) = [load for load in loads if load.ask.kind == "together" and load.holds]
-    broken = {name: replace(trial, feasible=False) for name, trial in first.trials.items()}
-    again = replace(first, trials=broken, ask=replace(first.ask, source="confirm", block=1))
+    (first, *_) = [load for load in loads if not load.alone and load.holds]
+    request = replace(first.asked, source="confirm", block=1)
+    again = with_parts(first, lambda part: replace(part, feasible=False), request=request)
     with pytest.raises(NoFeasibleConfigurationError, match="at 1 times the stated rates, but not in most"):
         recommend_joint([first, again], scenario)
 
@@ -219,8 +218,8 @@ def test_what_was_measured_is_of_the_runs_that_count() -> None:
     (first, *_) = [
         load
         for load in loads
-        if (load.ask.kind, load.ask.source) == ("together", "confirm")
-        and (load.ask.configuration, load.ask.factor) == (chosen.configuration, chosen.factor)
+        if (load.alone, load.asked.source) == ("", "confirm")
+        and (load.asked.configuration, load.asked.scale) == (chosen.configuration, chosen.factor)
     ]
 
     def slow(trial: Trial) -> Trial:
@@ -228,65 +227,80 @@ def test_what_was_measured_is_of_the_runs_that_count() -> None:
         p95 = Estimate(value=9.0, low=9.0, high=9.0)
         return replace(trial, measurement=replace(trial.measurement, latency_s={"p95": p95}))
 
-    late = client_limited(replace(first, trials={name: slow(trial) for name, trial in first.trials.items()}))
+    late = client_limited(with_parts(first, slow))
     again = recommend_joint([*loads, *[late] * 9], scenario)
     assert (again.factor, again.models) == (chosen.factor, chosen.models)
 
 
 def test_no_load_of_all_models_is_no_answer() -> None:
     scenario = parse_scenario(TEXT)
-    alone = [load for load in swept(scenario) if load.ask.kind == "alone"]
+    alone = [load for load in swept(scenario) if load.alone]
     with pytest.raises(InconclusiveError, match="nothing was measured with all models loaded"):
         recommend_joint(alone, scenario)
 
 
 def test_a_server_that_never_works_ends_the_sweep() -> None:
     def fail(load: JointLoad) -> JointLoad:
-        trials = {
-            name: replace(trial, state="failed", failure="it died", feasible=False)
-            for name, trial in load.trials.items()
-        }
-        return replace(load, trials=trials)
+        return with_parts(
+            load,
+            lambda part: replace(part, state="failed", failure="it died", feasible=False),
+            state="failed",
+            failure="it died",
+        )
 
-    with pytest.raises(TargetError, match="3 loads in a row failed; the last: it died"):
+    with pytest.raises(TargetError, match="3 trials in a row failed; the last: it died"):
         swept(parse_scenario(TEXT), change=fail)
 
 
-def test_loads_are_put_together_again_from_the_ledger() -> None:
-    whole = swept(parse_scenario(TEXT))[:5]
-    trials = [Trial.from_dict(trial.to_dict()) for load in whole for trial in load.trials.values()]
-    assert loads_of(trials, ("ranker", "reader")) == whole
-
-
-def test_a_load_that_was_killed_before_its_last_trial_was_kept_is_none() -> None:
-    *whole, last = (load for load in swept(parse_scenario(TEXT)) if load.ask.kind == "together")
-    trials = [trial for load in whole for trial in load.trials.values()]
-    trials.append(next(iter(last.trials.values())))
-    assert loads_of(trials, ("ranker", "reader")) == whole
-    assert next_load(trials) == last.number + 1
-
-
-def test_a_load_has_a_multiple_of_the_rates_and_a_seed_of_its_block() -> None:
-    scenario = parse_scenario(TEXT)
-    configuration = JointSpace(scenario).configuration(JointSpace(scenario).middle())
-    ask = JointAsk(configuration=configuration, factor=1.0)
-    reader = model_scenario(scenario, "reader", ask)
-    assert (reader.load.rate_rps, reader.slo.limits()) == (40.0, {"p95": 0.15})
-    fresh = model_scenario(scenario, "reader", replace(ask, factor=1.5, block=2))
-    assert fresh.load.rate_rps == 60.0
-    assert fresh.load.seed != reader.load.seed
-
-
-def test_floods_of_runs_of_before_are_passed_over() -> None:
-    load = swept(parse_scenario(TEXT))[-1]
-    trials = list(load.trials.values())
-    flooded = [
-        replace(trial, company=replace(trial.company, kind="flood", load=99))
-        for trial in trials
-        if trial.company
+def lines_of_before(load: JointLoad, number: int, kind: str = "") -> list[dict[str, Any]]:
+    """The lines of trials.jsonl that a load had in runs of before: one for each model, with its company."""
+    of = load.alone or ("ranker" if kind == "flood" else "")
+    kind = kind or ("alone" if load.alone else "together")
+    company = {"load": number, "kind": kind, "factor": load.asked.scale, "of": of}
+    several = ("scale", "models", "model", "parts", "server")
+    return [
+        {key: value for key, value in part.to_dict().items() if key not in several}
+        | {"company": {"model": name, **company}, "reason": name}
+        for name, part in load.trials.items()
     ]
-    assert loads_of([*trials, *flooded], ("ranker", "reader")) == [load]
-    assert next_load([*trials, *flooded]) == 100
+
+
+def read_again(folder: Path, lines: list[dict[str, Any]]) -> list[JointLoad]:
+    ledger = folder / "trials.jsonl"
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return loads_of(read_trials(ledger)[0])
+
+
+def test_loads_of_runs_of_before_are_put_together_again(tmp_path: Path) -> None:
+    whole = swept(parse_scenario(TEXT))[:30]
+    assert {load.alone for load in whole} == {"", "ranker", "reader"}
+    lines = [line for number, load in enumerate(whole, 1) for line in lines_of_before(load, number)]
+    again = read_again(tmp_path, lines)
+    assert [load.asked for load in again] == [load.asked for load in whole]
+    assert [load.run for load in again] == [load.run for load in whole]
+    assert [[part.number for part in load.trials.values()] for load in again] == [
+        [part.number for part in load.trials.values()] for load in whole
+    ]
+
+
+def test_a_load_survives_json(tmp_path: Path) -> None:
+    whole = swept(parse_scenario(TEXT))[:5]
+    assert read_again(tmp_path, [load.trial.to_dict() for load in whole]) == whole
+
+
+def test_a_load_that_was_killed_before_its_last_trial_was_kept_is_none(tmp_path: Path) -> None:
+    *whole, last = (load for load in swept(parse_scenario(TEXT)) if not load.alone)
+    lines = [line for number, load in enumerate(whole, 1) for line in lines_of_before(load, number)]
+    again = read_again(tmp_path, [*lines, lines_of_before(last, 99)[0]])
+    assert [load.asked for load in again] == [load.asked for load in whole]
+
+
+def test_floods_of_runs_of_before_are_passed_over(tmp_path: Path) -> None:
+    load = swept(parse_scenario(TEXT))[-1]
+    lines = [*lines_of_before(load, 1), *lines_of_before(load, 2, kind="flood")]
+    assert [again.asked for again in read_again(tmp_path, lines)] == [load.asked]
+    (_, flood), _ = read_trials(tmp_path / "trials.jsonl")
+    assert (flood.source, flood.reason) == ("load", "flood of ranker")
 
 
 def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -> None:
@@ -300,14 +314,16 @@ def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again
     scenario = parse_scenario(TEXT)
     lucky = JointSpace(scenario).configuration((1, 0, 0))
 
-    def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
-        helped = ask.configuration == lucky and ask.source != "confirm" and ask.kind == "together"
-        truly = replace(ask, factor=ask.factor / 4.0) if helped else ask
-        load = simulated_load(scenario, DEVICE, truly, number=number, duration_s=2.0)
-        return Finished(load=replace(load, ask=ask), trials=())
+    def helped(load: JointLoad) -> JointLoad:
+        asked = load.asked
+        if asked.configuration != lucky or asked.source == "confirm" or load.alone:
+            return load
+        easy = replace(asked, scale=asked.scale / 4.0)
+        truly = simulated_load(scenario, DEVICE, easy, number=load.trial.number, duration_s=2.0)
+        return JointLoad(replace(truly.trial, request=asked))
 
-    loads = [finished.load for finished in joint_sweep(scenario, run)]
-    fresh = [load.ask.configuration for load in loads if load.ask.source == "confirm"]
+    loads = swept(scenario, change=helped)
+    fresh = [load.asked.configuration for load in loads if load.asked.source == "confirm"]
     chosen = recommend_joint(loads, scenario)
     assert lucky in fresh
     assert chosen.configuration != lucky
@@ -340,24 +356,20 @@ ANSWER = (0, 1, 1)
 def load_at(point: Indices, factor: float, tightness: float, *, fresh: bool = False) -> JointLoad:
     """A load that used so much of each limit."""
     scenario = parse_scenario(TEXT)
-    ask = JointAsk(
+    request = TrialRequest(
         configuration=JointSpace(scenario).configuration(point),
-        factor=factor,
         source="confirm" if fresh else "sampler",
+        reason="",
+        scale=factor,
     )
-    load = simulated_load(scenario, DEVICE, ask, duration_s=0.2)
     broken = {"p95": tightness - 1.0}
-    trials = {
-        name: replace(
-            trial,
-            constraints=broken,
-            feasible=is_feasible(broken),
-            measurement=replace(trial.measurement, requests=1000),
-        )
-        for name, trial in load.trials.items()
-        if trial.measurement is not None
-    }
-    return replace(load, trials=trials)
+
+    def used(part: Trial) -> Trial:
+        assert part.measurement is not None
+        measured = replace(part.measurement, requests=1000)
+        return replace(part, constraints=broken, feasible=is_feasible(broken), measurement=measured)
+
+    return with_parts(simulated_load(scenario, DEVICE, request, duration_s=0.2), used)
 
 
 BESIDE = [

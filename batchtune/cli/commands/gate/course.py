@@ -41,6 +41,7 @@ from batchtune.tune.compare.pace_probes import (
 from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S
 from batchtune.tune.trials.space import clients_to_fill
+from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
@@ -334,17 +335,18 @@ class Course:
         for finished in compare(
             self.variants,
             blocks=blocks - have,
-            bench_of=self.benches.of,
+            bench_of=self.benches.bench,
             on_turn=self._begin,
             paces=self.paces,
             first_block=sum(self._blocks.values()) + 1,
-            first_number=len(self.trials) + 1,
+            first_number=1 + max((trial.last_number for trial in self.trials), default=0),
         ):
             trial = finished.trial
             self.run.append(trial, finished.samples)
             trials.append(trial)
             self.trials.append(trial)
-            self.view.event(variant_line(trial))
+            for part in parts_of([trial]):
+                self.view.event(variant_line(part))
             if trial.state == "failed":
                 raise TargetError(f"{trial.reason}: {trial.failure}")
         if _asks_cpu(guarded, self.variants):
@@ -391,7 +393,7 @@ class Course:
         """Launch and probe each server, that of a side that equals the other as well."""
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
-            self.benches.of(variant)  # a cluster that is missing is told before a server is launched
+            self.benches.bench(variant)  # a cluster that is missing is told before a server is launched
             self.benches.launch(variant)
             self.paces |= probed_paces([variant], bench_of=self.benches.bench)
 

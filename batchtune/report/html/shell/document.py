@@ -91,9 +91,10 @@ def table_of_single_trials(
 def _row(trial: Trial, scenario: Scenario) -> list[str]:
     measured = trial.measurement
     configuration, source = trial.configuration, trial.source.replace("_", " ")
-    if (company := trial.company) is not None:
-        configuration = configuration.of_model(company.model)
-        source = f"{company.model}, load {company.load} {company.kind} ×{rounded(company.factor)}"
+    if trial.model:
+        configuration = configuration.of_model(trial.model)
+        kind = "alone" if trial.request.models else "together"
+        source = f"{trial.model} {kind} ×{rounded(trial.request.scale)}"
     head = [str(trial.number), source, label(configuration)]
     if measured is None:
         return [*head, *["–"] * (len(COLUMNS) - len(head) - 1), trial.failure or trial.state]

@@ -290,6 +290,13 @@ def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | 
     return fitted(scenario, reached(target, view, keep))
 
 
+def as_it_is(scenario: Scenario) -> Scenario:
+    """The scenario, by which an attached server of kind http keeps the parameters that it has."""
+    if not scenario.target.attached:
+        return scenario
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"set": None})})
+
+
 def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
     """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
     present = target.attach(keep)

@@ -390,7 +390,7 @@ def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
         if answer.status_code != 200:
             raise TargetError(
                 f"{where}: HTTP {answer.status_code}: {document.get('error')}",
-                hint=_OWN_JSON if answer.status_code == 404 else "",
+                hint="" if "error" in document else _OWN_JSON,
             )
         return dict(document["metadata"]["signature_def"]["signature_def"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from batchtune.archive.run import create_run, write_original
 from batchtune.cli.session import run_restore
@@ -22,6 +23,7 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
+from tests.cli.test_cli import batchtune
 
 APP = Path(__file__).parent / "stand_ins" / "http_app.py"
 
@@ -39,7 +41,7 @@ def scenario(**target: Any) -> Scenario:
     document = {
         "name": "x",
         "target": {name: value for name, value in given.items() if value is not None},
-        "request": {"body": {"x": "{{row}}"}, "timeout": "300ms"},
+        "request": {"body": {"x": "{{row}}"}, "timeout": "1s"},
         "load": {"arrivals": "poisson"},
         "slo": {"p95": "50ms"},
         "objective": "capacity",
@@ -243,3 +245,46 @@ def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> 
     references = reference_configurations(asked.model_copy(update={"target": spec}))
     assert next(iter(references)) == "present"
     assert references["present"].server_values() == {"size": 1, "wait": 0}
+
+
+def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothing(
+    running: str, tmp_path: Path
+) -> None:
+    fixed = scenario().document() | {"fixed": {"size": 8, "wait": 0.001}, "objective": "throughput"}
+    del fixed["search"], fixed["slo"]
+    fixed["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(fixed))
+    done = json.loads(batchtune("load", str(file), "--json", cwd=tmp_path).stdout)
+    batching = {"max_batch_size": 8, "batch_timeout_micros": 1000}
+    assert done["points"][0]["configuration"]["batching"] == batching
+
+    as_found = attached(running).document() | {"objective": "throughput", "load": fixed["load"]}
+    del as_found["search"], as_found["slo"]
+    file.write_text(yaml.safe_dump(as_found))
+    done = batchtune("load", str(file), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "before" not in done.stderr
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_had(
+    running: str, tmp_path: Path
+) -> None:
+    asked = attached(running).document() | {"objective": "throughput"}
+    del asked["search"], asked["slo"]
+    asked["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
+    asked["variants"] = {
+        "small": {"fixed": {"size": 2, "wait": 0}},
+        "large": {"fixed": {"size": 8, "wait": 0}},
+    }
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(asked))
+    done = batchtune("compare", str(file), "--blocks", "2", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    labels = {
+        variant["configuration"]["batching"]["max_batch_size"]
+        for variant in json.loads(done.stdout)["variants"]
+    }
+    assert labels == {2, 8}
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}

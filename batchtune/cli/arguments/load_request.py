@@ -317,6 +317,9 @@ def _configuration(question: Question, wanted: LoadRequest) -> Configuration:
     scenario, settings = question.scenario, question.settings
     if scenario.target.kind == "triton":
         return _on_triton(question, wanted)
+    if scenario.target.kind == "http":
+        off = {"enable_batching": False} if wanted.no_batching else {}
+        return scenario.configuration({**scenario.target.in_house_words(settings), **off})
     if wanted.no_batching:
         return Configuration(batching=None, flags=server_flags({**scenario.fixed, **settings}))
     base: dict[str, Any] = dict(scenario.fixed)

@@ -21,7 +21,7 @@ from batchtune.cli.arguments.load_request import (
     question_of,
 )
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import MeasuringSession, beginning, session
+from batchtune.cli.session import MeasuringSession, as_it_is, beginning, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -366,7 +366,10 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
         view.event(beginning(question.scenario))
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
         clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
-        return target_of(question.scenario, on_event=view.event, clients_most=clients, several_models=True)
+        scenario = question.scenario
+        if scenario.target.kind == "http" and not (question.settings or scenario.fixed or wanted.no_batching):
+            scenario = as_it_is(scenario)
+        return target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
     return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
 
 

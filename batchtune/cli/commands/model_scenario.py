@@ -535,7 +535,7 @@ def _attached(
     laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
     looked = looked_at(
         argument,
-        lambda _say: look_at_running(address, laid_over, target=target),
+        lambda _say: look_at_running(address, laid_over, command="sweep", target=target),
         quiet=quiet,
         command=command,
     )

@@ -23,7 +23,7 @@ from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial, without_superseded
-from batchtune.units import percentage, rounded
+from batchtune.units import percentage
 
 SCHEMA_VERSION = 3
 """Of recommendation.json; an older one is made anew from the trials."""
@@ -284,9 +284,9 @@ PREDICTION_RUNS = 5
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
-    """`p95 ≤ 20 ms, errors ≤ 0.01`."""
+    """`p95 ≤ 20 ms, errors ≤ 1 %`."""
     wanted = [limit_words(name, limit) for name, limit in limits.items()]
-    return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
+    return ", ".join([*wanted, f"errors ≤ {percentage(error_ratio)}"])
 
 
 # The capacity of a configuration under an SLO, from the ledger alone.

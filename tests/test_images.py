@@ -146,7 +146,7 @@ class Container:
         if self._process is None or self._process.poll() is not None:
             return []
         below = psutil.Process(self._process.pid).children(recursive=True)
-        return [one for one in below if Path(one.exe()).name != "buildah"]
+        return [one for one in below if "buildah" not in one.name()]
 
     def stop(self) -> int:
         """What its first process ends with after SIGTERM."""

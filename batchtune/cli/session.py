@@ -122,9 +122,7 @@ class MeasuringSession:
         if isinstance(target, TritonTarget):
             scenario = as_found(scenario, target, self.view, keep)
             target.keep_original(keep)
-        elif (
-            isinstance(target, CommandTarget) and scenario.target.kind == "http" and scenario.target.attached
-        ):
+        elif isinstance(target, CommandTarget) and scenario.target.attached:
             self.begin(scenario)
             scenario = with_present(scenario, target, self.view, keep)
         elif scenario.target.restore is None:

@@ -62,6 +62,7 @@ def images() -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SavedModel, an ONNX model and an emulated one, and a file that names all three."""
     folder = tmp_path_factory.mktemp("models")
+    folder.chmod(0o755)  # another user reads it
     subprocess.run([sys.executable, "-c", WRITE_MODELS, folder], check=True, capture_output=True)
     write_emulated(folder / "emulated")
     entries = [
@@ -145,7 +146,7 @@ class Container:
         if self._process is None or self._process.poll() is not None:
             return []
         below = psutil.Process(self._process.pid).children(recursive=True)
-        return [one for one in below if Path(one.exe()).name != "buildah"]
+        return [one for one in below if "buildah" not in one.name()]
 
     def stop(self) -> int:
         """What its first process ends with after SIGTERM."""

@@ -166,7 +166,10 @@ class Configuration:
 
     @property
     def server_flags(self) -> dict[str, str]:
-        """The flags that a server is started with: those that are no part of a model's configuration on Triton."""
+        """The flags that a server is started with: those that are no part of a model's configuration on Triton; of a
+        server of kind http each parameter goes as `target.set` says."""
+        if self.dialect == "http":
+            return {}
         return {name: text for name, text in self.flags if self.flag_word(name) != name}
 
     def to_dict(self) -> dict[str, Any]:

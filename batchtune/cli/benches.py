@@ -18,6 +18,7 @@ from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import LaunchedTarget, target_of
+from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
@@ -185,6 +186,8 @@ class Benches:
                 keep = partial(write_original, self.folder)
                 reached(target, self.view, keep)
                 target.keep_original(keep)
+            elif isinstance(target, CommandTarget):
+                target.attach(partial(write_original, self.folder))
             self._targets[key] = target
             self._launches += 1
             name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"

@@ -122,7 +122,8 @@ def name_without_parameters(configuration: Configuration) -> str | None:
     """What a configuration is called that sets no batching parameter; None: it sets some."""
     if configuration.batching is None:
         return REFERENCES_IN_SENTENCES["no_batching"]
-    return None if to_dict(configuration.batching) else REFERENCES_IN_SENTENCES["defaults"]
+    sets_others = configuration.dialect == "http" and bool(configuration.flags)
+    return None if to_dict(configuration.batching) or sets_others else REFERENCES_IN_SENTENCES["defaults"]
 
 
 def other_references(chosen: Recommendation) -> list[Compared]:

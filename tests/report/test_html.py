@@ -12,7 +12,7 @@ import pytest
 from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
-from batchtune.report.html.shell.document import PAGE_FILE
+from batchtune.report.html.shell.document import PAGE_FILE, unbroken
 from batchtune.report.html.sweep.contender_figures import account_of
 from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
@@ -103,11 +103,13 @@ def test_the_first_screen_reads_as_the_terminal(tmp_path):
 def test_the_page_of_a_capacity_has_its_rates_and_every_contender(tmp_path):
     text = write_report(kept_run(tmp_path, CAPACITY, trials=capacity_ledger())).read_text()
     assert {"brackets", "rates", "history"} <= set(document_of(text)["figures"])
-    assert "Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most 2,280/s." in text
+    assert (
+        "Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2\u00a0ms); at most 2,280/s." in text
+    )
     row = re.search(r'<tr class="marked">(.*?)</tr>', text).group(1)
     assert re.findall(r"<td[^>]*>([^<]*)", row)[:4] == [
         "recommended, guide",
-        "size 14 · 2000 µs",
+        "size 14 · 2000\u00a0µs",
         "2,000",
         "≤ 2,280",
     ]
@@ -165,3 +167,15 @@ def test_two_thousand_trials_make_a_page_of_less_than_five_megabytes(tmp_path):
     assert len(run.ledger()) >= 2000
     page = write_report(run)
     assert page.stat().st_size <= 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "unbroken_text"),
+    [
+        ("p95 −4.9 % (20 ms)", "p95 −4.9\u00a0% (20\u00a0ms)"),
+        ("3 min 05 s, 2 GiB", "3\u00a0min 05\u00a0s, 2\u00a0GiB"),
+        ("10 sides of 3 points", "10 sides of 3\u00a0points"),
+    ],
+)
+def test_no_line_breaks_before_a_unit(text, unbroken_text):
+    assert unbroken(text) == unbroken_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -174,3 +174,10 @@ def test_an_app_that_the_server_cannot_start_is_told(server: str, argument: str,
     with pytest.raises(UsageError) as told:
         server_scenario(server, argument)
     assert said in f"{told.value.message} {told.value.hint}"
+
+
+def test_the_help_names_every_server() -> None:
+    from batchtune.cli.arguments.options import ServerOption
+
+    (option,) = get_args(ServerOption)[1:]
+    assert option.help.rstrip(".").partition(": ")[2].split(", ") == server_names()

@@ -266,3 +266,25 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
     assert done.returncode == 0, done.stderr
     assert "before" not in done.stderr
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_had(
+    running: str, tmp_path: Path
+) -> None:
+    asked = attached(running).document() | {"objective": "throughput"}
+    del asked["search"], asked["slo"]
+    asked["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
+    asked["variants"] = {
+        "small": {"fixed": {"size": 2, "wait": 0}},
+        "large": {"fixed": {"size": 8, "wait": 0}},
+    }
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(asked))
+    done = batchtune("compare", str(file), "--blocks", "2", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    labels = {
+        variant["configuration"]["batching"]["max_batch_size"]
+        for variant in json.loads(done.stdout)["variants"]
+    }
+    assert labels == {2, 8}
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}

@@ -624,7 +624,12 @@ BROKEN = {
     "ping flood": (raw_frame(PING, 0, 0, b"12345678") * 20_001, 11),
     "priority flood": (raw_frame(PRIORITY, 0, 1, b"\0\0\0\0\0") * 20_001, 11),
     "empty data flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1) * 20_001, 11),
-    "one-byte data flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1, b"\0") * 20_020, 11),
+    "one-byte data flood": (
+        raw_frame(HEADERS, 4, 1, BLOCK)
+        + raw_frame(DATA, 0, 1, b"\0\0\1\0\0")  # of a message that does not end
+        + raw_frame(DATA, 0, 1, b"x") * 20_020,
+        11,
+    ),
     "window flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(WINDOW, 0, 1, b"\0\0\0\1") * 20_020, 11),
     "connection window flood": (raw_frame(WINDOW, 0, 0, b"\0\0\0\1") * 20_001, 11),
 }

@@ -120,7 +120,8 @@ ServerOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The argument is an app of this server: bentoml, fastapi, infinity, litserve, mlserver, ray-serve, tei.",
+        help="The argument is an app, or a model, of this server: bentoml, fastapi, infinity, litserve, mlserver, "
+        "ray-serve, sglang, tei, transformers-serve, vllm.",
     ),
 ]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]

@@ -23,10 +23,8 @@ from batchtune.report.gate.statement import (
     advice_text,
     change_lines,
     change_text,
-    closing_lines,
     finding_text,
     gate_rows,
-    headline,
     test_text,
     unit_of,
 )
@@ -85,7 +83,7 @@ _MOST_DRAWN: Final = 3.0
 
 def gate_changes(account: Account) -> Section:
     """Each gate's change with its interval, and its margin as a mark on the side that is worse."""
-    section = Section(anchor="gates", title="What changed, and from when on it counts")
+    section = Section(anchor="gates", title="What changed, and how much counts")
     shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
     if not shown:
         return replace(section, missing="no figure was measured on both sides")
@@ -109,8 +107,8 @@ def gate_changes(account: Account) -> Section:
         figure=Figure(data=data, layout=layout, height_px=height_px),
         how=(
             f"One difference of logarithms a block, of two runs {runs}; the point is the Hodges-Lehmann median, "
-            "the bar its one-sided signed-rank bounds at the levels of the last look. An end that so few blocks do not "
-            "give, or beyond four times, is not drawn."
+            "the bar its one-sided bounds at the levels of the last look: signed-rank, or Student's t of the first "
+            "blocks. An end that so few blocks do not give, or beyond four times, is not drawn."
         ),
     )
 
@@ -145,7 +143,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         layout["shapes"] += [_change_mark(change.at, panel) for change in figure.changes]
     return replace(
         section,
-        lead=" ".join(change_lines(shown)),
+        lead=" ".join(map(sentence, change_lines(shown))),
         figure=Figure(data=data, layout=layout, height_px=90 + 170 * len(shown)),
         how=(
             "The candidate's median of each check of this scenario on this kind of CPU; the star is this one. Dashed: "
@@ -323,11 +321,6 @@ def _sections(
             [Section(anchor="verdicts", title="The gates", table=Table(headings=headings, rows=rows))]
             if rows
             else []
-        ),
-        Section(
-            anchor="words",
-            title="In words",
-            paragraphs=[sentence(headline(account)), *closing_lines(account)],
         ),
         _history(run, account),
         block_values(arms, "p95" if scenario.objective == "latency" else scenario.objective, slo=slo),

@@ -157,6 +157,8 @@ def _import_tensorflow(path: Path, options: BackendOptions) -> Any:
     try:
         import tensorflow as tf
     except ModuleNotFoundError as error:
+        if error.name != "tensorflow":  # it is there, and not whole
+            raise
         raise StatusError(
             "FAILED_PRECONDITION", f"{path} needs TensorFlow: pip install 'batchtune[tensorflow]'"
         ) from error

@@ -304,9 +304,9 @@ PREDICTION_RUNS = 5
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
-    """`p95 ≤ 20 ms, errors ≤ 0.01`."""
+    """`p95 ≤ 20 ms, errors ≤ 1 %`."""
     wanted = [limit_words(name, limit) for name, limit in limits.items()]
-    return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])
+    return ", ".join([*wanted, f"errors ≤ {percentage(error_ratio)}"])
 
 
 # The capacity of a configuration under an SLO, from the ledger alone.

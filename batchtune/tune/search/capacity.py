@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket
+from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket, Run
 from batchtune.tune.one_capacity import TINY_S
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import (
@@ -268,8 +268,16 @@ class CapacitySearch(Search):
         """What runs say of it: what it held, else less than what it missed; 0: nothing."""
         held, upper = contender.bracket.held_rps, self.upper(contender)
         if not self.has_curve and not contender.bracket.open_runs:
-            return max(LOOP_SHARE * run.answered_rps for run in contender.runs)
+            return max(LOOP_SHARE * run.answered_rps * self._gaps_room(run) for run in contender.runs)
         return held or (BACK * upper if math.isfinite(upper) else 0.0)
+
+    def _gaps_room(self, run: Run) -> float:
+        """Less than 1 where the gaps between tokens of a loop are too long: a step takes too long at that rate."""
+        limits = {
+            name: limit for name, limit in self.scenario.slo.limits().items() if name.startswith("itl_")
+        }
+        ratios = [limit / max(run.latency_s.get(name, limit), TINY_S) for name, limit in limits.items()]
+        return min(1.0, math.sqrt(min(ratios, default=1.0)))
 
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
 

@@ -334,6 +334,7 @@ class Search(ABC):
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
             return []
+        every = grid
         if not self.has_curve:
             base = self.contenders.base()
             rest = {name: value for name, value in base.items() if name not in (SIZE, THREADS)}
@@ -355,7 +356,15 @@ class Search(ABC):
         matching = (
             next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
         )
-        return [c for c in matching if c is not None]
+        corners = [c for c in matching if c is not None]
+        return corners if self.has_curve else [*corners, *self._ends_beside(corners, every)]
+
+    def _ends_beside(self, corners: Sequence[Contender], grid: Sequence[Contender]) -> Iterator[Contender]:
+        """The last of the corners with each other knob at either end: without a curve nothing else tells of these."""
+        point = corners[-1].point if corners else None
+        for name, values in self.contenders.values.items() if point is not None else ():
+            for end in (values[-1], values[0]) if name not in (SIZE, THREADS) else ():
+                yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
         """What is answered one by one: by fewer clients where the last of them would wait for long."""

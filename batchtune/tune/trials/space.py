@@ -95,7 +95,8 @@ class Space:
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
 
-        A knob whose values are no numbers gives its first one.
+        A knob whose values are no numbers gives its first one; of a server that batches continuously, whose smallest
+        values are of no use, numbers without a default give the middle one.
         """
         point = {}
         for name, knob in self._search.space.items():
@@ -106,7 +107,8 @@ class Space:
                 if isinstance(number, int | float) and not isinstance(number, bool)
             ]
             near = numbers and isinstance(value, int | float)
-            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else knob.values[0]
+            first = numbers[len(numbers) // 2] if numbers and self._scenario.streams else knob.values[0]
+            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else first
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:

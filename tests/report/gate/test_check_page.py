@@ -84,8 +84,14 @@ def test_of_a_void_check_no_test_and_no_bar_counts(tmp_path: Path, verdict):
     page = check_document(run)
     assert page.answers[-1].headline == "Nothing is known"
     assert "equal servers" not in " ".join(page.answers[-1].lines)
-    assert "equal servers" not in " ".join(section(page, "words").paragraphs)
     assert "fails the check" not in section(page, "gates").lead
+
+
+def test_a_check_says_each_thing_once(document):
+    """Verdict, figures and reason stand in the cards and the table; a section in words said them again."""
+    assert "In words" not in [each.title for each in document.sections]
+    lead = section(document, "history").lead
+    assert lead.count("commit") == lead.count("commit <script>w.")
 
 
 def test_the_history_marks_this_check_and_the_change_that_lasted(document):

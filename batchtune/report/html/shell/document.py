@@ -170,13 +170,19 @@ def write_page(document: Document, path: Path) -> Path:
     return path
 
 
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))")
+
+
 def render(document: Document) -> str:
     """The template, filled; whatever comes from a scenario or a server is escaped by it."""
     import jinja2
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: unbroken(value) if type(value) is str else value,
     )
     environment.filters["coded"] = _coded
     text = json.dumps(_data(document), allow_nan=False, separators=(",", ":"))
@@ -254,11 +260,16 @@ def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", f"{value:,}" if prefix == "" and name.endswith("_bytes") else str(value)
 
 
+def unbroken(text: str) -> str:
+    """With a space before each unit at which no line breaks."""
+    return _BEFORE_UNIT.sub("\u00a0", text)
+
+
 def _coded(text: str) -> Markup:
     """Escaped, and what stands between backticks as code."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken(text)))))  # noqa: S704 - escaped
 
 
 def _data(document: Document) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""docker/build.sh builds the images with buildah, and what they say runs. IMAGE_BASE names the base: see .ci/run.
+"""docker/build.sh builds the images with buildah, and what they say runs. IMAGE_BASE names the base: `docker/local_base.sh` makes one.
 
 All containers of a test share a network of their own, of the loopback alone, as the services of a compose file do.
 """
@@ -284,7 +284,7 @@ def test_the_server_answers_for_three_kinds_of_models_and_ends_when_it_is_told_t
         assert server.healthy(named), server.log.read_text()
         first = server.processes()[0]
         assert set(first.uids()) == {USER}
-        for name, asked in {"saved": [[2.5]], "onnx": [[2.5]], "emulated": [[2.5]]}.items():
+        for name, asked in {"saved": [[2.5]], "onnx": [[2.5]], "emulated": [[1.0, 2.0]]}.items():
             url = f"http://127.0.0.1:8501/v1/models/{name}:predict"
             answer = pod.ask("curl", "--silent", "--fail", "--data", json.dumps({"instances": asked}), url)
             assert answer.returncode == 0, answer.stderr + server.log.read_text()

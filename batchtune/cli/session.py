@@ -63,7 +63,7 @@ Kind = Literal["", "compare", "noise", "load", "check"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class MeasuringSession:
     """What a command has while it measures, and how that ended.
 
     `scenario`: as it runs, with what was found on its server. `variants`: those of a comparison, likewise. `results`:
@@ -122,9 +122,7 @@ class Session:
         if isinstance(target, TritonTarget):
             scenario = as_found(scenario, target, self.view, keep)
             target.keep_original(keep)
-        elif (
-            isinstance(target, CommandTarget) and scenario.target.kind == "http" and scenario.target.attached
-        ):
+        elif isinstance(target, CommandTarget) and scenario.target.attached:
             self.begin(scenario)
             scenario = with_present(scenario, target, self.view, keep)
         elif scenario.target.restore is None:
@@ -205,7 +203,7 @@ def session(
     quiet: bool,
     run: Run | None = None,
     trials: Sequence[Trial] = (),
-) -> Iterator[Session]:
+) -> Iterator[MeasuringSession]:
     """A session, of an interrupted run with its `trials` so far: Ctrl-C, or an error after a trial that worked, ends it
     and nothing more; what ended it is then reported.
 
@@ -213,7 +211,7 @@ def session(
         TargetError, MeasurementInvalidError: no trial worked.
     """
     with sweep_view(quiet=quiet, scenario=scenario) as view:
-        current = Session(
+        current = MeasuringSession(
             scenario=scenario, kind=kind, results=results, view=view, run=run, trials=list(trials)
         )
         try:

@@ -30,8 +30,6 @@ from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bott
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import percentage, rounded
 
-QUANTILES_OF_CSV: Final = ("p50", "p90", "p95", "p99", "p99.9")
-
 SPOILT = {
     "client": "INVALID: the load generator was the limit here, not the server",
     "host": "NOISY: the host was disturbed, also when the point was repeated",
@@ -78,6 +76,31 @@ _STREAM_COLUMNS: Final[Sequence[_Column]] = (
 
 _DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "errors")
 """Left out in this order where the terminal is too narrow."""
+
+
+def _ends_ms(quantile: str) -> Iterator[tuple[str, Callable[[Measurement], object]]]:
+    def end(part: str) -> Callable[[Measurement], object]:
+        return lambda measured: getattr(measured.latency_s.get(quantile, UNDEFINED), part) * 1e3
+
+    for name, part in (("ms", "value"), ("low_ms", "low"), ("high_ms", "high")):
+        yield f"{quantile}_{name}", end(part)
+
+
+_CSV_COLUMNS: Final[Sequence[tuple[str, Callable[[Measurement], object]]]] = (
+    ("concurrency", lambda measured: measured.concurrency),
+    ("offered_rps", lambda measured: measured.offered_rps),
+    ("throughput_rps", lambda measured: measured.throughput_rps.value),
+    ("throughput_low", lambda measured: measured.throughput_rps.low),
+    ("throughput_high", lambda measured: measured.throughput_rps.high),
+    ("rows_per_s", lambda measured: measured.throughput_rows_per_s.value),
+    *(column for quantile in ("p50", "p90", "p95", "p99", "p99.9") for column in _ends_ms(quantile)),
+    ("error_ratio", lambda measured: measured.error_ratio),
+    ("mean_batch_rows", lambda measured: measured.server.mean_batch_rows if measured.server else None),
+    ("queue_ms", lambda measured: _times_1000(measured.queue_mean_s)),
+    ("compute_ms", lambda measured: _times_1000(measured.compute_mean_s)),
+    ("send_lag_p99_ms", lambda measured: measured.send_lag_p99_s * 1e3),
+    ("verdict", lambda measured: measured.verdict),
+)
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
@@ -135,13 +158,11 @@ def print_points_csv(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
     """The same as CSV in plain units: requests and rows per second, milliseconds, ratios."""
-    writer = csv.writer(stream or sys.stdout)
-    writer.writerow(
-        ["concurrency", "offered_rps", "throughput_rps", "throughput_low", "throughput_high", "rows_per_s"]
-        + [f"{name}_{part}" for name in QUANTILES_OF_CSV for part in ("ms", "low_ms", "high_ms")]
-        + ["error_ratio", "mean_batch_rows", "queue_ms", "compute_ms", "send_lag_p99_ms", "verdict"]
-        + ["limited_by", "spoilt_by", "caveats", "failure"]
+    of_points = ("limited_by", "spoilt_by", "caveats", "failure")
+    writer = csv.DictWriter(
+        stream or sys.stdout, fieldnames=[*(name for name, _ in _CSV_COLUMNS), *of_points]
     )
+    writer.writeheader()
     for point in points:
         writer.writerow(_csv_row(point, scenario))
 
@@ -231,35 +252,18 @@ def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
         yield f"{SPOILT[spoiler]} ({named} {', '.join(loads)})."
 
 
-def _csv_row(point: Trial, scenario: Scenario | None) -> list[object]:
+def _csv_row(point: Trial, scenario: Scenario | None) -> dict[str, object]:
     measured = point.measurement
     if measured is None:
-        gaps = 4 + 3 * len(QUANTILES_OF_CSV) + 9
-        return [point.concurrency, point.rate_rps, *[None] * gaps, point.failure]
-    latencies: list[object] = []
-    for name in QUANTILES_OF_CSV:
-        latency = measured.latency_s.get(name, UNDEFINED)
-        latencies += [latency.value * 1e3, latency.low * 1e3, latency.high * 1e3]
-    bottleneck, throughput = trial_bottleneck(point, scenario), measured.throughput_rps
-    return [
-        measured.concurrency,
-        measured.offered_rps,
-        throughput.value,
-        throughput.low,
-        throughput.high,
-        measured.throughput_rows_per_s.value,
-        *latencies,
-        measured.error_ratio,
-        measured.server.mean_batch_rows if measured.server else None,
-        _times_1000(measured.queue_mean_s),
-        _times_1000(measured.compute_mean_s),
-        measured.send_lag_p99_s * 1e3,
-        measured.verdict,
-        None if bottleneck is None else bottleneck.kind,
-        spoilt_by(point),
-        " ".join(caveat.code for caveat in measured.caveats),
-        point.failure,
-    ]
+        return {"concurrency": point.concurrency, "offered_rps": point.rate_rps, "failure": point.failure}
+    bottleneck = trial_bottleneck(point, scenario)
+    return {
+        **{name: figure(measured) for name, figure in _CSV_COLUMNS},
+        "limited_by": None if bottleneck is None else bottleneck.kind,
+        "spoilt_by": spoilt_by(point),
+        "caveats": " ".join(caveat.code for caveat in measured.caveats),
+        "failure": point.failure,
+    }
 
 
 def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:

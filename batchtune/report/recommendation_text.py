@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from batchtune.batching.parameters import Configuration, to_dict
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.run_tables import short_label
 from batchtune.report.tables import (
     Marks,
@@ -134,15 +134,11 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
             said.add(caveat.code)
-            yield _sentence(caveat, whose)
+            advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
+            yield f"{capitalised(caveat.text)}{whose}{advice}."
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
-
-
-def _sentence(caveat: Caveat, whose: str) -> str:
-    advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
-    return f"{capitalised(caveat.text)}{whose}{advice}."
 
 
 # With the whole argument: every contender, reason, confidence, alternatives, caveats.
@@ -269,11 +265,8 @@ RECOMMENDED = "recommended"
 
 _GAINS = {"throughput": "gain", "capacity": "gain in capacity", "latency": "gain in p95"}
 
-Rows = list[list[str]]
-"""The headings, then a row each."""
 
-
-def compared_table(chosen: Recommendation) -> Rows:
+def compared_table(chosen: Recommendation) -> list[list[str]]:
     """What is recommended and each reference, without their parameters."""
     headings = ["", *_rate_headings(chosen), "p95 ms", "runs", _GAINS[chosen.objective]]
     first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
@@ -291,7 +284,7 @@ def compared_table(chosen: Recommendation) -> Rows:
     return _without_empty([headings, *rows])
 
 
-def contenders_table(chosen: Recommendation) -> Rows:
+def contenders_table(chosen: Recommendation) -> list[list[str]]:
     """All that was tried, what is recommended first, then the references, then the best."""
     others = (*other_references(chosen), *chosen.contenders)
     common = common_parameters([chosen.configuration, *(other.configuration for other in others)])
@@ -307,6 +300,9 @@ def contenders_table(chosen: Recommendation) -> Rows:
         "runs",
         _GAINS[chosen.objective],
     ]
+    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
+    shown: list[tuple[str, Recommendation | Compared, str]] = [(first, chosen, "")]
+    shown += [(_name(other), other, gain_cell(other)) for other in others]
     rows = [
         [
             name,
@@ -318,7 +314,7 @@ def contenders_table(chosen: Recommendation) -> Rows:
             str(contender.runs),
             gain,
         ]
-        for name, contender, gain in _all(chosen, others)
+        for name, contender, gain in shown
     ]
     return _without_empty([headings, *rows])
 
@@ -348,17 +344,6 @@ def brief_label(configuration: Configuration, common: Mapping[str, Any]) -> str:
     return text
 
 
-def _all(
-    chosen: Recommendation, others: Sequence[Compared]
-) -> list[tuple[str, Recommendation | Compared, str]]:
-    """Name, figures and gain."""
-    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
-    return [
-        (first, chosen, ""),
-        *((_name(other), other, gain_cell(other)) for other in others),
-    ]
-
-
 def _name(other: Compared) -> str:
     return ", ".join(filter(None, (names_text(other.names), "outside the space" if other.outside else "")))
 
@@ -378,7 +363,7 @@ def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list
     return [held, f"{bound}{rounded(contender.capacity.missed_rps)}"]
 
 
-def _without_empty(table: Rows) -> Rows:
+def _without_empty(table: list[list[str]]) -> list[list[str]]:
     """Columns in which no row says anything stay away."""
     kept = [at for at in range(len(table[0])) if any(row[at] not in ("", "–") for row in table[1:])]
     return [[row[at] for at in kept] for row in table]

@@ -18,6 +18,7 @@ from batchtune.report.tables import (
     table_of,
     text_width,
 )
+from batchtune.report.words import question_text
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.joint.answer import JointRecommendation, Latency, ModelShare, Rival
 from batchtune.tune.trials.trial import Trial
@@ -262,7 +263,7 @@ def _threads(rival: Rival) -> str:
 def open_lines(chosen: JointRecommendation) -> Iterator[str]:
     """Why the answer is not established; nothing where it is."""
     if chosen.open_questions:
-        questions = "; ".join(question.text() for question in chosen.open_questions)
+        questions = "; ".join(map(question_text, chosen.open_questions))
         yield f"Confidence: not established: {questions}; give the sweep more time (--budget)."
 
 

@@ -14,7 +14,8 @@ from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.target.model_files import served_name
-from batchtune.tune.answer.recommendation import Capacity, Compared, Promise, Recommendation
+from batchtune.tune.answer.recommendation import Capacity, Compared, OpenQuestion, Promise, Recommendation
+from batchtune.tune.evidence.bracket import FRESH
 from batchtune.units import counted, percentage, rounded
 
 _TITLES: Final[Mapping[Kind, str]] = {
@@ -298,10 +299,34 @@ def why_sentence(chosen: Recommendation) -> str:
     return f"{VERDICTS[chosen.batching_helps]}: {reason}."
 
 
+def question_text(question: OpenQuestion) -> str:
+    """What keeps an answer from being established, as a clause."""
+    match question.code:
+        case "no_run":
+            return "no run at a fixed rate met the SLO, only closed loops did"
+        case "unconfirmed":
+            runs = counted(question.held + question.missed, "confirmation run")
+            if not question.held + question.missed:
+                return "no confirmation run was made"
+            if not question.missed:
+                return f"only {runs} met the SLO, {FRESH} are needed"
+            return f"only {question.held} of {runs} met the SLO"
+        case "wide":
+            if question.high is None:
+                return "no rate was clearly missed, so no upper bound is measured"
+            return f"it may hold up to ×{rounded(question.high)}"
+        case "rivals":
+            more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
+            far = (
+                "no upper bound measured" if question.high is None else f"by up to ×{rounded(question.high)}"
+            )
+            return f"{question.labels[0]}{more} may be better, {far}"
+
+
 def confidence_sentence(chosen: Recommendation) -> str:
     """Whether it is established: the confirmation runs that say so, or every open question."""
     if not chosen.established:
-        return f"not established: {'; '.join(question.text() for question in chosen.open_questions)}."
+        return f"not established: {'; '.join(map(question_text, chosen.open_questions))}."
     held, runs = _confirmed(chosen)
     return (
         f"confirmed: {held} of {counted(runs, 'confirmation run')} met the SLO, and no other configuration that "

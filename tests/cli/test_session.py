@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.archive.run import Run, create_run
 from batchtune.cli import session as cli_session
-from batchtune.cli.session import Session, require_same, session
+from batchtune.cli.session import MeasuringSession, require_same, session
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
@@ -48,7 +48,7 @@ def test_a_sweep_goes_on_under_its_own_scenario_on_its_own_machine(
     assert "start a new run" in (caught.value.hint or "")
 
 
-def a_session(root: Path, **options: Any) -> AbstractContextManager[Session]:
+def a_session(root: Path, **options: Any) -> AbstractContextManager[MeasuringSession]:
     return session(parse_scenario(TEXT), results=root, quiet=True, **options)
 
 

@@ -151,7 +151,7 @@ def test_the_twin_reads_as_before(tmp_path: Path) -> None:
         ["plan", path, "--rate", "9k/s", "--slo-p95", "60ms", "--failing", "1"],
         ["plan", path, "--rate", "9k/s", "--slo-p95", "60ms", "--json"],
     ]
-    text = "".join(command(asked, run, tmp_path) for asked in words)
+    text = "".join(command([*asked, "-q"], run, tmp_path) for asked in words)
     shown = re.sub(r"-?\d[\d,.]*(e-\d+)?", "#", text.replace(run.path.name, "RUN"))
     said = "\n".join(
         textwrap.fill(" ".join(part.replace("─", "").split()), width=110) for part in shown.split("\n$ ")

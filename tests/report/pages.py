@@ -21,7 +21,7 @@ from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.html.shell.document import render
-from batchtune.report.html.sweep.contender_figures import account_of
+from batchtune.report.html.sweep.contender_figures import sweep_results_of
 from batchtune.report.html.sweep.page import sweep_document
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
@@ -213,7 +213,7 @@ def evil_page(root: Path) -> str:
     trial = helping_ledger()[0]
     evil = asked(trial, reason=f"{EVIL}<a href='https://x'>")
     run.append(replace(evil, number=99, failure=EVIL), None)
-    account = account_of(run)
+    account = sweep_results_of(run)
     target = SCENARIO.target.model_copy(update={"model": EVIL})
     scenario = SCENARIO.model_copy(update={"name": EVIL, "target": target})
     return render(sweep_document(replace(account, scenario=scenario), deployment=EVIL))

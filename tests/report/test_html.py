@@ -13,7 +13,7 @@ from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
 from batchtune.report.html.shell.document import PAGE_FILE, unbroken
-from batchtune.report.html.sweep.contender_figures import account_of
+from batchtune.report.html.sweep.contender_figures import sweep_results_of
 from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommendation import OpenQuestion
@@ -83,7 +83,7 @@ def test_first_screen_answers_with_the_command_that_deploys(page_file):
 
 
 def test_the_first_screen_reads_as_the_terminal(tmp_path):
-    account = account_of(kept_run(tmp_path))
+    account = sweep_results_of(kept_run(tmp_path))
     deploy, gain, sure, _ = answers_of(account)
     assert deploy.headline == "Batching with"
     assert gain.headline == "×2.90 [2.80, 3.00] throughput over no batching"
@@ -118,7 +118,7 @@ def test_the_page_of_a_capacity_has_its_rates_and_every_contender(tmp_path):
 
 def test_the_command_names_a_file_only_if_that_holds_what_is_recommended(tmp_path):
     run = kept_run(tmp_path)
-    account = account_of(run)
+    account = sweep_results_of(run)
     run.write_recommendation(account.chosen)
     assert f"--batching_parameters_file={run.path}" in write_report(run).read_text()
     (run.path / BATCHING_PARAMETERS).write_text("max_batch_size { value: 999 }")

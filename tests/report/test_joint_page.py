@@ -13,7 +13,7 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.cli.commands.report import write_report
 from batchtune.errors import UsageError
 from batchtune.report.html.joint_page import joint_answer, joint_document
-from batchtune.report.html.shell.document import Document, render
+from batchtune.report.html.shell.document import Report, render
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import OpenQuestion
@@ -29,7 +29,7 @@ def joint_run(root: Path, scenario: Scenario) -> Run:
     return run
 
 
-def page_of(run: Run) -> Document:
+def page_of(run: Run) -> Report:
     return joint_document(run, joint_answer(run), deployment=["cp a b", "serve <it>"])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.several_models import print_joint
+from batchtune.report.words import question_text
 from batchtune.tune.answer.recommendation import OpenQuestion
 from batchtune.tune.joint.answer import (
     Alone,
@@ -83,7 +84,7 @@ def test_a_capacity_says_what_each_gets_and_what_company_costs() -> None:
     assert "not established" not in text
     questions = (OpenQuestion(code="unconfirmed", held=2, missed=2), OpenQuestion(code="wide"))
     near = told(replace(RECOMMENDATION, established=False, open_questions=questions))
-    told_of = "; ".join(question.text() for question in questions)
+    told_of = "; ".join(question_text(question) for question in questions)
     assert f"not established: {told_of}; give the sweep more time (--budget)." in near
 
 

@@ -14,8 +14,8 @@ from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.report.html.comparison_page import _best, _variants, comparison_document, typical_run
-from batchtune.report.html.load_page import Point, against_load, few_of, kind_of, load_document
-from batchtune.report.html.shell.document import Document, _coded
+from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
+from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
@@ -40,7 +40,7 @@ from tests.tune.tune_fakes import planted
 PAIR = ("without", "with")
 
 
-def section_of(document: Document, anchor: str) -> Section:
+def section_of(document: Report, anchor: str) -> Section:
     return next(section for section in document.sections if section.anchor == anchor)
 
 
@@ -49,7 +49,7 @@ def figure_of(section: Section) -> Figure:
     return section.figure
 
 
-def told(document: Document) -> dict[str, str]:
+def told(document: Report) -> dict[str, str]:
     """Question -> headline and lines."""
     return {each.question: " | ".join([each.headline, *each.lines]) for each in document.answers}
 
@@ -276,7 +276,7 @@ def test_a_failed_point_is_named_with_its_reason(tmp_path):
 @pytest.mark.parametrize("best", [0, 3, 8, 19])
 def test_of_many_points_the_ends_and_the_best_are_kept(best):
     points = [
-        Point(
+        LoadPoint(
             name=str(at),
             load=float(at),
             trial=(trial := load_trial(at, clients=at, throughput=1.0)),

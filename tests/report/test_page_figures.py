@@ -15,12 +15,12 @@ from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep.contender_figures import (
     LATEST,
-    Account,
-    account_of,
+    SweepResults,
     brackets,
     history,
     pareto,
     rates,
+    sweep_results_of,
 )
 from batchtune.report.html.sweep.page import heat_map, service_time, slices
 from batchtune.scenario.reader import format_scenario
@@ -37,11 +37,11 @@ def account_with(
     trials: Sequence[Trial],
     scenario: Scenario = SCENARIO,
     samples: Samples | None = None,
-) -> Account:
+) -> SweepResults:
     run = create_run(scenario, format_scenario(scenario), root=root, provenance={})
     for trial in trials:
         run.append(trial, samples)
-    return account_of(run)
+    return sweep_results_of(run)
 
 
 def traces(section: Section) -> list[dict[str, Any]]:

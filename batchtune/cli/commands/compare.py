@@ -13,7 +13,7 @@ from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_
 from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, session
+from batchtune.cli.session import MeasuringSession, session
 from batchtune.errors import (
     InconclusiveError,
     MeasurementInvalidError,
@@ -98,7 +98,7 @@ def run_blocks(
     blocks: int,
     results: Path,
     quiet: bool,
-) -> Session:
+) -> MeasuringSession:
     """Run the blocks, keep each trial as it ends.
 
     Raises:

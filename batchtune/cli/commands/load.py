@@ -21,7 +21,7 @@ from batchtune.cli.arguments.load_request import (
     question_of,
 )
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, as_it_is, beginning, session
+from batchtune.cli.session import MeasuringSession, as_it_is, beginning, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -105,7 +105,7 @@ def run_load(
 
 
 def _print(
-    current: Session,
+    current: MeasuringSession,
     scenario: Scenario,
     findings: Sequence[LimitFinding],
     *,
@@ -156,7 +156,7 @@ def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]
     return together, alone
 
 
-def _print_models(current: Session, *, output: str) -> None:
+def _print_models(current: MeasuringSession, *, output: str) -> None:
     """For machines `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`."""
     together, alone = _apart(current.trials)
     server = current.trials[0].server if current.trials else None
@@ -235,7 +235,7 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     return InconclusiveError.exit_code
 
 
-def _measure(question: Question, wanted: LoadRequest, current: Session) -> None:
+def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
@@ -351,7 +351,7 @@ def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
     return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=""))
 
 
-def _keep(current: Session, finished: FinishedTrial) -> None:
+def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
     """A point that cannot be kept is measured all the same: that is reported once."""
     try:
         current.keep([finished], shown=False)

@@ -14,7 +14,7 @@ from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment, joint_deployment
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.load_page import kind_of, measured_document
-from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
+from batchtune.report.html.shell.document import PAGE_FILE, Report, write_page
 from batchtune.report.run_tables import TableFormat, print_runs, print_trials
 from batchtune.tune.joint.answer import JointRecommendation
 
@@ -85,7 +85,7 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
     print(line, file=sys.stderr)
 
 
-def _of_several_models(run: Run) -> Document:
+def _of_several_models(run: Run) -> Report:
     from batchtune.report.html.joint_page import joint_answer, joint_document
 
     chosen, scenario, commands = joint_answer(run), run.scenario(), []
@@ -95,11 +95,11 @@ def _of_several_models(run: Run) -> Document:
     return joint_document(run, chosen, deployment=commands)
 
 
-def _of_sweep(run: Run) -> Document:
-    from batchtune.report.html.sweep.contender_figures import account_of
+def _of_sweep(run: Run) -> Report:
+    from batchtune.report.html.sweep.contender_figures import sweep_results_of
     from batchtune.report.html.sweep.page import sweep_document
 
-    account = account_of(run)
+    account = sweep_results_of(run)
     chosen, command = account.chosen, None
     if chosen is not None:
         again = f"batchtune recommend {shlex.quote(str(run.path))}"

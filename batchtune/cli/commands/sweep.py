@@ -12,7 +12,15 @@ from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.arguments.kept_run import kept_trials
 from batchtune.cli.commands.recommend import conclude, conclude_of_several
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import Session, beginning, fitted, not_put_back, require_same, session, with_found
+from batchtune.cli.session import (
+    MeasuringSession,
+    beginning,
+    fitted,
+    not_put_back,
+    require_same,
+    session,
+    with_found,
+)
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.live import LiveAggregate
@@ -82,7 +90,7 @@ def run_sweep(
     return code
 
 
-def _sweep_here(current: Session, placement: str) -> None:
+def _sweep_here(current: MeasuringSession, placement: str) -> None:
     """Search on one server, launched or attached to from this machine."""
     scenario, view = current.scenario, current.view
     original = None if current.run is None else not_put_back(current.run)
@@ -114,7 +122,7 @@ def _sweep_here(current: Session, placement: str) -> None:
             current.keep(finished_trials)
 
 
-def _sweep_on_nodes(current: Session) -> None:
+def _sweep_on_nodes(current: MeasuringSession) -> None:
     """Search on as many servers as `search.parallel` says.
 
     Raises:
@@ -177,7 +185,7 @@ def _traps(scenario: Scenario) -> list[str]:
     return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
 
 
-def _concluded(current: Session, *, why: bool, json: bool) -> int:
+def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
     """Recommend from what there is; the exit code."""
     run, code = current.run, 0
     if run is None:

@@ -239,11 +239,13 @@ def print_history(
     console = console_on(stream)
     order = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
     metrics = sorted(order, key=lambda name: (":" in name, order[name]))
-    table = table_of("when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics), "commit")
+    with_commit = any(line.get("commit") for line in lines)
+    heads = ["when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics)]
+    table = table_of(*heads, *(["commit"] if with_commit else []))
     for line in lines:
-        table.add_row(
-            line["utc"][:16], line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)
-        )
+        row = [line["utc"][:16], line["scenario"], line["verdict"], *_cells(line, metrics)]
+        table.add_row(*row, *([_commit(line)] if with_commit else []))
+    table.show_edge = False
     print_table(console, table)
     for text in [*change_lines(series), *record_lines(track_record(lines))]:
         console.print(paragraph(text, width=text_width(stream)), markup=False, soft_wrap=True)

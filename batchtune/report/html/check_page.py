@@ -37,8 +37,8 @@ from batchtune.report.html.comparison_page import (
     typical_runs,
 )
 from batchtune.report.html.shell.document import (
-    Answer,
-    Document,
+    Fact,
+    Report,
     gathered_caveats,
     models_text,
     provenance_rows,
@@ -263,7 +263,7 @@ _VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
 }
 
 
-def check_document(run: Run) -> Document:
+def check_document(run: Run) -> Report:
     """The page of a run of `batchtune check` that came to its end.
 
     Raises:
@@ -275,7 +275,7 @@ def check_document(run: Run) -> Document:
     scenarios = {variant.name: variant.scenario for variant in variants}
     workload = [models_text(scenario), traffic_text(scenario), *slo_words(scenario)]
     blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
-    return Document(
+    return Report(
         title=scenario.name,
         subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *workload, blocks]),
         emulated=is_emulated(trials),
@@ -344,7 +344,7 @@ def _history(run: Run, account: Account) -> Section:
     return history_of([figure for figure in series_of(lines) if figure.metric in metrics], utc=own)
 
 
-def _answers(account: Account) -> tuple[Answer, ...]:
+def _answers(account: Account) -> tuple[Fact, ...]:
     conclusion = account.conclusion
     verdict, tone = _VERDICTS[conclusion.verdict]
     why = conclusion.reason or f"{account.candidate} against {account.baseline}"
@@ -360,20 +360,20 @@ def _answers(account: Account) -> tuple[Answer, ...]:
     ]
     attribution = account.attribution
     return (
-        Answer(
+        Fact(
             question="Is it still as good?", headline=verdict, lines=short_lines([sentence(why)]), tone=tone
         ),
-        Answer(
+        Fact(
             question="What moved?",
             headline=moved[0].partition(" (")[0] if moved else steady,
             lines=short_lines([*moved, *open_ones]),
         ),
-        Answer(
+        Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
             lines=() if attribution is None else short_lines([sentence(attribution.text)]),
         ),
-        Answer(
+        Fact(
             question="How confident is this?",
             headline=_sureness(account),
             lines=short_lines(sure),

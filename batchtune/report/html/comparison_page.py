@@ -24,8 +24,8 @@ from batchtune.report.comparison import (
     small_print,
 )
 from batchtune.report.html.shell.document import (
-    Answer,
-    Document,
+    Fact,
+    Report,
     gathered_caveats,
     models_text,
     provenance_rows,
@@ -35,11 +35,11 @@ from batchtune.report.html.shell.document import (
     traffic_text,
 )
 from batchtune.report.html.shell.drawing import (
-    LOOKS,
+    LINE_STYLES,
     Figure,
-    Look,
+    LineStyle,
+    PlottedRun,
     Section,
-    Shown,
     Table,
     Trace,
     axis,
@@ -82,7 +82,7 @@ class Arm:
     """One variant's runs by block, and where each trial stands in the ledger."""
 
     name: str
-    look: Look
+    look: LineStyle
     runs: Mapping[int, Trial]
     places: Mapping[int, int]
 
@@ -292,7 +292,7 @@ _MOST_LINES: Final = 5
 """Of an answer of the first screen; what is left out stands below it."""
 
 
-def comparison_document(run: Run) -> Document:
+def comparison_document(run: Run) -> Report:
     """The page of a run of `batchtune compare`, whole or interrupted.
 
     Raises:
@@ -310,7 +310,7 @@ def comparison_document(run: Run) -> Document:
         traffic_text(scenario),
         *slo_words(scenario),
     ]
-    return Document(
+    return Report(
         title=scenario.name,
         subtitle=" · ".join(["Comparison", *said, f"objective {arms[0].scenario.objective}"]),
         emulated=is_emulated(trials),
@@ -334,7 +334,7 @@ def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
     """The runs that count of each name, in their order."""
     places = {trial.number: at for at, trial in enumerate(trials)}
     return [
-        Arm(name=name, look=LOOKS[at % len(LOOKS)], runs=runs_of(trials, name), places=places)
+        Arm(name=name, look=LINE_STYLES[at % len(LINE_STYLES)], runs=runs_of(trials, name), places=places)
         for at, name in enumerate(names)
     ]
 
@@ -345,11 +345,11 @@ def shared_slo(variants: Sequence[Variant]) -> SloSpec:
     return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
 
 
-def typical_runs(arms: Sequence[Arm], run: Run) -> list[Shown]:
+def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
     """One run of each arm that has one, for figures of single requests."""
     typical = [(arm, typical_run(arm.runs)) for arm in arms]
     return [
-        Shown(name=arm.name, look=arm.look, trial=trial, run=run)
+        PlottedRun(name=arm.name, look=arm.look, trial=trial, run=run)
         for arm, trial in typical
         if trial is not None
     ]
@@ -387,12 +387,12 @@ def _sections(
     ]
 
 
-def _answers(comparison: Comparison) -> tuple[Answer, ...]:
+def _answers(comparison: Comparison) -> tuple[Fact, ...]:
     first = _batching(comparison.answers) if comparison.answers else _best(comparison)
     return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
 
 
-def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
+def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
     verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
     headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
     if all(map(makes_no_difference, answers)):
@@ -407,31 +407,31 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
             f"{requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
             for answer in answers
         ]
-    return Answer(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)
+    return Fact(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)
 
 
-def _best(comparison: Comparison) -> Answer:
+def _best(comparison: Comparison) -> Fact:
     """Where no two variants differ in batching alone: which does most."""
     gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
     if gains:
         best = max(gains, key=_gain)
         lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
-        return Answer(question="Which is best?", headline=best.variant, lines=lines, tone="good")
+        return Fact(question="Which is best?", headline=best.variant, lines=lines, tone="good")
     if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
         why = short_lines([pair_sentence(pair) for pair in comparison.pairs])
-        return Answer(question="Which is best?", headline="Not known", lines=why, tone="bad")
+        return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
     baseline = comparison.variants[0].name
     lines = (f"No variant is measurably better than {baseline}.",)
-    return Answer(question="Which is best?", headline=baseline, lines=lines, tone="open")
+    return Fact(question="Which is best?", headline=baseline, lines=lines, tone="open")
 
 
-def _by_how_much(comparison: Comparison) -> Answer:
+def _by_how_much(comparison: Comparison) -> Fact:
     question = "By how much?"
     pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
     measured = [pair for pair in pairs if pair.ratio is not None and pair.outcome != "client-limited"]
     if not measured:
         why = short_lines([pair_sentence(pair) for pair in pairs])
-        return Answer(question=question, headline="Not known", lines=why, tone="bad")
+        return Fact(question=question, headline="Not known", lines=why, tone="bad")
     values = sorted(pair.ratio.value for pair in measured if pair.ratio is not None)
     headline = (
         f"×{rounded(values[0])}" if len(values) == 1 else f"×{rounded(values[0])} to ×{rounded(values[-1])}"
@@ -440,7 +440,7 @@ def _by_how_much(comparison: Comparison) -> Answer:
     if len(metrics) == 1:
         headline = f"{headline} {METRICS[metrics.pop()]}"
     lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
-    return Answer(question=question, headline=headline, lines=short_lines(lines))
+    return Fact(question=question, headline=headline, lines=short_lines(lines))
 
 
 def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
@@ -454,7 +454,7 @@ def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
     return lines
 
 
-def _sure(comparison: Comparison) -> Answer:
+def _sure(comparison: Comparison) -> Fact:
     pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
     different = sum(pair.outcome == "different" for pair in pairs)
     tone = "good" if different == len(pairs) else "open"
@@ -474,23 +474,23 @@ def _sure(comparison: Comparison) -> Answer:
     ]
     noisy = sum(variant.noisy for variant in comparison.variants)
     lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
-    return Answer(question="How confident is this?", headline=headline, lines=short_lines(lines), tone=tone)
+    return Fact(question="How confident is this?", headline=headline, lines=short_lines(lines), tone=tone)
 
 
-def _limits(comparison: Comparison) -> Answer:
+def _limits(comparison: Comparison) -> Fact:
     question = "What limits it?"
     limited = [variant for variant in comparison.variants if variant.bottleneck is not None]
     if not limited:
-        return Answer(question=question, headline="Not known", lines=("The server reports too little.",))
+        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
     kinds: dict[str, list[VariantFigures]] = {}
     for variant in limited:
         kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
     last = limited[-1].bottleneck
     if len(kinds) == 1 and last is not None:
         lines = [sentence(last.text), sentence(last.advice)]
-        return Answer(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
+        return Fact(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
     lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
-    return Answer(question=question, headline="Not the same for all", lines=short_lines(lines))
+    return Fact(question=question, headline="Not the same for all", lines=short_lines(lines))
 
 
 def _gain(pair: Pair) -> float:

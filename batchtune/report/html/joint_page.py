@@ -12,9 +12,9 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.document import (
-    Answer,
     Detail,
-    Document,
+    Fact,
+    Report,
     TrialTable,
     gathered_caveats,
     models_text,
@@ -65,7 +65,7 @@ _SHARE_MAX: Final = 3.0
 
 def joint_document(
     run: Run, chosen: JointRecommendation | BatchtuneError, *, deployment: Sequence[str]
-) -> Document:
+) -> Report:
     """The page; an error in place of a recommendation is why there is none, `deployment` what serves it.
 
     Raises:
@@ -73,7 +73,7 @@ def joint_document(
     """
     scenario, trials = run.scenario(), run.ledger()
     loads = loads_of(trials)
-    document = Document(
+    document = Report(
         title=scenario.name,
         subtitle=_subtitle(scenario, loads),
         emulated=is_emulated(parts_of(trials)),
@@ -123,7 +123,7 @@ def _subtitle(scenario: Scenario, loads: Sequence[JointLoad]) -> str:
     return " · ".join(parts)
 
 
-def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
+def _answers(chosen: JointRecommendation) -> tuple[Fact, ...]:
     shared = Configuration(batching=chosen.configuration.batching, flags=chosen.configuration.flags)
     own = [
         (f"{name}: {parameter}", value)
@@ -138,23 +138,23 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
         sure = f"{chosen.held} of {counted(chosen.fresh, 'confirmation run')} met every SLO"
     company = list(company_lines(chosen))
     return (
-        Answer(
+        Fact(
             question="What to deploy?",
             headline="No batching" if chosen.configuration.batching is None else "Batching with",
             pairs=(*parameters_of(shared), *own),
         ),
-        Answer(
+        Fact(
             question="What does each get?",
             headline=gets,
             lines=tuple(_got(share) for share in chosen.models),
         ),
-        Answer(
+        Fact(
             question="How confident is this?",
             headline="Established" if chosen.established else "Open",
             lines=(sentence(sure), *open_lines(chosen), *(f"Warning: {caveat}" for caveat in chosen.caveats)),
             tone="good" if chosen.established else "open",
         ),
-        Answer(
+        Fact(
             question="What does company cost?",
             headline="See each alone" if company else "Not measured",
             lines=tuple(company),
@@ -162,17 +162,17 @@ def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
     )
 
 
-def _no_answers(error: BatchtuneError, loads: Sequence[JointLoad]) -> tuple[Answer, ...]:
+def _no_answers(error: BatchtuneError, loads: Sequence[JointLoad]) -> tuple[Fact, ...]:
     return (
-        Answer(
+        Fact(
             question="What to deploy?", headline="Nothing yet", lines=(sentence(error.message),), tone="bad"
         ),
-        Answer(
+        Fact(
             question="What was measured?",
             headline=counted(len(loads), "load"),
             lines=("All of them are below.",),
         ),
-        Answer(question="What now?", headline="Next", lines=(sentence(error.hint),)),
+        Fact(question="What now?", headline="Next", lines=(sentence(error.hint),)),
     )
 
 

@@ -14,8 +14,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell.document import (
-    Answer,
-    Document,
+    Fact,
+    Report,
     gathered_caveats,
     provenance_rows,
     sentence,
@@ -23,11 +23,11 @@ from batchtune.report.html.shell.document import (
     table_of_single_trials,
 )
 from batchtune.report.html.shell.drawing import (
-    LOOKS,
+    LINE_STYLES,
     WIDE,
     Figure,
+    PlottedRun,
     Section,
-    Shown,
     Table,
     Trace,
     axis,
@@ -66,7 +66,7 @@ _BESIDE: Final = ("p50", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LoadPoint:
     """A load that was measured: `load` is clients, or requests/s offered; `place` its row in the ledger."""
 
     name: str
@@ -83,7 +83,7 @@ class Point:
         return spoiler or ("best" if self.is_best else self.measured.verdict or "none")
 
 
-def against_load(points: Sequence[Point], scenario: Scenario, *, quantile: str) -> Section:
+def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: str) -> Section:
     """Throughput and one latency quantile against the load, with the SLO, and which points are invalid."""
     section = Section(anchor="load", title="Throughput and latency against the load", clickable=True)
     if not points:
@@ -121,7 +121,7 @@ def against_load(points: Sequence[Point], scenario: Scenario, *, quantile: str) 
     )
 
 
-def few_of(points: Sequence[Point], *, most: int) -> list[Point]:
+def few_of(points: Sequence[LoadPoint], *, most: int) -> list[LoadPoint]:
     """At most so many, from the least load to the greatest, the best among them: more cannot be told apart."""
     in_order = sorted(points, key=lambda point: point.load)
     if len(in_order) <= most:
@@ -135,7 +135,7 @@ def few_of(points: Sequence[Point], *, most: int) -> list[Point]:
     return [in_order[at] for at in sorted(kept)]
 
 
-def _throughput(points: Sequence[Point], *, open_loop: bool) -> list[Trace]:
+def _throughput(points: Sequence[LoadPoint], *, open_loop: bool) -> list[Trace]:
     traces: list[Trace] = []
     if open_loop:
         ends = [min(point.load for point in points), max(point.load for point in points)]
@@ -160,7 +160,7 @@ def _throughput(points: Sequence[Point], *, open_loop: bool) -> list[Trace]:
     return [_coloured_bars(trace) for trace in traces]
 
 
-def _latency(points: Sequence[Point], quantile: str) -> list[Trace]:
+def _latency(points: Sequence[LoadPoint], quantile: str) -> list[Trace]:
     place = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     traces: list[Trace] = []
     for name in _BESIDE:
@@ -184,7 +184,7 @@ def _beside(quantile: str) -> str:
     return " and ".join(name for name in _BESIDE if name != quantile)
 
 
-def _joined(points: Sequence[Point], values: Sequence[float], scale: float, *, panel: str) -> Trace:
+def _joined(points: Sequence[LoadPoint], values: Sequence[float], scale: float, *, panel: str) -> Trace:
     """The line through the points that count."""
     counting = [at for at, point in enumerate(points) if point.kind not in ("client", "host")]
     return {
@@ -199,7 +199,7 @@ def _joined(points: Sequence[Point], values: Sequence[float], scale: float, *, p
     }
 
 
-def _markers(kind: str, points: Sequence[Point]) -> Trace:
+def _markers(kind: str, points: Sequence[LoadPoint]) -> Trace:
     name, colour, symbol, size = _KINDS[kind]
     thin = symbol.endswith(("thin", "open"))
     return {
@@ -225,7 +225,7 @@ def _coloured_bars(trace: Trace) -> Trace:
     return trace
 
 
-def _hover(point: Point, kind: str) -> str:
+def _hover(point: LoadPoint, kind: str) -> str:
     measured = point.measured
     return (
         f"<b>{safe(point.name)}</b>, {kind}<br>{safe(interval(measured.throughput_rps))} requests/s"
@@ -234,7 +234,7 @@ def _hover(point: Point, kind: str) -> str:
     )
 
 
-def _latency_s(point: Point, quantile: str) -> float:
+def _latency_s(point: LoadPoint, quantile: str) -> float:
     estimate = point.measured.latency_s.get(quantile)
     return math.nan if estimate is None else estimate.value
 
@@ -252,7 +252,7 @@ _VERDICTS: Final = {
 }
 
 
-def load_document(run: Run) -> Document:
+def load_document(run: Run) -> Report:
     """The page of a run of `batchtune load`, of one point or of many, whole or interrupted.
 
     Raises:
@@ -261,7 +261,7 @@ def load_document(run: Run) -> Document:
     scenario, trials = run.scenario(), run.ledger()
     best = best_point(trials)
     points = _points(trials, best)
-    return Document(
+    return Report(
         title=scenario.name,
         subtitle=_subtitle(scenario, trials),
         emulated=is_emulated(trials),
@@ -274,10 +274,10 @@ def load_document(run: Run) -> Document:
     )
 
 
-def _points(trials: Sequence[Trial], best: BestPoint | None) -> list[Point]:
+def _points(trials: Sequence[Trial], best: BestPoint | None) -> list[LoadPoint]:
     places = {id(trial): at for at, trial in enumerate(trials)}
     return [
-        Point(
+        LoadPoint(
             name=_name_of(trial, load),
             load=float(trial.measurement.concurrency or trial.measurement.offered_rps or 0.0),
             trial=trial,
@@ -322,7 +322,7 @@ def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
 
 
 def _sections(
-    run: Run, trials: Sequence[Trial], points: Sequence[Point], scenario: Scenario
+    run: Run, trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario
 ) -> list[Section]:
     slo = scenario.slo
     limits = list(slo.limits())
@@ -341,14 +341,14 @@ def _sections(
     ]
 
 
-def _shown(points: Sequence[Point], run: Run) -> list[Shown]:
+def _shown(points: Sequence[LoadPoint], run: Run) -> list[PlottedRun]:
     return [
-        Shown(name=point.name, look=LOOKS[at % len(LOOKS)], trial=point.trial, run=run)
+        PlottedRun(name=point.name, look=LINE_STYLES[at % len(LINE_STYLES)], trial=point.trial, run=run)
         for at, point in enumerate(points)
     ]
 
 
-def _table(trials: Sequence[Trial], points: Sequence[Point], scenario: Scenario) -> Section:
+def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario) -> Section:
     section = Section(anchor="figures", title="The points")
     if not points:
         return Section(anchor=section.anchor, title=section.title, missing="no point was measured")
@@ -370,8 +370,8 @@ def _notes(trials: Sequence[Trial]) -> list[str]:
 
 
 def _answers(
-    points: Sequence[Point], best: BestPoint | None, trials: Sequence[Trial], scenario: Scenario
-) -> tuple[Answer, ...]:
+    points: Sequence[LoadPoint], best: BestPoint | None, trials: Sequence[Trial], scenario: Scenario
+) -> tuple[Fact, ...]:
     chosen = next((point for point in points if best is not None and point.trial is best.point), None)
     clients = bool(points) and points[0].measured.concurrency is not None
     question = "How many clients are best?" if clients else "Which rate is best?"
@@ -383,14 +383,14 @@ def _answers(
         (f"{sentence(best.why)}",) if len(trials) > 1 else ("One point; a range is `--rate 100:900:200`.",)
     )
     return (
-        Answer(question=question, headline=capitalised(chosen.name), lines=lines),
+        Fact(question=question, headline=capitalised(chosen.name), lines=lines),
         _gives(chosen),
         _kept(chosen, points, scenario),
         _limits(chosen, scenario),
     )
 
 
-def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tuple[Answer, ...]:
+def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -> tuple[Fact, ...]:
     """No point counts: what was seen all the same, and what to do."""
     why = spoilt_message(trials) or "no point was measured"
     failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
@@ -402,14 +402,14 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
         else counted(len(failures), "failure")
     )
     return (
-        Answer(question=question, headline="No point counts", lines=(sentence(why),), tone="bad"),
-        Answer(
+        Fact(question=question, headline="No point counts", lines=(sentence(why),), tone="bad"),
+        Fact(
             question="What was seen all the same?",
             headline=measured_text,
             lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
         ),
-        Answer(question="Is the SLO met?", headline="No verdict", tone="open"),
-        Answer(
+        Fact(question="Is the SLO met?", headline="No verdict", tone="open"),
+        Fact(
             question="What now?",
             headline="Measure again",
             lines=tuple(sentence(text) for text in advice)[:_MOST_FAILURES]
@@ -418,7 +418,7 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
     )
 
 
-def _gives(point: Point) -> Answer:
+def _gives(point: LoadPoint) -> Fact:
     measured = point.measured
     server = measured.server
     lines = [f"p95 {latency(measured.latency_s.get('p95'))}", f"p99 {latency(measured.latency_s.get('p99'))}"]
@@ -426,7 +426,7 @@ def _gives(point: Point) -> Answer:
         lines.append(f"{percentage(measured.error_ratio)} errors")
     if server is not None and server.mean_batch_rows is not None:
         lines.append(f"batches of {rounded(server.mean_batch_rows)} rows on average")
-    return Answer(
+    return Fact(
         question="What does it give?",
         headline=f"{rounded(measured.throughput_rps.value)} requests/s",
         lines=(f"{interval(measured.throughput_rps)} requests/s", *lines),
@@ -440,7 +440,7 @@ def _value(name: str, measured: Measurement) -> str:
     )
 
 
-def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
+def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> Fact:
     question, measured = "Is the SLO met?", point.measured
     void = [point for point in points if point.kind in ("client", "host")]
     lines = [
@@ -455,19 +455,17 @@ def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
     if void:
         lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(point.name for point in void)}.")
     if measured.verdict is None:
-        return Answer(
-            question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines)
-        )
+        return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
     headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
-    return Answer(question=question, headline=headline, lines=tuple(lines), tone=tone)
+    return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)
 
 
-def _limits(point: Point, scenario: Scenario) -> Answer:
+def _limits(point: LoadPoint, scenario: Scenario) -> Fact:
     bottleneck = trial_bottleneck(point.trial, scenario)
     question = "What limits it?"
     if bottleneck is None:
-        return Answer(question=question, headline="Not known", lines=("The server reports too little.",))
-    return Answer(
+        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
+    return Fact(
         question=question,
         headline=capitalised(limit_title(bottleneck)),
         lines=(sentence(bottleneck.text), sentence(bottleneck.advice)),
@@ -499,7 +497,7 @@ def kind_of(run: Run) -> Kind:
             return "sweep"
 
 
-def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Document:
+def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Report:
     """The page of a run that chooses nothing.
 
     Raises:

@@ -18,12 +18,12 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import BACK, FRESH, UNCONFIRMED, Bracket, runs_of
+from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial, without_superseded
-from batchtune.units import counted, percentage, rounded
+from batchtune.units import percentage
 
 SCHEMA_VERSION = 3
 """Of recommendation.json; an older one is made anew from the trials."""
@@ -163,26 +163,6 @@ class OpenQuestion:
     missed: int = 0
     high: float | None = None
     labels: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        match self.code:
-            case "no_run":
-                return "no run at a fixed rate met the SLO, only closed loops did"
-            case "unconfirmed":
-                runs = counted(self.held + self.missed, "confirmation run")
-                if not self.held + self.missed:
-                    return "no confirmation run was made"
-                if not self.missed:
-                    return f"only {runs} met the SLO, {FRESH} are needed"
-                return f"only {self.held} of {runs} met the SLO"
-            case "wide":
-                if self.high is None:
-                    return "no rate was clearly missed, so no upper bound is measured"
-                return f"it may hold up to ×{rounded(self.high)}"
-            case "rivals":
-                more = f" and {len(self.labels) - 1} more" if len(self.labels) > 1 else ""
-                far = "no upper bound measured" if self.high is None else f"by up to ×{rounded(self.high)}"
-                return f"{self.labels[0]}{more} may be better, {far}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

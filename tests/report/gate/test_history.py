@@ -48,6 +48,13 @@ def test_a_change_is_told_with_its_day_and_commit(root):
     assert stream.getvalue().count("OK") == 24
 
 
+def test_without_commits_the_table_has_no_column_of_them():
+    for commit in ("a" * 40, None):
+        stream = io.StringIO()
+        print_history([line(1, 0.01, commit=commit)], [], stream=stream)
+        assert ("commit" in stream.getvalue().splitlines()[0]) == (commit is not None)
+
+
 def test_another_cpu_is_another_series_and_few_checks_show_nothing():
     lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(22)]
     assert [len(series.values) for series in series_of(lines)] == [11, 11]

@@ -16,7 +16,7 @@ from batchtune.archive.run import create_run
 from batchtune.cli.commands.recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.report.recommendation_text import print_answer, print_recommendation
-from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references
+from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -241,7 +241,7 @@ def check_certainty(chosen: Recommendation, text: str) -> None:
     assert chosen.established == (not chosen.open_questions) == bool(re.search("[Cc]onfirmed:", text))
     assert chosen.established == (not re.search("[Nn]ot established", text)) == (STEP not in text)
     for question in chosen.open_questions:
-        assert question.text() in text
+        assert question_text(question) in text
     if chosen.established:
         assert not any(other.open for other in (*chosen.references, *chosen.contenders))
         assert chosen.confirmations >= 3

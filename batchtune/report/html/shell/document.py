@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -58,9 +58,6 @@ class Detail:
     heading: str
     parameters: Sequence[tuple[str, str]] = ()
     rows: Sequence[int]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"heading": self.heading, "parameters": self.parameters, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +125,7 @@ _COMPRESSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Fact:
     """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
 
     question: str
@@ -139,7 +136,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Report:
     """What a page says, from top to bottom; `intervals` says what its intervals mean.
 
     `command` is what to run next; `alternatives` are other parameters and what they trade.
@@ -147,7 +144,7 @@ class Document:
 
     title: str
     subtitle: str
-    answers: Sequence[Answer]
+    answers: Sequence[Fact]
     sections: Sequence[Section]
     trials: TrialTable
     provenance: Sequence[tuple[str, str]]
@@ -160,7 +157,7 @@ class Document:
     alternatives: Sequence[tuple[Sequence[tuple[str, str]], str]] = ()
 
 
-def write_page(document: Document, path: Path) -> Path:
+def write_page(document: Report, path: Path) -> Path:
     """Write the page as one file.
 
     Raises:
@@ -173,7 +170,7 @@ def write_page(document: Document, path: Path) -> Path:
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))")
 
 
-def render(document: Document) -> str:
+def render(document: Report) -> str:
     """The template, filled; whatever comes from a scenario or a server is escaped by it."""
     import jinja2
     from markupsafe import Markup
@@ -272,14 +269,14 @@ def _coded(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken(text)))))  # noqa: S704 - escaped
 
 
-def _data(document: Document) -> dict[str, Any]:
+def _data(document: Report) -> dict[str, Any]:
     """What the page's script reads."""
     figures = {
         section.anchor: {"data": section.figure.data, "layout": section.figure.layout}
         for section in document.sections
         if section.figure is not None
     }
-    details = [detail.to_dict() for detail in document.trials.details]
+    details = [asdict(detail) for detail in document.trials.details]
     return {"figures": figures, "columns": COLUMNS, "rows": document.trials.rows, "details": details}
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class LineStyle:
     """A colour of the page, a symbol and a dash, so that lines are told apart without colour too."""
 
     colour: str
@@ -34,25 +34,25 @@ class Look:
     dash: str
 
 
-LOOKS: Final = (
-    Look(colour="@chosen", symbol="circle", dash="solid"),
-    Look(colour="@unbatched", symbol="diamond", dash="dash"),
-    Look(colour="@defaults", symbol="square", dash="dot"),
-    Look(colour="@predicted", symbol="triangle-up", dash="dashdot"),
-    Look(colour="@queue", symbol="cross", dash="longdash"),
-    Look(colour="@compute", symbol="hexagon", dash="longdashdot"),
-    Look(colour="@muted", symbol="star-triangle-down", dash="solid"),
-    Look(colour="@other", symbol="pentagon", dash="dash"),
+LINE_STYLES: Final = (
+    LineStyle(colour="@chosen", symbol="circle", dash="solid"),
+    LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
+    LineStyle(colour="@defaults", symbol="square", dash="dot"),
+    LineStyle(colour="@predicted", symbol="triangle-up", dash="dashdot"),
+    LineStyle(colour="@queue", symbol="cross", dash="longdash"),
+    LineStyle(colour="@compute", symbol="hexagon", dash="longdashdot"),
+    LineStyle(colour="@muted", symbol="star-triangle-down", dash="solid"),
+    LineStyle(colour="@other", symbol="pentagon", dash="dash"),
 )
 """Of variants and load points, in their order; a ninth looks like the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PlottedRun:
     """One trial that stands for a name in the figures; `run` keeps its requests."""
 
     name: str
-    look: Look
+    look: LineStyle
     trial: Trial
     run: Run
 

@@ -15,8 +15,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.report.html.shell.drawing import (
     Figure,
+    PlottedRun,
     Section,
-    Shown,
     Trace,
     axis,
     finite,
@@ -43,7 +43,7 @@ _MOST_SIZES: Final = 20
 """Of bars side by side; more are summed up between powers of two."""
 
 
-def sizes(shown: Sequence[Shown], *, which: str) -> Section:
+def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
     """How many rows the batches hold, as shares of all batches; beside it why they closed."""
     section = Section(anchor="batches", title="Batch sizes, and why batches closed")
     activities = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
@@ -87,12 +87,12 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
     )
 
 
-def _activity(curve: Shown) -> ServerActivity | None:
+def _activity(curve: PlottedRun) -> ServerActivity | None:
     activity = None if curve.measured is None else curve.measured.server
     return activity if activity is not None and activity.batches_by_rows and activity.batches else None
 
 
-def _bars_of(curve: Shown, activity: ServerActivity, names: Mapping[int, str]) -> Trace:
+def _bars_of(curve: PlottedRun, activity: ServerActivity, names: Mapping[int, str]) -> Trace:
     batches = sum(activity.batches_by_rows.values())
     shares: dict[str, float] = {}
     for size, count in sorted(activity.batches_by_rows.items()):
@@ -114,7 +114,7 @@ def _range_of(size: int) -> str:
     return f"{most // 2 + 1}–{most}" if most > 2 else str(size)
 
 
-def _reason_bars(closed: Sequence[tuple[Shown, ServerActivity]]) -> list[Trace]:
+def _reason_bars(closed: Sequence[tuple[PlottedRun, ServerActivity]]) -> list[Trace]:
     """One bar a name, its parts as texts within: they need no legend."""
     present = {reason for _, activity in closed for reason, count in activity.close_reasons.items() if count}
     begin = [0.0] * len(closed)
@@ -127,7 +127,7 @@ def _reason_bars(closed: Sequence[tuple[Shown, ServerActivity]]) -> list[Trace]:
 
 
 def _reason_bar(
-    reason: str, closed: Sequence[tuple[Shown, ServerActivity]], begin: Sequence[float]
+    reason: str, closed: Sequence[tuple[PlottedRun, ServerActivity]], begin: Sequence[float]
 ) -> tuple[Trace, list[float]]:
     """From where the reasons before end; with its shares, in per cent."""
     shares = [
@@ -161,7 +161,7 @@ def _reason_bar(
     return bar, shares
 
 
-def _lead(activities: Sequence[tuple[Shown, ServerActivity]]) -> str:
+def _lead(activities: Sequence[tuple[PlottedRun, ServerActivity]]) -> str:
     lines = [
         _closings(curve.name, activity, curve.trial.configuration)
         for curve, activity in activities
@@ -191,7 +191,7 @@ _PARTS: Final = (
 )
 
 
-def distribution(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
+def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Latency by the share of requests that are faster; `which` says which run stands for a name."""
     section = Section(anchor="distribution", title="Latency of single requests")
     data: list[Trace] = []
@@ -244,7 +244,7 @@ def distribution(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section
     )
 
 
-def timeline(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
+def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Median and p95 of the requests that were due in each part of the run."""
     section = Section(anchor="timeline", title="Latency over time")
     data: list[Trace] = []
@@ -279,7 +279,7 @@ def timeline(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
     )
 
 
-def split(shown: Sequence[Shown], *, which: str) -> Section:
+def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
     """Mean latency in its parts, by the server's own account."""
     section = Section(anchor="split", title="Where the time goes")
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}

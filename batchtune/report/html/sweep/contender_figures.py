@@ -15,9 +15,9 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.shell.drawing import (
     MERITS,
     Figure,
-    Look,
+    LineStyle,
+    PlottedRun,
     Section,
-    Shown,
     Table,
     Trace,
     axis,
@@ -46,18 +46,18 @@ _BARS_MOST = 40
 """The best of them; the table has all."""
 
 ROLE_LOOKS: Final = {
-    RECOMMENDED: Look(colour="@chosen", symbol="star", dash="solid"),
-    REFERENCES["present"]: Look(colour="@predicted", symbol="triangle-up", dash="dashdot"),
-    REFERENCES["no_batching"]: Look(colour="@unbatched", symbol="diamond", dash="dash"),
-    REFERENCES["defaults"]: Look(colour="@defaults", symbol="square", dash="dot"),
+    RECOMMENDED: LineStyle(colour="@chosen", symbol="star", dash="solid"),
+    REFERENCES["present"]: LineStyle(colour="@predicted", symbol="triangle-up", dash="dashdot"),
+    REFERENCES["no_batching"]: LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
+    REFERENCES["defaults"]: LineStyle(colour="@defaults", symbol="square", dash="dot"),
 }
-OTHER: Final = Look(colour="@other", symbol="circle", dash="solid")
+OTHER: Final = LineStyle(colour="@other", symbol="circle", dash="solid")
 LATEST: Final = "The latest run of each configuration"
 """That which stands for a role in figures of single requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class SweepResults:
     """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why).
 
     `curve`: seconds of a batch by its rows, as the search read them.
@@ -89,7 +89,7 @@ class Account:
         """The roles by their configurations."""
         return {contender.configuration: name for name, contender in self.roles.items()}
 
-    def look(self, configuration: Configuration) -> Look:
+    def look(self, configuration: Configuration) -> LineStyle:
         return ROLE_LOOKS.get(self.names.get(configuration, ""), OTHER)
 
     @cached_property
@@ -100,17 +100,17 @@ class Account:
         return [(by_number[run.trial], run) for run in judged]
 
     @property
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[PlottedRun]:
         """The latest run of each role."""
         by_number = {trial.number: trial for trial in self.trials}
         return [
-            Shown(name=name, look=ROLE_LOOKS[name], trial=by_number[contender.behind[-1]], run=self.run)
+            PlottedRun(name=name, look=ROLE_LOOKS[name], trial=by_number[contender.behind[-1]], run=self.run)
             for name, contender in self.roles.items()
             if contender.behind
         ]
 
 
-def account_of(run: Run) -> Account:
+def sweep_results_of(run: Run) -> SweepResults:
     """Read a sweep.
 
     Raises:
@@ -126,7 +126,7 @@ def account_of(run: Run) -> Account:
         chosen = recommend(trials, scenario=scenario, search=search)
     except BatchtuneError as error:
         refusal, advice = error.message, error.hint or ""
-    return Account(
+    return SweepResults(
         run=run,
         scenario=scenario,
         trials=without_superseded(trials),
@@ -149,7 +149,7 @@ def merit_of(contender: Recommendation | Compared, objective: str) -> Estimate |
     return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
 
 
-def keeping(account: Account) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
+def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
     """All that was tried and keeps the SLO, with its merit."""
     for contender in account.contenders:
         merit = merit_of(contender, account.scenario.objective)
@@ -159,7 +159,7 @@ def keeping(account: Account) -> Iterator[tuple[Recommendation | Compared, Estim
             yield contender, merit
 
 
-def contenders(account: Account) -> Section:
+def contenders(account: SweepResults) -> Section:
     """The table of all contenders."""
     section = Section(anchor="contenders", title="Everything that was tried")
     if account.chosen is None:
@@ -168,7 +168,7 @@ def contenders(account: Account) -> Section:
     return replace(section, table=Table(headings=headings, rows=rows, marked=0))
 
 
-def brackets(account: Account) -> Section:
+def brackets(account: SweepResults) -> Section:
     """From the rate held to the rate missed; of a fixed load the range of the runs."""
     section = Section(anchor="brackets", title="How the contenders compare", clickable=True)
     if account.chosen is None:
@@ -231,7 +231,7 @@ def brackets(account: Account) -> Section:
     )
 
 
-def pareto(account: Account) -> Section:
+def pareto(account: SweepResults) -> Section:
     """Throughput against p95 under the scenario's own load, a point a configuration."""
     section = Section(anchor="pareto", title="Throughput against latency", clickable=True)
     kept = {contender.configuration for contender, _ in keeping(account)}
@@ -282,7 +282,7 @@ def pareto(account: Account) -> Section:
     )
 
 
-def rates(account: Account) -> Section:
+def rates(account: SweepResults) -> Section:
     """p95 against the rate offered: every run at a rate, filled where it held the SLO."""
     section = Section(anchor="rates", title="p95 against the rate")
     tried = [
@@ -323,7 +323,7 @@ def rates(account: Account) -> Section:
     )
 
 
-def history(account: Account) -> Section:
+def history(account: SweepResults) -> Section:
     """The runs in the order in which they were made."""
     section = Section(anchor="history", title="How the search went")
     capacity = account.scenario.objective == "capacity"

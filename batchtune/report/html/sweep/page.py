@@ -11,9 +11,9 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.document import (
-    Answer,
     Detail,
-    Document,
+    Fact,
+    Report,
     TrialTable,
     gathered_caveats,
     provenance_rows,
@@ -39,7 +39,7 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.html.sweep.contender_figures import (
     LATEST,
-    Account,
+    SweepResults,
     brackets,
     contenders,
     history,
@@ -58,6 +58,7 @@ from batchtune.report.words import (
     offer_sentences,
     parameters_of,
     promise_sentence,
+    question_text,
     why_sentence,
 )
 from batchtune.target.model_files import served_name
@@ -69,7 +70,7 @@ Measured = list[tuple[Configuration, Estimate]]
 """Batched configurations that keep the SLO, with their merits."""
 
 
-def heat_map(account: Account) -> Section:
+def heat_map(account: SweepResults) -> Section:
     """The two knobs of which most values were tried; each cell the best over the other knobs."""
     section = Section(anchor="space", title="The space as it was measured")
     measured = _measured(account)
@@ -127,7 +128,7 @@ def heat_map(account: Account) -> Section:
     )
 
 
-def slices(account: Account) -> Section:
+def slices(account: SweepResults) -> Section:
     """For each knob those configurations that differ from the recommended one in it alone."""
     section = Section(anchor="knobs", title="What each knob does")
     chosen = account.chosen
@@ -172,7 +173,7 @@ def slices(account: Account) -> Section:
     )
 
 
-def _slice(account: Account, beside: Measured, knob: str, chosen: Configuration, suffix: str) -> Trace:
+def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configuration, suffix: str) -> Trace:
     merit = MERITS[account.scenario.objective]
     estimates = [estimate for _, estimate in beside]
     stars = [configuration == chosen for configuration, _ in beside]
@@ -192,7 +193,7 @@ def _slice(account: Account, beside: Measured, knob: str, chosen: Configuration,
     }
 
 
-def _measured(account: Account) -> Measured:
+def _measured(account: SweepResults) -> Measured:
     return [
         (contender.configuration, merit)
         for contender, merit in keeping(account)
@@ -200,7 +201,7 @@ def _measured(account: Account) -> Measured:
     ]
 
 
-def _values(account: Account, measured: Measured) -> dict[str, list[Any]]:
+def _values(account: SweepResults, measured: Measured) -> dict[str, list[Any]]:
     """Of each knob that was searched, the values that were measured."""
     return {
         name: sorted({_value(account, configuration, name) for configuration, _ in measured}, key=_sortable)
@@ -208,7 +209,7 @@ def _values(account: Account, measured: Measured) -> dict[str, list[Any]]:
     }
 
 
-def _value(account: Account, configuration: Configuration, name: str) -> Any:
+def _value(account: SweepResults, configuration: Configuration, name: str) -> Any:
     return in_force(configuration, name, cpus=account.scenario.target.cpus)
 
 
@@ -218,7 +219,7 @@ def _sortable(value: Any) -> tuple[bool, float, str]:
     return not is_number, float(value) if is_number else 0.0, str(value)
 
 
-def _chosen_cell(account: Account, across: str, down: str) -> Sequence[Trace]:
+def _chosen_cell(account: SweepResults, across: str, down: str) -> Sequence[Trace]:
     """A star where the recommended configuration lies."""
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
@@ -239,7 +240,7 @@ _FEW: Final = 3
 """Batches of a size that fewer were run of say little of its time."""
 
 
-def service_time(account: Account) -> Section:
+def service_time(account: SweepResults) -> Section:
     """τ(b): how long a batch of b rows takes; beside it b rows one by one."""
     section = Section(anchor="tau", title="τ(b): how long a batch takes")
     curves = _times_by_threads(account)
@@ -295,7 +296,7 @@ def service_time(account: Account) -> Section:
     )
 
 
-def _times_by_threads(account: Account) -> dict[int, dict[int, tuple[int, float]]]:
+def _times_by_threads(account: SweepResults) -> dict[int, dict[int, tuple[int, float]]]:
     """Batch threads -> rows -> (batches, seconds in all)."""
     curves: dict[int, dict[int, tuple[int, float]]] = {}
     for trial in account.trials:
@@ -315,7 +316,7 @@ def _times_by_threads(account: Account) -> dict[int, dict[int, tuple[int, float]
     return {threads: times for threads, times in kept.items() if times}
 
 
-def _read(account: Account) -> list[Trace]:
+def _read(account: SweepResults) -> list[Trace]:
     """τ as the search read it from closed loops."""
     if not account.curve:
         return []
@@ -332,24 +333,24 @@ def _read(account: Account) -> list[Trace]:
     ]
 
 
-def answers_of(account: Account) -> tuple[Answer, ...]:
+def answers_of(account: SweepResults) -> tuple[Fact, ...]:
     """The four."""
     chosen = account.chosen
     if chosen is None:
         trials = counted(len(account.trials), "trial")
         return (
-            Answer(
+            Fact(
                 question="What to deploy?",
                 headline="Nothing yet",
                 lines=(sentence(account.refusal),),
                 tone="bad",
             ),
-            Answer(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
-            Answer(question="How confident is this?", headline=trials, lines=("All of them are below.",)),
-            Answer(question="What now?", headline="Next", lines=(sentence(account.advice),)),
+            Fact(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
+            Fact(question="How confident is this?", headline=trials, lines=("All of them are below.",)),
+            Fact(question="What now?", headline="Next", lines=(sentence(account.advice),)),
         )
     name = name_without_parameters(chosen.configuration)
-    deploy = Answer(
+    deploy = Fact(
         question="What to deploy?",
         headline="Batching with" if name is None else capitalised(name),
         pairs=tuple(parameters_of(chosen.configuration)),
@@ -357,20 +358,20 @@ def answers_of(account: Account) -> tuple[Answer, ...]:
     return deploy, _gain(chosen), _sure(chosen), _limit(chosen)
 
 
-def _gain(chosen: Recommendation) -> Answer:
+def _gain(chosen: Recommendation) -> Fact:
     first, *others = [*gain_sentences(chosen)] or ["Nothing to compare with."]
-    return Answer(
+    return Fact(
         question="What does it gain?",
         headline=first.removesuffix("."),
         lines=(*others, figures_sentence(chosen)),
     )
 
 
-def _sure(chosen: Recommendation) -> Answer:
+def _sure(chosen: Recommendation) -> Fact:
     lines = [f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises]
-    lines += [sentence(question.text()) for question in chosen.open_questions]
+    lines += [sentence(question_text(question)) for question in chosen.open_questions]
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
-    return Answer(
+    return Fact(
         question="How confident is this?",
         headline="Established" if chosen.established else "Not established",
         lines=(*lines, basis, *offer_sentences(chosen, None)),
@@ -378,12 +379,12 @@ def _sure(chosen: Recommendation) -> Answer:
     )
 
 
-def _limit(chosen: Recommendation) -> Answer:
+def _limit(chosen: Recommendation) -> Fact:
     limited = chosen.bottleneck
     if limited is None:
         lines = ("The server reports too little.",)
-        return Answer(question="What limits it?", headline="Not known", lines=lines)
-    return Answer(
+        return Fact(question="What limits it?", headline="Not known", lines=lines)
+    return Fact(
         question="What limits it?",
         headline=capitalised(limit_title(limited)),
         lines=(sentence(limited.text), sentence(limited.advice)),
@@ -404,17 +405,17 @@ _INTERVALS: Final = (
 )
 
 
-def sweep_document(account: Account, *, deployment: str | None = None) -> Document:
+def sweep_document(account: SweepResults, *, deployment: str | None = None) -> Report:
     """The page; `deployment` is the command that serves what is recommended."""
     chosen = account.chosen
-    return Document(
+    return Report(
         title=account.scenario.name,
         subtitle=_subtitle(account),
         emulated=is_emulated(account.trials),
         answers=answers_of(account),
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
-        open_questions=[] if chosen is None else [question.text() for question in chosen.open_questions],
+        open_questions=[] if chosen is None else [*map(question_text, chosen.open_questions)],
         alternatives=[]
         if chosen is None
         else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],
@@ -426,7 +427,7 @@ def sweep_document(account: Account, *, deployment: str | None = None) -> Docume
     )
 
 
-def _sections(account: Account) -> list[Section]:
+def _sections(account: SweepResults) -> list[Section]:
     shown, slo = account.shown, account.scenario.slo
     return [
         brackets(account),
@@ -443,7 +444,7 @@ def _sections(account: Account) -> list[Section]:
     ]
 
 
-def _subtitle(account: Account) -> str:
+def _subtitle(account: SweepResults) -> str:
     scenario, chosen = account.scenario, account.chosen
     rows = max(kind.rows or 1 for kind in scenario.request.kinds())
     parts = [
@@ -459,11 +460,11 @@ def _subtitle(account: Account) -> str:
     return " · ".join(parts)
 
 
-def _caveats_by_role(account: Account) -> dict[str, tuple[Caveat, ...]]:
+def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Caveat, ...]]:
     return {name: contender.caveats for name, contender in account.roles.items()}
 
 
-def _trials(account: Account) -> TrialTable:
+def _trials(account: SweepResults) -> TrialTable:
     """A detail for each configuration, in the order of the table of contenders."""
     places = defaultdict(list)
     for at, trial in enumerate(account.trials):

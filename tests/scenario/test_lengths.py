@@ -120,7 +120,7 @@ WITH_LENGTHS = changed(SMALL, ("load:", "request: {lengths: LENGTHS}\nload:"))
 @pytest.mark.parametrize(
     ("lengths", "words"),
     [
-        ("{}", "request.lengths: expected one of lognormal, histogram and file; was none of them"),
+        ("{}", "request.lengths: expected one of lognormal, histogram, file and constant; was none of them"),
         ("{lognormal: {median: 4, sigma: 1, max: 9}, file: x}", "request.lengths"),
         ("{lognormal: {median: 0, sigma: 1, max: 9}}", "request.lengths.lognormal.median"),
         ("{lognormal: {median: 4, sigma: 1}}", "request.lengths.lognormal.max: missing"),

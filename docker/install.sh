@@ -10,4 +10,4 @@ cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 find . -type d \( -name tests -o -name include \) -prune -exec rm -rf {} +
 find . -type f \( -name '*.a' -o -name '*.cpp' -o -name '*.h' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.pyx' \) -delete
 # Of TensorFlow what builds other programs, of pyarrow what asks servers for tables, of plotly what Jupyter shows.
-rm -rf clang plotly/labextension pyarrow/libarrow_flight* pyarrow/libarrow_substrait*
+rm -rf clang plotly/labextension pyarrow/libarrow_flight*

@@ -294,9 +294,8 @@ def test_the_server_answers_for_three_kinds_of_models_and_ends_when_it_is_told_t
             for name in ("saved", "onnx"):
                 loaded = cli.run(
                     "load",
-                    f"127.0.0.1:8501/{name}",
-                    "--set=request.protocol=grpc",
-                    "--set=target.grpc_url=127.0.0.1:8500",
+                    "--grpc-url=127.0.0.1:8500",
+                    f"--set=target.model={name}",
                     "--concurrency=2",
                     "--set=load.duration=500ms",
                     "--json",

@@ -215,6 +215,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._sequence: Sequence | None = None
         self._handed = 0
+        self._keep_alive = True
         self._document: dict[str, Any] = {}
         self._token_event = b""
 
@@ -243,6 +244,7 @@ class Connection(asyncio.Protocol):
             self._body.append(data)
 
     def on_message_complete(self) -> None:
+        self._keep_alive = self._parser.should_keep_alive()
         match self._url.partition(b"?")[0]:
             case b"/health":
                 self._answer(200, b"{}")
@@ -271,6 +273,12 @@ class Connection(asyncio.Protocol):
             self._whole(sequence)
         if done:
             self._sequence = None
+            self._end()
+
+    def _end(self) -> None:
+        """Close where the client asked for that."""
+        if not self._keep_alive:
+            self._transport.close()
 
     def _generate(self, api: str) -> None:
         try:
@@ -333,6 +341,7 @@ class Connection(asyncio.Protocol):
         words = {200: b"OK", 400: b"Bad Request", 404: b"Not Found"}[status]
         head = b"HTTP/1.1 %d %s\r\nServer: batchtune-emulated-llm\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
         self._transport.write(head % (status, words, kind, len(body)) + body)
+        self._end()
 
 
 def _text_of(messages: list[dict[str, Any]]) -> str:

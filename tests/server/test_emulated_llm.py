@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,22 @@ def test_an_answer_that_is_not_streamed_comes_whole(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a b", "max_tokens": 2}).json()
     assert answer["choices"][0]["text"] == " tok tok"
     assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_a_connection_is_closed_where_the_client_asks_for_that(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": True}
+    with (
+        httpx.Client() as client,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as raw,
+    ):
+        request = client.build_request("POST", f"{url}/v1/chat/completions", json=body)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(request.content)}\r\n\r\n"
+        raw.settimeout(30)
+        raw.sendall(head.encode() + request.content)
+        read = b""
+        while piece := raw.recv(1 << 16):
+            read += piece
+    assert read.endswith(b"0\r\n\r\n")
 
 
 def test_what_is_no_request_is_refused_and_it_says_that_it_is_emulated(url: str) -> None:

@@ -192,7 +192,7 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
         run = calibrated_run(*given, **named)
         return replace(run, twin=replace(run.twin, error=error))
 
-    monkeypatch.setattr(f"batchtune.cli.commands.{words[0]}.calibrated_run", badly_calibrated)
+    monkeypatch.setattr("batchtune.cli.commands.ask_twin.calibrated_run", badly_calibrated)
     code, out, err = ask(*words)
     assert code == 5
     assert "wrong by 40 % on the average of 7 trials" in err
@@ -214,7 +214,7 @@ def capacity_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def twin_made(monkeypatch: pytest.MonkeyPatch, *, slower: float, command: str) -> None:
+def twin_made(monkeypatch: pytest.MonkeyPatch, *, slower: float) -> None:
     """The twin as somebody calibrates it who is off by this factor."""
     calibrated_run = cli_calibrated.calibrated_run
 
@@ -222,7 +222,7 @@ def twin_made(monkeypatch: pytest.MonkeyPatch, *, slower: float, command: str) -
         run = calibrated_run(*given, **named)
         return replace(run, twin=run.twin.slower(slower))
 
-    monkeypatch.setattr(f"batchtune.cli.commands.{command}.calibrated_run", off)
+    monkeypatch.setattr("batchtune.cli.commands.ask_twin.calibrated_run", off)
 
 
 def test_simulate_of_a_capacity_run_starts_from_the_capacity_that_is_recommended(
@@ -256,7 +256,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
 def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
     ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch, slower: float
 ) -> None:
-    twin_made(monkeypatch, slower=slower, command="plan")
+    twin_made(monkeypatch, slower=slower)
     words = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
     code, out, _ = ask(*words, "--json", root=capacity_run)
     assert code == 0
@@ -299,7 +299,7 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
 ) -> None:
     """At 4,000/s p95 is above 5 ms; a twin that is five times too fast thinks it is not."""
     words = ("plan", "--rate", "50k/s", "--slo-p95", "5ms", "--routing", "random", *SIXTEEN, "--json")
-    twin_made(monkeypatch, slower=0.2, command="plan")
+    twin_made(monkeypatch, slower=0.2)
     code, out, err = ask(*words, root=capacity_run)
     assert code == 5
     assert "no run of these parameters met the limits" in err
@@ -311,7 +311,7 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
 def test_simulate_holds_the_twin_to_what_was_measured(
     ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin_made(monkeypatch, slower=0.2, command="simulate")
+    twin_made(monkeypatch, slower=0.2)
     words = ("simulate", "--set", "max_batch_size=16,24", *SIXTEEN[2:], "--rate", "3k,9k")
     code, out, _ = ask(*words, "--json", root=capacity_run)
     assert code == 0

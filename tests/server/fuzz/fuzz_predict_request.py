@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from batchtune.server.grpc_api.predict import PredictRequests, decode_inputs
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
 from batchtune.server.metrics.counters import Metrics
+from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import ClassificationRequest, MultiInferenceRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request
@@ -69,21 +71,31 @@ TOKENS = [
 
 
 class RecordedCall:
-    """A gRPC call that remembers how it was ended."""
+    """A gRPC call, and the connection that it answers on, which remembers every answer, a second one too."""
 
     deadline_ns = None
     cancelled = False
     on_cancel = None
+    reply, fail, refuse = GrpcCall.reply, GrpcCall.fail, GrpcCall.refuse
 
     def __init__(self, path: str, message: bytes) -> None:
         self.path = path
+        self.head = SimpleNamespace(path=path)
+        self.sink = self
         self.message = message
         self.answers: list[tuple[str, Any]] = []
 
-    def reply(self, message: bytes) -> None:
+    @property
+    def answered(self) -> bool:
+        return False
+
+    @answered.setter
+    def answered(self, value: bool) -> None: ...
+
+    def send_reply(self, call: Any, message: bytes) -> None:
         self.answers.append(("OK", message))
 
-    def fail(self, code: str, message: str) -> None:
+    def send_failure(self, call: Any, code: str, message: str) -> None:
         self.answers.append((code, message))
 
 

@@ -120,17 +120,17 @@ class _Table:
         self._recent_from = 0
 
     def look(self, now_ns: int) -> _Look:
-        issued, oldest = self._header[ISSUED], self._header[OLDEST_PENDING]
+        oldest = self._header[OLDEST_PENDING]
+        issued = self._header[
+            ISSUED
+        ]  # read last: meanwhile the worker goes on, and the other never passes it
         errors, late, _ = self._count(self._settled, oldest)
         self._settled_errors += errors
         self._settled_late += late
         self._settled = oldest
         errors, late, pending = self._count(oldest, issued)
-        until_ns = np.full(issued - oldest, now_ns)
-        if self._begun is not None:
-            begun_ns = self._begun[oldest:issued]
-            until_ns = np.where(begun_ns, begun_ns, now_ns)
-        waits_ns = (until_ns - self._due[oldest:issued])[pending]
+        begun_ns = 0 if self._begun is None else self._begun[oldest:issued]
+        waits_ns = (np.where(begun_ns, begun_ns, now_ns) - self._due[oldest:issued])[pending]
         overdue = int(np.count_nonzero(waits_ns > self._overdue_after_ns))
         return _Look(
             issued=issued,

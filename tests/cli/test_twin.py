@@ -18,7 +18,7 @@ from batchtune.cli.app import app
 from batchtune.cli.commands import ask_twin as cli_calibrated
 from batchtune.cli.ending import main
 from batchtune.report.twin_text import measured_text, note_when_slow
-from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
@@ -28,6 +28,7 @@ from batchtune.twin.model.measured_rates import MeasuredRates
 from batchtune.twin.model.twin import FitError, Twin
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LAW = Law(fixed_s=0.002, per_row_s=0.00005, contention=1.0)
 PROBED = ((1, 1, 1), (4, 1, 8), (16, 1, 32), (32, 1, 64), (32, 2, 64), (16, 2, 48))
 
@@ -460,6 +461,16 @@ def test_a_run_without_trials_says_what_would_help(ask: Ask, tmp_path: Path) -> 
     assert code == 5
     assert "no measured trial" in err
     assert "batchtune sweep" in err
+
+
+@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "10")])
+def test_a_run_of_continuous_batching_has_no_twin(ask: Ask, tmp_path: Path, words: tuple[str, ...]) -> None:
+    scenario = read_scenario(SCENARIOS / "emulated-llm.yaml")
+    create_run(scenario, format_scenario(scenario), root=tmp_path / "results", provenance={})
+    code, _, err = ask(*words, root=tmp_path / "results")
+    assert code == 5
+    assert "batches continuously" in err
+    assert "batchtune load" in err
 
 
 def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:

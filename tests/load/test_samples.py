@@ -255,6 +255,27 @@ def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns,
     assert live.done == 10
 
 
+def test_a_look_at_a_worker_that_goes_on_meanwhile_counts_what_it_saw(columns: Columns, now_ns: int) -> None:
+    """Between the two readings of its header the worker sends and settles three more requests."""
+
+    class GoesOn:
+        """The header of a worker that is three further at each reading."""
+
+        def __init__(self) -> None:
+            self.settled = 0
+
+        def __getitem__(self, word: int) -> int:
+            self.settled += 3
+            return self.settled
+
+    for index in range(9):
+        columns.due[index] = columns.done[index] = now_ns - SECOND_NS // 2
+        columns.outcome[index] = Status.OK + ENDED
+    seen = SimpleNamespace(times=columns.times, outcomes=columns.outcomes, header=GoesOn())
+    live = LiveView([seen], start_ns=now_ns - SECOND_NS, overdue_after_s=0.1).look()  # type: ignore[list-item]
+    assert (live.sent, live.done, live.in_flight, live.overdue) == (6, 6, 0, 0)
+
+
 def test_words_decide_before_codes() -> None:
     full = "The batch scheduling queue to which this task was submitted is full; task size is 4 but …"
     assert of_grpc(14, full) is Status.QUEUE_FULL

@@ -104,6 +104,11 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
             f"{run.path} is of several models, which a twin does not know",
             hint="name the run of a sweep of one model",
         )
+    if scenario.streams:
+        raise TwinError(
+            f"{run.path} is of a server that batches continuously, which a twin does not know",
+            hint="measure instead: `batchtune load SCENARIO.yaml --rate RATE`",
+        )
     trials = kept_trials(run)
     measured = [
         trial

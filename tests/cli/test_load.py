@@ -362,9 +362,17 @@ fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
     ledger = [
         json.loads(line) for line in (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
     ]
-    assert [one["reason"] for one in ledger] == ["quick", "slow", "quick alone", "slow alone"]
-    sizes = [one["configuration"]["batching"]["max_batch_size"] for one in ledger]
-    assert sizes == [8, 4, 8, 4]
+    parts = [
+        (one["reason"], name, part["configuration"]["batching"]["max_batch_size"])
+        for one in ledger
+        for name, part in one["parts"].items()
+    ]
+    assert parts == [
+        ("together", "quick", 8),
+        ("together", "slow", 4),
+        ("alone", "quick", 8),
+        ("alone", "slow", 4),
+    ]
     log = (tmp_path / document["run"] / "server.log").read_text()
     assert re.search(r"model quick version 1 is available: .* max_batch_size 8,", log)
     assert re.search(r"model slow version 1 is available: .* max_batch_size 4,", log)

@@ -310,7 +310,7 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
         for name, _ in configuration.flags:
             if name in TARGETS_FLAGS:
                 raise UsageError(f"--{name}: {TARGETS_FLAGS[name]}", hint="leave it out")
-    return configuration
+    return question.scenario.with_models(configuration)
 
 
 def _configuration(question: Question, wanted: LoadRequest) -> Configuration:

@@ -7,6 +7,7 @@ YAML keys are short and their values carry units (`p95: 20ms`); the attributes c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -94,6 +95,14 @@ class Scenario(Spec):
             defaults = self.target.in_house_words(self.target.defaults)
             return http_configuration(defaults, self.fixed, point or {}, words=self.target.words)
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
+
+    def with_models(self, shared: Configuration) -> Configuration:
+        """These parameters with those that are a model's own, where several have some."""
+        owners = [own for own in self.target.models if own.batching]
+        batched = [(own.name, own.configuration(shared).batching) for own in owners]
+        return replace(
+            shared, models=tuple((name, batching) for name, batching in batched if batching is not None)
+        )
 
     @property
     def streams(self) -> bool:

@@ -44,12 +44,7 @@ class Variant:
     @property
     def configuration(self) -> Configuration:
         """With the parameters that are a model's own, where several have some."""
-        shared = self.scenario.configuration({})
-        owners = [own for own in self.scenario.target.models if own.batching]
-        batched = [(own.name, own.configuration(shared).batching) for own in owners]
-        return replace(
-            shared, models=tuple((name, batching) for name, batching in batched if batching is not None)
-        )
+        return self.scenario.with_models(self.scenario.configuration({}))
 
     @property
     def server_key(self) -> str:

@@ -121,7 +121,7 @@ def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenar
     document = json.loads(done.stdout)
     assert (document["baseline"], document["candidate"]) == ("baseline", "candidate")
     assert {gate["metric"] for gate in document["gates"]} == {"throughput", "p95"}
-    assert document["fresh_blocks"] >= 6
+    assert document["fresh_blocks"] >= 3  # the first look of the confirmation
     assert document["attribution"]["cause"] in ("compute", "batch size")
     assert "after every server is started anew" in done.stderr
     run = scenario.parent / document["run"]

@@ -99,15 +99,11 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     """
     run = asked_run(path, results=results)
     scenario = run.scenario()
-    if scenario.target.models:
+    if scenario.target.models or scenario.streams:
+        whose = "several models" if scenario.target.models else "a server that batches continuously"
         raise TwinError(
-            f"{run.path} is of several models, which a twin does not know",
-            hint="name the run of a sweep of one model",
-        )
-    if scenario.streams:
-        raise TwinError(
-            f"{run.path} is of a server that batches continuously, which a twin does not know",
-            hint="measure instead: `batchtune load SCENARIO.yaml --rate RATE`",
+            f"{run.path} is of {whose}, which a twin does not know",
+            hint="name the run of a sweep of one model; `batchtune load` measures any other",
         )
     trials = kept_trials(run)
     measured = [

@@ -98,11 +98,8 @@ class Scenario(Spec):
 
     def with_models(self, shared: Configuration) -> Configuration:
         """These parameters with those that are a model's own, where several have some."""
-        owners = [own for own in self.target.models if own.batching]
-        batched = [(own.name, own.configuration(shared).batching) for own in owners]
-        return replace(
-            shared, models=tuple((name, batching) for name, batching in batched if batching is not None)
-        )
+        owners = [(m.name, m.configuration(shared).batching) for m in self.target.models if m.batching]
+        return replace(shared, models=tuple((name, own) for name, own in owners if own is not None))
 
     @property
     def streams(self) -> bool:

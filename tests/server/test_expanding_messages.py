@@ -41,6 +41,17 @@ class Call(GrpcCall):
         self.answer = code
 
 
+def dispatch(call: Call, servable: FakeServable) -> None:
+    """Dispatch a call, and let the loop turn until it is answered."""
+
+    async def scenario() -> None:
+        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
 def scores(inputs: dict[str, Any]) -> dict[str, Any]:
     return {"scores": np.zeros((len(inputs["inputs"]), 1), np.float32)}
 
@@ -56,7 +67,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
     run = (HALF_PLUS_TWO, nothing) if path == PREDICT else (CLASSIFIER, scores)
 
     async def scenario() -> None:
-        dispatch = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics()).dispatch
+        api = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics())
         for _ in range(3):  # the second of a length may leave a template, which the third fits
             call, calls = Call(path, message), 0
 
@@ -66,7 +77,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
 
             tracemalloc.start()
             sys.setprofile(count)
-            dispatch(call)
+            api.dispatch(call)
             sys.setprofile(None)
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()
@@ -84,14 +95,7 @@ def test_what_fits_is_still_read() -> None:
     many = {f"x{number}": np.zeros(1, np.float32) for number in range(1_500)}
     wide = signature("serving_default", [spec(name) for name in many], [spec("y")])
     call = Call(PREDICT, encode_predict_request("m", "", many))
-
-    async def scenario() -> None:
-        servable = FakeServable({"serving_default": (wide, nothing)})
-        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    dispatch(call, FakeServable({"serving_default": (wide, nothing)}))
     assert call.answer == "OK"
 
 
@@ -110,13 +114,7 @@ def test_few_values_stand_for_megabytes_at_most(size: int, float_values: int, an
     """A model copies what it is given, and a request waits with what was made of it."""
     call = Call(PREDICT, predict_of(1, size, float_values))
     servable = FakeServable({"serving_default": (HALF_PLUS_TWO, nothing)})
-
-    async def scenario() -> None:
-        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    dispatch(call, servable)
     assert call.answer == answer
     assert len(servable.asked) == (answer == "OK")
 
@@ -135,12 +133,6 @@ def test_rows_without_values_are_counted_too(shape: tuple[int, ...], answer: str
     call = Call(PREDICT, encode_predict_request("m", "", {"x": np.empty(shape, np.float32)}))
     wide = signature("serving_default", [spec("x", "float32", None)], [spec("y")])
     servable = FakeServable({"serving_default": (wide, nothing)})
-
-    async def scenario() -> None:
-        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    dispatch(call, servable)
     assert call.answer == answer
     assert len(servable.asked) == (answer == "OK")

@@ -151,6 +151,7 @@ class Loader:
         self._client_max_rps: float | None = None
         self._requests: RequestSet | None = None
         self._cpus = loaded_cpus(scenario)
+        self._cpu_tells_rest = True
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and sum it up; where a worker of a fleet was lost or slow, once more without it.
@@ -174,7 +175,7 @@ class Loader:
                 if slow is None or not self._may_repeat(slow, suspects, figures):
                     return figures
                 losses.append(caveat("worker_lost", loss=f"load {slow.name}: {slow.why}; measured again"))
-            self._settle(load)
+            self._settle(load, None)
 
     def _slow_worker(self, figures: Figures) -> SlowWorker | None:
         """A worker of a cluster that fell short where the others can stand in for it."""
@@ -213,7 +214,7 @@ class Loader:
         if self._guard is not None:
             noise = self._guard.end(server_cpu_s=moved.server_cpu_s, client_cpu_s=samples.client_cpu_s)
         if np.isin(samples.status, (int(Status.UNFINISHED), int(Status.TIMEOUT))).any():
-            self._settle(load)
+            self._settle(load, moved)
         if load.whole:
             window = whole_run(samples)
         else:
@@ -306,19 +307,35 @@ class Loader:
         self._requests = requests
         return requests
 
-    def _settle(self, load: LoadRun) -> None:
-        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
+    def _settle(self, load: LoadRun, during: ServerActivity | None) -> None:
+        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial.
+
+        The longest batch that it executed `during` the load or since says how far apart two looks have to be: a queue
+        that overflowed makes far larger batches than were expected.
+        """
         before = self._target.counters()
-        step_s = max(SETTLE_STEP_S, SETTLE_BATCHES * load.batch_s)
-        limit_s = max(SETTLE_LIMIT_S, SETTLE_STEPS_MIN * step_s)
-        for _ in range(round(limit_s / step_s)):
+        longest_s = max(load.batch_s, 0.0 if during is None else _longest_batch_s(during))
+        waited_s, by_cpu_only = 0.0, False
+        while True:
+            step_s = max(SETTLE_STEP_S, SETTLE_BATCHES * longest_s)
+            if waited_s >= max(SETTLE_LIMIT_S, SETTLE_STEPS_MIN * step_s):
+                self._cpu_tells_rest = self._cpu_tells_rest and not by_cpu_only  # one that never sleeps
+                return
             self._sleep(step_s)
+            waited_s += step_s
             after = self._target.counters()
             moved = activity(before, after)
-            idle = not moved.batches and not sum(moved.requests_by_status.values())
-            if idle and not moved.went_back:
+            answers = moved.batches or sum(moved.requests_by_status.values()) or moved.device_busy_ratio
+            computes = (moved.server_cpu_s or 0.0) > 0.2 * moved.duration_s  # it may be within a batch
+            if not answers and not moved.went_back and not (computes and self._cpu_tells_rest):
                 return
+            by_cpu_only = not answers and not moved.went_back
+            longest_s = max(longest_s, _longest_batch_s(moved))
             before = after
+
+
+def _longest_batch_s(moved: ServerActivity) -> float:
+    return max(moved.execution_s_by_rows.values(), default=0.0)
 
 
 def loaded_cpus(scenario: Scenario) -> frozenset[int]:

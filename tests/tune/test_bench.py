@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -169,6 +169,62 @@ def test_counters_that_fall_do_not_say_that_a_server_has_come_to_rest():
     )
     assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
     assert target.readings > 6
+
+
+@dataclass
+class WithinABatch(FakeTarget):
+    """Executes one more batch until `busy_until_s` of the clock; counted only when it has ended, as `shows` tells."""
+
+    busy_until_s: float = 60.0
+    shows: str = "device"
+    read_at_s: list[float] = field(default_factory=list)
+
+    def counters(self):
+        now_s = self.clock()
+        self.read_at_s.append(now_s)
+        ended = now_s >= self.busy_until_s
+        series = {f"{SESSION}wrapped_run_count": {(): 1.0 + ended}}
+        series[":batchtune:serving:batch_execution_count"] = {(("batch_size", "9"),): 1.0 + ended}
+        if self.shows == "device":
+            busy_micros = 1e6 * min(now_s, self.busy_until_s)
+            series[":batchtune:serving:device_busy_micros_total"] = {(): busy_micros}
+        cpu_s = min(now_s, self.busy_until_s) if self.shows == "cpu" else None
+        return replace(super().counters(), series=series, server_cpu_s=cpu_s)
+
+
+@pytest.mark.parametrize("shows", ["device", "cpu"])
+def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(shows):
+    clock = FakeClock()
+    target = WithinABatch(clock, shows=shows, busy_until_s=clock() + 6.0)
+    bench = Bench(
+        open_loop(3000),
+        target,
+        FakeFleet(target),
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+    )
+    assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+    assert target.read_at_s[-1] >= target.busy_until_s
+
+
+def test_a_server_that_computes_even_when_idle_is_waited_for_once():
+    clock = FakeClock()
+    target = WithinABatch(clock, shows="cpu", busy_until_s=1e9)
+    bench = Bench(
+        open_loop(3000),
+        target,
+        FakeFleet(target),
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+    )
+    readings = []
+    for _ in range(2):
+        assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+        readings.append(len(target.read_at_s))
+    assert readings[0] > 50
+    assert readings[1] - readings[0] < 10
 
 
 def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():

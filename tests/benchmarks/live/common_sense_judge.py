@@ -120,7 +120,8 @@ def answer_of(document: Mapping[str, Any], objective: Objective) -> Answer | Non
     }
     figure = figures[objective]
     value, low, high = (float(figure[name]) for name in ("value", "low", "high"))
-    return Answer(fixed=fixed, value=value, low=low, high=high)
+    # Where nothing was missed the upper end is not known: the interval is open there.
+    return Answer(fixed=fixed, value=value, low=low, high=math.inf if math.isnan(high) else high)
 
 
 def _named(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How does a comparison read: the table, a factor for each pair, and in plain words whether batching helps here?"""
+"""Renders a comparison: the table, a factor for each pair, and in plain words whether batching helps here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
@@ -14,14 +14,11 @@ from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
     Marks,
-    console_on,
     interval,
     milliseconds,
-    paragraph,
-    print_table,
+    print_rows,
+    print_text,
     ratio,
-    table_of,
-    text_width,
 )
 from batchtune.report.words import PROTOCOLS, limit_title, limit_word, requests_text
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
@@ -30,9 +27,6 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from batchtune.measure.statistics.quantiles import Estimate
     from batchtune.tune.compare.noise_floor import NoiseFloor
 
@@ -55,6 +49,8 @@ METRICS = {
     "p95": "p95",
     "capacity": "capacity",
 }
+_DISPENSABLE: Final = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
+"""Columns that go first where there is little room."""
 PAYS = {
     "yes": "pays",
     "hardly": "hardly pays",
@@ -67,28 +63,28 @@ PAYS = {
 
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
-    console = console_on(stream)
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
-    print_table(console, _table(comparison_rows(comparison, marks)))
+    print_rows(comparison_rows(comparison, marks), stream=stream, dispensable=_DISPENSABLE)
     lines = [
+        "",
         *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *small_print(comparison), *marks.lines(),
         f"Saved in {path}",
     ]  # fmt: skip
-    _tell(console, lines, width=text_width(stream))
+    print_text(*lines, stream=stream, indent="    ")
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
     """The spread of one configuration against itself, and the smallest change that blocks detect."""
-    console = console_on(stream)
     marks = Marks(caveats={"A/A": floor.caveats})
-    print_table(console, _table(noise_rows(floor, marks)))
-    _tell(console, [*noise_lines(floor), *marks.lines(), f"Saved in {path}"], width=text_width(stream))
+    print_rows(noise_rows(floor, marks), stream=stream)
+    lines = ["", *noise_lines(floor), *marks.lines(), f"Saved in {path}"]
+    print_text(*lines, stream=stream, indent="    ")
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     """The headings, then a row a figure; `marks` are of "A/A"."""
     shown = next(iter(floor.floors.values())).smallest
-    rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown)]]
+    rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks, %" for blocks in shown)]]
     for name, figure in floor.floors.items():
         rows.append(
             [
@@ -244,13 +240,6 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
     return rows
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    table = table_of(*rows[0])
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table
-
-
 def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
     if not comparison.pairs:
         return []
@@ -321,11 +310,6 @@ def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
         "still disturbed. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     )
     return [sentence]
-
-
-def _tell(console: Console, lines: Sequence[str], *, width: int) -> None:
-    for line in lines:
-        console.print(paragraph(line, width=width, indent="    "), markup=False, soft_wrap=True)
 
 
 def _verdicts(verdicts: dict[str, list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""How do load points read: one row each, what limits them, and what to distrust; as a table, as JSON, as CSV?"""
+"""Renders load points, a row each, with their limits and caveats: as a table, as JSON, as CSV."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
 from batchtune.report.tables import (
     Marks,
-    console_on,
     interval,
     milliseconds,
-    paragraph,
-    print_table,
-    rows_that_fit,
-    table_of,
-    text_width,
-    width_of,
+    print_rows,
+    print_text,
 )
 from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
@@ -74,7 +69,16 @@ _STREAM_COLUMNS: Final[Sequence[_Column]] = (
 )
 """Of streamed answers, whose server batches continuously."""
 
-_DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "errors")
+_DISPENSABLE: Final = (
+    "compute ms",
+    "queue ms",
+    "p90 ms",
+    "rows/s",
+    "p50 ms",
+    "mean batch",
+    "errors",
+    "p99 ms",
+)
 """Left out in this order where the terminal is too narrow."""
 
 
@@ -122,7 +126,6 @@ def print_points(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
     """One row a load point, with the columns that perf_analyzer's users know, then limits and caveats."""
-    console, width = console_on(stream), text_width(stream)
     measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "rate"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
@@ -131,27 +134,19 @@ def print_points(
         rows = _rows(
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
-        dispensable = [rows[0].index(name) for name in _DISPENSABLE if name in rows[0]]
-        shown = rows_that_fit(rows, width=width_of(stream), dispensable=dispensable)
-        table = table_of(*shown[0])
-        for row in shown[1:]:
-            table.add_row(*row)
-        print_table(console, table)
-        if len(shown[0]) < len(rows[0]):
-            console.print("A wider terminal shows more columns; --csv and --json have them all.")
-    for line in [
+        print_rows(rows, stream=stream, dispensable=_DISPENSABLE, elsewhere="--csv and --json have them")
+        print_text("", stream=stream)
+    print_text(
         *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
         *_limit_lines(limits, named),
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
-    ]:
-        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
-    for line in marks.lines(named=named):
-        console.print(paragraph(line, width=width, indent="   "), markup=False, soft_wrap=True)
-    for point in points:
-        if point.failure is not None:
-            console.print(f"failed: {point.failure}", markup=False, soft_wrap=True)
+        stream=stream,
+    )
+    print_text(*marks.lines(named=named), stream=stream, indent="   ")
+    failures = (f"failed: {point.failure}" for point in points if point.failure is not None)
+    print_text(*failures, stream=stream, whole=True)
 
 
 def print_points_csv(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from collections.abc import Iterator
+from typing import Final, TextIO
 
-from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report.run_tables import short_label
+from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import (
     Marks,
-    console_on,
-    paragraph,
-    print_table,
-    rows_that_fit,
+    aligned,
+    print_rows,
+    print_text,
     span,
-    table_of,
-    text_width,
-    width_of,
+    without_empty_columns,
 )
 from batchtune.report.words import (
     NAMES,
@@ -45,10 +41,6 @@ from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
 INDENT: Final = " " * len("Recommended ")
 """As wide as the longest label."""
 
@@ -73,52 +65,34 @@ def print_answer(
     open, `offer` the options with which a longer search may find more, `deployment` the command that serves it, None
     where another dialect follows, `why` the command that tells more.
     """
-    console, width = console_on(stream), text_width(stream)
 
-    def tell(label: str, text: str, style: str = "") -> None:
-        shown = paragraph(f"{label:<{len(INDENT)}}{text}", width=width, indent=INDENT)
-        console.print(shown, markup=False, soft_wrap=True, style=style)
+    def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
+        for text in texts:
+            line = f"{label:<{len(INDENT)}}{text}"
+            print_text(line, stream=stream, indent=INDENT, bold=bold, whole=whole)
+            label = ""
 
-    for line in filter(None, (run, workload(scenario, chosen, with_slo=False, brief=True))):
-        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
-    tell("Recommended", use_text(chosen), "bold")
+    asked = workload(scenario, chosen, with_slo=False, brief=True)
+    print_text(*filter(None, (run, asked)), stream=stream)
+    tell("Recommended", use_text(chosen), bold=True)
     gains = " ".join(gain_sentences(chosen))
-    if gains:
-        tell("Gain", gains, "bold")
+    tell("Gain", *filter(None, [gains]), bold=True)
     tell("", figures_sentence(chosen))
-    for line in _aligned(compared_table(chosen)):
-        console.print(f"{INDENT}{line}", markup=False, soft_wrap=True)
+    tell("", *aligned(compared_table(chosen)), whole=True)
     for promise in chosen.promises:
         tell("SLO", promise_sentence(promise, chosen))
     tell("Why", why_sentence(chosen))
     if chosen.bottleneck is not None:
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
     tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
-    warnings = " ".join(_warnings(chosen))
-    if warnings:
-        tell("Warning", warnings)
-    label = "Next"
-    for command in filter(None, (next_step, deployment, why)):
-        console.print(f"{label:<{len(INDENT)}}{command}", markup=False, soft_wrap=True)
-        label = ""
+    tell("Warning", *filter(None, [" ".join(_warnings(chosen))]))
+    tell("Next", *filter(None, (next_step, deployment, why)), whole=True)
 
 
 def use_text(chosen: Recommendation) -> str:
     """The parameters in one breath."""
     words = [f"{name} {value}" for name, value in parameters_of(chosen.configuration)]
     return ", ".join(filter(None, (name_without_parameters(chosen.configuration), *words)))
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if at == 0 else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
 
 
 def _warnings(chosen: Recommendation) -> Iterator[str]:
@@ -160,60 +134,49 @@ def print_recommendation(
     the options with which a longer search may find more; `deployment` is the command line, None where another dialect
     follows.
     """
-    console, width = console_on(stream), text_width(stream)
-
-    def tell(text: str, indent: str = "  ", style: str = "") -> None:
-        shown = paragraph(text, width=width, indent=indent)
-        console.print(shown, markup=False, soft_wrap=True, style=style)
-
     marks = Marks(
         caveats={
             RECOMMENDED: chosen.caveats,
             **{REFERENCES[reference.name]: reference.caveats for reference in other_references(chosen)},
         }
     )
-    if run is not None:
-        tell(run)
-    tell(workload(scenario, chosen))
-    console.print()
     named = name_without_parameters(chosen.configuration)
-    tell(f"Recommended: {named}" if named else "Recommended", style="bold")
-    for name, value in parameters_of(chosen.configuration):
-        console.print(f"  {name:<26} {value}", markup=False, soft_wrap=True)
     gains = " ".join(gain_sentences(chosen))
-    if gains:
-        tell(f"Gain: {gains}", style="bold")
-    tell(figures_sentence(chosen))
-    console.print()
-    print_table(console, _contenders(chosen, marks, width=width_of(stream)))
-    for text in _argument(chosen):
-        tell(text)
-    console.print()
-    for text in (*_search(chosen), *_confidence(chosen, next_step, offer)):
-        tell(text)
-    console.print()
+    print_text(*filter(None, [run]), workload(scenario, chosen), "", stream=stream)
+    print_text(f"Recommended: {named}" if named else "Recommended", stream=stream, bold=True)
+    parameters = (f"  {name:<26} {value}" for name, value in parameters_of(chosen.configuration))
+    print_text(*parameters, stream=stream, whole=True)
+    print_text(*([f"Gain: {gains}"] if gains else []), stream=stream, bold=True)
+    print_text(figures_sentence(chosen), "", stream=stream)
+    print_rows(_contenders(chosen, marks), stream=stream, dispensable=DISPENSABLE)
+    print_text(
+        *filter(None, [outside_text(chosen)]),
+        "",
+        *_argument(chosen),
+        "",
+        *_search(chosen),
+        " ".join([f"Confidence: {confidence_sentence(chosen)}", *offer_sentences(chosen, offer)]),
+        "",
+        stream=stream,
+    )
     for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (not confirmed)"
-        tell(f"Alternative: {alternative.configuration.label()}: {alternative.trade}{searched}.")
-    for text in marks.lines():
-        tell(text, indent="   ")
-    if deployment is not None:
-        console.print(f"Deploy: {deployment}", markup=False, soft_wrap=True)
+        print_text(
+            f"Alternative: {alternative.configuration.label()}: {alternative.trade}{searched}.", stream=stream
+        )
+    print_text(*marks.lines(), stream=stream, indent="   ")
+    commands = {"To establish it": next_step, "Deploy": deployment}
+    shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
+    print_text(*shown, stream=stream, whole=True)
 
 
-def _contenders(chosen: Recommendation, marks: Marks, *, width: int) -> Table:
+def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
     """All that was tried, a row each; the letters of caveats follow the names."""
-    rows = contenders_table(chosen)
-    dispensable = [rows[0].index(name) for name in DISPENSABLE if name in rows[0]]
-    head, *shown = rows_that_fit(rows, width=width, dispensable=dispensable)
-    table = table_of(*head)
-    table.columns[1].justify = "left"
-    for whose, row in zip(marks.caveats, shown, strict=False):
+    headings, *rows = contenders_table(chosen)
+    for whose, row in zip(marks.caveats, rows, strict=False):
         letters = marks.at(whose, "everything", "throughput", "latency", "server")
-        table.add_row(f"{row[0]} {letters}".strip(), *row[1:])
-    for row in shown[len(marks.caveats) :]:
-        table.add_row(*row)
-    return table
+        row[0] = f"{row[0]} {letters}".strip()
+    return [headings, *rows]
 
 
 def _argument(chosen: Recommendation) -> Iterator[str]:
@@ -253,11 +216,6 @@ def _searched(search: SearchSummary) -> Iterator[str]:
         yield f"Trials ran on several nodes at once: {search.nodes}."
 
 
-def _confidence(chosen: Recommendation, next_step: str | None, offer: str | None) -> Iterator[str]:
-    step = "" if next_step is None else f" To establish it: {next_step}"
-    yield " ".join([f"Confidence: {confidence_sentence(chosen)}{step}", *offer_sentences(chosen, offer)])
-
-
 # The tables: who named a configuration, what it held and missed, in how many runs, what is gained over it.
 
 
@@ -281,13 +239,15 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
         ]
         for name, contender, gain in (*first, *others)
     ]
-    return _without_empty([headings, *rows])
+    return without_empty_columns([headings, *rows])
 
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
     """All that was tried, what is recommended first, then the references, then the best."""
     others = (*other_references(chosen), *chosen.contenders)
-    common = common_parameters([chosen.configuration, *(other.configuration for other in others)])
+    labels, _ = brief_labels(
+        [chosen.configuration.label(), *(other.configuration.label() for other in others)]
+    )
     headings = [
         "named by",
         "configuration",
@@ -306,7 +266,7 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
     rows = [
         [
             name,
-            brief_label(contender.configuration, common),
+            configuration,
             *_rates(contender, chosen),
             *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
             rounded(contender.mean_batch_rows),
@@ -314,38 +274,23 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
             str(contender.runs),
             gain,
         ]
-        for name, contender, gain in shown
+        for configuration, (name, contender, gain) in zip(labels, shown, strict=True)
     ]
-    return _without_empty([headings, *rows])
+    return without_empty_columns([headings, *rows])
 
 
-DISPENSABLE = ("p50 ms", "p99 ms", "mean batch", "limited by")
+DISPENSABLE = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
 """Columns of the table of all contenders that go first where there is little room."""
 
 
-def common_parameters(configurations: Sequence[Configuration]) -> dict[str, Any]:
-    """The parameters that have one value in all of these that batch."""
-    batchings = [configuration.batching for configuration in configurations]
-    batched = [parameters for batching in batchings if batching and (parameters := to_dict(batching))]
-    if len(batched) < 2:
-        return {}
-    return {
-        name: value
-        for name, value in batched[0].items()
-        if all(parameters.get(name) == value for parameters in batched)
-    }
-
-
-def brief_label(configuration: Configuration, common: Mapping[str, Any]) -> str:
-    """A configuration in a few words, without the parameters that all have in `common`."""
-    text = short_label(configuration.label())
-    for name, value in common.items():
-        text = text.replace(f" · {short_label(f'{name}={value}')}", "")
-    return text
+def outside_text(chosen: Recommendation) -> str:
+    """What the star behind a name of the table means; empty where there is none."""
+    others = (*chosen.references, *chosen.contenders)
+    return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
 
 
 def _name(other: Compared) -> str:
-    return ", ".join(filter(None, (names_text(other.names), "outside the space" if other.outside else "")))
+    return f"{names_text(other.names)}{'*' if other.outside else ''}"
 
 
 def _rate_headings(chosen: Recommendation) -> list[str]:
@@ -361,9 +306,3 @@ def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list
     held += " by loops" if contender.capacity.by_loops else ""
     bound = "≤ " if contender.capacity.is_bound and contender.capacity.missed_rps is not None else ""
     return [held, f"{bound}{rounded(contender.capacity.missed_rps)}"]
-
-
-def _without_empty(table: list[list[str]]) -> list[list[str]]:
-    """Columns in which no row says anything stay away."""
-    kept = [at for at in range(len(table[0])) if any(row[at] not in ("", "–") for row in table[1:])]
-    return [[row[at] for at in kept] for row in table]

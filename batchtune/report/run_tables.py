@@ -1,4 +1,4 @@
-"""How do runs, and the trials of one, read: as a table, as JSON, CSV, Markdown or Parquet?"""
+"""Renders the runs there are, and the trials of one: as a table, as JSON, CSV, Markdown or Parquet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from batchtune.archive.listing import RunEntry
 from batchtune.errors import UsageError
-from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
+from batchtune.report.tables import print_rows
 from batchtune.units import counted, percentage, rounded
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _SHOWN: Final = {
     "mean_batch_rows": "mean batch",
     "verdict": "SLO",
 }
-_DISPENSABLE: Final = ("p50 ms", "mean batch", "p99 ms", "errors", "source", "offered /s")
+_DISPENSABLE: Final = ("p50 ms", "mean batch", "source", "p99 ms", "errors", "offered /s")
 _NAMES: Final = {
     "max_batch_size": "size",
     "batch_timeout_micros": "µs",
@@ -51,12 +51,9 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None
         document = {"runs": [entry.to_dict() for entry in entries]}
         print(json_text.dumps(document, indent=2), file=stream or sys.stdout)
         return
-    console = console_on(stream)
-    table = table_of("run", "scenario", "started (UTC)", "trials", "verdict", "recommended", "target")
-    for column in table.columns:
-        column.justify = "left"
-    for entry in entries:
-        table.add_row(
+    headings = ["run", "scenario", "started (UTC)", "trials", "verdict", "recommended", "target"]
+    rows = [
+        [
             entry.path.name,
             entry.scenario,
             f"{entry.started:%Y-%m-%d %H:%M}",
@@ -64,8 +61,10 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None
             entry.verdict,
             short_label(entry.recommended) or "–",
             entry.target or "–",
-        )
-    print_table(console, table)
+        ]
+        for entry in entries
+    ]
+    print_rows([headings, *rows], stream=stream, dispensable=("started (UTC)", "target", "trials"))
 
 
 def print_trials(
@@ -91,15 +90,15 @@ def print_trials(
         case "parquet":
             _write_parquet(ordered, out)
         case "markdown":
-            _print_markdown(_cells(ordered), out)
+            labels = [short_label(str(label)) for label in ordered["configuration"]]
+            _print_markdown(_cells(ordered.assign(configuration=labels)), out)
         case "table":
-            rows = _cells(ordered)
-            dispensable = [rows[0].index(name) for name in _DISPENSABLE if name in rows[0]]
-            shown = rows_that_fit(rows, width=width_of(stream), dispensable=dispensable)
-            table = table_of(*shown[0])
-            for row in shown[1:]:
-                table.add_row(*row)
-            print_table(console_on(stream), table)
+            labels = list(map(str, ordered["configuration"]))
+            shown, common = brief_labels(labels)
+            table = ordered.assign(configuration=shown)
+            print_rows(_cells(table), stream=stream, dispensable=_DISPENSABLE)
+            if common:
+                print(f"All configurations with batching: {common}.", file=out)
 
 
 def sorted_by(frame: DataFrame, name: str, *, lower_is_better: bool) -> DataFrame:
@@ -135,6 +134,19 @@ def short_label(label: str | None) -> str:
     return (" · " if "=" in (label or "") else " ").join(words)
 
 
+def brief_labels(labels: Sequence[str]) -> tuple[list[str], str]:
+    """Short labels for a column, without the parameters that all which set any have in common, and these parameters."""
+    whole = [short_label(label) for label in labels]
+    setting = [label.split(" ") for label in dict.fromkeys(labels) if "=" in label]
+    if len(setting) < 2 or any(word.endswith(";") for words in setting for word in words):
+        return whole, ""
+    common = [word for word in setting[0] if all(word in words for words in setting)]
+    own = [" ".join(word for word in label.split(" ") if word not in common) for label in labels]
+    if not all(own):
+        return whole, ""
+    return list(map(short_label, own)), short_label(" ".join(common))
+
+
 def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
     for row in (rows[0], ["---", *("---:" for _ in rows[0][1:])], *rows[1:]):
         cells = " | ".join(cell.replace("|", "\\|") for cell in row)
@@ -159,8 +171,6 @@ def _cells(frame: DataFrame) -> list[list[str]]:
 
 
 def _cell(name: str, value: object) -> str:
-    if name == "configuration":
-        return short_label(str(value))
     if name == "factor" and isinstance(value, float):
         return f"×{rounded(value)}"
     if name == "error_ratio" and isinstance(value, float):

@@ -1,4 +1,4 @@
-"""How are tables and paragraphs laid out so that a terminal, a log and a pipe all keep them readable?"""
+"""Lays tables and paragraphs out for terminals, logs and pipes."""
 
 from __future__ import annotations
 
@@ -121,22 +121,60 @@ TEXT_WIDTH: Final = (60, 100)
 LOG_WIDTH: Final = 80
 """Where there is no terminal."""
 
-PIPE_WIDTH: Final = 200
+TABLE_WIDTH: Final = 100
+"""Of tables where there is no terminal: the view of a CI job wraps what is wider."""
 
 _GAP: Final = 2
+_NUMBER: Final = re.compile(r"[×≤≥+−-]?\d")
 _TIE: Final = "\N{NO-BREAK SPACE}"
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 
 
-def table_of(*headings: str) -> Table:
-    """An empty table; the first column is text, the others are numbers."""
-    from rich import box
-    from rich.table import Table
+def print_rows(
+    rows: Sequence[Sequence[str]],
+    *,
+    stream: TextIO | None = None,
+    dispensable: Sequence[str] = (),
+    elsewhere: str = "--json has them",
+) -> None:
+    """Prints headings and rows as a table that fits the stream (default: stdout).
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    return table
+    A column without any value is left out, then columns of `dispensable`, in that order, as the width calls for, which
+    a line below says; what is left is printed whole: a figure that is cut off misleads.
+    """
+    filled = without_empty_columns(rows)
+    names = [name for name in dispensable if name in filled[0]]
+    shown = rows_that_fit(
+        filled, width=width_of(stream), dispensable=[filled[0].index(name) for name in names]
+    )
+    head, *lines = aligned(shown)
+    rule = "─" * max(map(len, (head, *lines)))
+    print_text(head, rule, *lines, stream=stream, whole=True)
+    left_out = ", ".join(name for name in names if name not in shown[0])
+    if left_out:
+        print_text(f"Not shown for want of width: {left_out}; {elsewhere}.", stream=stream)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line a row: columns of numbers to the right, the first one and those of words to the left."""
+    columns = list(zip(*rows, strict=True))
+    to_right = [at > 0 and any(map(_NUMBER.match, cells[1:])) for at, cells in enumerate(columns)]
+    widths = [max(map(len, cells)) for cells in columns]
+    return [
+        (" " * _GAP)
+        .join(
+            f"{cell:>{width}}" if right else f"{cell:<{width}}"
+            for cell, width, right in zip(row, widths, to_right, strict=True)
+        )
+        .rstrip()
+        for row in rows
+    ]
+
+
+def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Headings and rows without the columns in which no row has a value; the first one stays."""
+    kept = [at for at in range(len(rows[0])) if not at or any(row[at] not in ("", "–") for row in rows[1:])]
+    return [[row[at] for at in kept] for row in rows]
 
 
 def rows_that_fit(
@@ -151,7 +189,31 @@ def rows_that_fit(
     return [[row[index] for index in kept] for row in rows]
 
 
-def console_on(stream: TextIO | None = None, *, wide: int = PIPE_WIDTH) -> Console:
+def table_of(*headings: str) -> Table:
+    """An empty table; the first column is text, the others are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def print_text(
+    *texts: str, stream: TextIO | None = None, indent: str = "  ", bold: bool = False, whole: bool = False
+) -> None:
+    """Prints paragraphs on the stream (default: stdout), each with its further lines indented.
+
+    `whole`: lines as they are, such as rows of a table and commands to copy.
+    """
+    console, width = console_on(stream), text_width(stream)
+    for text in texts:
+        shown = text if whole else paragraph(text, width=width, indent=indent)
+        console.print(shown, markup=False, soft_wrap=True, style="bold" if bold else "")
+
+
+def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
     """A console on the stream (default: stdout), at least `wide`: a narrow terminal wraps a table, nothing cuts it.
 
     Brackets and colons are text: a variant may be called `m[int8]`.
@@ -172,8 +234,8 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def width_of(stream: TextIO | None = None) -> int:
-    """Columns of the stream (default: stdout); a file or a pipe has as many as anybody wants."""
-    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else PIPE_WIDTH
+    """Columns that a table may take on the stream (default: stdout)."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else TABLE_WIDTH
 
 
 def text_width(stream: TextIO | None = None) -> int:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching.parameters import Configuration
+from batchtune.report.run_tables import short_label
 from batchtune.report.tables import (
-    console_on,
     interval,
     latency,
     milliseconds,
-    paragraph,
-    print_table,
-    table_of,
-    text_width,
+    print_rows,
+    print_text,
 )
 from batchtune.twin.model.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -81,11 +79,13 @@ def print_simulations(
     """One row a point; a star marks what lies outside the calibrated range, or is overload."""
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")
-    table = table_of("configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", "")
-    for point in points:
-        table.add_row(*_cells(point))
-    console = console_on(stream)
-    print_table(console, table)
+    headings = ["configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", ""]
+    print_rows(
+        [headings, *map(_cells, points)],
+        stream=stream,
+        dispensable=("p50 ms", "mean batch", "p99 ms", "refused", "busy"),
+    )
+    print_text("", stream=stream)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"Confidence: {twin.accuracy()}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
@@ -93,24 +93,21 @@ def print_simulations(
     known = {point.configuration: point for point in points if point.measured is not None}
     for point in list(known.values())[:MEASURED_MOST]:
         lines.append(f"{point.configuration.label()}: {measured_text(point.measured, point.twin_rps)}.")
-    width = text_width(stream)
-    for line in lines:
-        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+    print_text(*lines, stream=stream)
 
 
 def print_plan(
     plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path, stream: TextIO | None = None
 ) -> None:
     """The number of replicas first, then what each gets, what to expect and how sure it is."""
-    console, width = console_on(stream), text_width(stream)
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
     latencies = ", ".join(f"{name} {latency(expected)}" for name, expected in plan.latency_s.items())
     label = "extrapolated: " if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
-    console.print(
+    print_text(
         f"{label}{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}",
-        style="bold",
-        markup=False,
+        stream=stream,
+        bold=True,
     )
     replicas = plan.replicas
     lines = [
@@ -133,8 +130,7 @@ def print_plan(
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
-    for line in lines:
-        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+    print_text(*lines, stream=stream)
 
 
 def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
@@ -171,7 +167,7 @@ def _cells(point: Simulated) -> list[str]:
     offered = prediction.throughput.value if traffic.offered_rps is None else traffic.offered_rps
     refused = prediction.error_ratio
     return [
-        point.configuration.label(),
+        short_label(point.configuration.label()),
         str(traffic.clients) if traffic.closed else rounded(offered),
         interval(prediction.throughput),
         rounded(prediction.latency("p50").value * 1e3),

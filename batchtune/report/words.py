@@ -177,6 +177,8 @@ def gain_cell(other: Compared) -> str:
             return "may be better"
         case "misses":
             return "misses the SLO"
+        case "none":
+            return "none measurable"
         case _:
             return gain_text(other.gain)
 

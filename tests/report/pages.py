@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -33,6 +34,15 @@ from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted
 
 ROOT = Path(__file__).parents[2]
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal; COLUMNS of the environment says how wide."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 REFERENCE = ROOT / "results/reference/2026-11-21-epyc-2-cores"
 EVIL = "<script>window.hacked=1</script>"
 BUSY_CLIENT = caveat("client_busy", cpu_ratio=0.95)

@@ -16,9 +16,10 @@ from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
-from batchtune.report.tables import Marks, console_on, print_table, rows_that_fit, table_of
+from batchtune.report.tables import Marks
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
+from tests.report.pages import Terminal
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
@@ -54,7 +55,7 @@ def point(clients: int, *caveats: Caveat, verdict: str | None = "PASS", server=N
 
 
 def table(points) -> str:
-    stream = io.StringIO()
+    stream = Terminal()
     print_points(points, stream=stream)
     return stream.getvalue()
 
@@ -67,14 +68,9 @@ def row_of(text: str, head: str) -> str:
     return next(line for line in text.splitlines() if line.strip().startswith(head))
 
 
-def test_brackets_and_colons_of_a_cell_are_text():
-    stream = io.StringIO()
-    grid = table_of("variant", "p95 [ms]")
-    for name in ("m[int8]", "[/]", ":warning:"):
-        grid.add_row(name, "3.36 [2.10, 5.00]")
-    print_table(console_on(stream), grid)
-    for text in ("p95 [ms]", "m[int8]", "[/]", ":warning:", "3.36 [2.10, 5.00]"):
-        assert text in stream.getvalue()
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_latencies():
@@ -177,14 +173,6 @@ def test_csv_has_one_cell_for_each_heading_also_where_a_point_failed():
     assert dict(zip(heading, failed, strict=True))["failure"] == "no"
 
 
-def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():
-    rows = [["clients", "p50 ms", "p95 ms"], ["4", "5.61 [4.67, 6.75]", "9.35"]]
-    full = len("clients") + 2 + len("5.61 [4.67, 6.75]") + 2 + len("p95 ms")
-    assert rows_that_fit(rows, width=full, dispensable=[1]) == rows
-    assert rows_that_fit(rows, width=full - 1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
-    assert rows_that_fit(rows, width=1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
-
-
 def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
     assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
     assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
@@ -221,15 +209,6 @@ def test_the_servers_flags_tell_which_threads_limit_it():
     assert found["bottleneck"]["kind"] == "server_threads"
     (unknown,) = points_dict([limited])["points"]
     assert unknown["bottleneck"]["kind"] != "server_threads"
-
-
-def test_no_table_is_cut_off_however_long_its_rows():
-    stream = io.StringIO()
-    table = table_of("configuration", "p95 ms")
-    table.add_row("x" * 300, "5.47 [4.56, 6.71]")
-    print_table(console_on(stream), table)
-    assert "x" * 300 in stream.getvalue()
-    assert "5.47 [4.56, 6.71]" in stream.getvalue()
 
 
 def test_a_server_that_fills_its_one_cpu_is_limited_by_it():

@@ -1,4 +1,4 @@
-"""How does a check read: the verdict first, a line for each gate, where it comes from, and what to do next?"""
+"""Renders a check: the verdict, a line for each gate, where a change comes from, what to do next; and the history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
 from batchtune.check.finding import Finding
 from batchtune.check.gate import margin_text
 from batchtune.check.history import Series, TrackRecord, track_record
-from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
+from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
@@ -46,21 +46,11 @@ def unit_of(figure: str) -> tuple[str, float]:
 
 def print_check(account: Account, *, stream: TextIO | None = None) -> None:
     """At most fifteen lines of one model."""
-    console = console_on(stream)
-    width = text_width(stream)
-
-    def tell(text: str) -> None:
-        console.print(paragraph(text, width=width, indent="      "), markup=False, soft_wrap=True)
-
-    tell(headline(account))
+    print_text(headline(account), stream=stream, indent="      ")
     if account.conclusion.findings:
-        table = table_of(*(head.format(**_names(account)) for head in HEADINGS))
-        for row in gate_rows(account.conclusion):
-            table.add_row(*row)
-        table.show_edge = False
-        print_table(console, table)
-    for line in closing_lines(account):
-        tell(line)
+        headings = [head.format(**_names(account)) for head in HEADINGS]
+        print_rows([headings, *gate_rows(account.conclusion)], stream=stream)
+    print_text(*closing_lines(account), stream=stream, indent="      ")
 
 
 def headline(account: Account) -> str:
@@ -236,19 +226,22 @@ def print_history(
     lines: Sequence[Mapping[str, Any]], series: Sequence[Series], *, stream: TextIO | None = None
 ) -> None:
     """The checks, the oldest first, with what the candidate reached; then the changes."""
-    console = console_on(stream)
     order = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
     metrics = sorted(order, key=lambda name: (":" in name, order[name]))
-    with_commit = any(line.get("commit") for line in lines)
     heads = ["when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics)]
-    table = table_of(*heads, *(["commit"] if with_commit else []))
+    rows = [[*heads, "commit"]]
     for line in lines:
-        row = [line["utc"][:16], line["scenario"], line["verdict"], *_cells(line, metrics)]
-        table.add_row(*row, *([_commit(line)] if with_commit else []))
-    table.show_edge = False
-    print_table(console, table)
-    for text in [*change_lines(series), *record_lines(track_record(lines))]:
-        console.print(paragraph(text, width=text_width(stream)), markup=False, soft_wrap=True)
+        when = line["utc"][:16].replace("T", " ")
+        rows.append([when, line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)])
+    print_rows(rows, stream=stream, dispensable=_dispensable(heads))
+    print_text(*change_lines(series), *record_lines(track_record(lines)), stream=stream)
+
+
+def _dispensable(headings: Sequence[str]) -> list[str]:
+    """The figures that go first where there is little room, of several models those of the last."""
+    least = ["memory", "gpu_memory", "startup", "gpu", "p50", "cpu", "errors", "p99", "p95"]
+    titles = [UNITS[metric][0] for metric in least]
+    return [head for title in titles for head in reversed(headings) if head.rpartition(": ")[2] == title]
 
 
 def change_lines(series: Sequence[Series]) -> list[str]:

@@ -239,10 +239,6 @@ def _latency_s(point: LoadPoint, quantile: str) -> float:
     return math.nan if estimate is None else estimate.value
 
 
-_INTERVALS: Final = (
-    "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch finish "
-    "together; they do not hold what differs between runs."
-)
 _EACH: Final = "The run of each load"
 _MOST_FAILURES: Final = 3
 _VERDICTS: Final = {
@@ -270,7 +266,10 @@ def load_document(run: Run) -> Report:
         caveats=gathered_caveats({point.name: point.measured.caveats for point in points}),
         provenance=provenance_rows(run, scenario),
         trials=table_of_single_trials(trials, lambda _: scenario, _name_of),
-        intervals=_INTERVALS,
+        intervals=(
+            "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch "
+            "finish together; they do not hold what differs between runs."
+        ),
     )
 
 

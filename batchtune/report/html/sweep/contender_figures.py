@@ -30,7 +30,8 @@ from batchtune.report.html.shell.drawing import (
     safe,
     spread_axis,
 )
-from batchtune.report.recommendation_text import RECOMMENDED, brief_label, common_parameters, contenders_table
+from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, outside_text
+from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
 from batchtune.report.words import REFERENCES, other_references
 from batchtune.scenario.spec.scenario import Scenario
@@ -165,7 +166,9 @@ def contenders(account: SweepResults) -> Section:
     if account.chosen is None:
         return replace(section, missing=account.refusal)
     headings, *rows = contenders_table(account.chosen)
-    return replace(section, table=Table(headings=headings, rows=rows, marked=0))
+    return replace(
+        section, lead=outside_text(account.chosen), table=Table(headings=headings, rows=rows, marked=0)
+    )
 
 
 def brackets(account: SweepResults) -> Section:
@@ -175,12 +178,12 @@ def brackets(account: SweepResults) -> Section:
         return replace(section, missing=account.refusal)
     merit = MERITS[account.scenario.objective]
     shown = account.contenders[:_BARS_MOST]
-    common = common_parameters([contender.configuration for contender in shown])
+    labels, _ = brief_labels([contender.configuration.label() for contender in shown])
     data: list[Trace] = []
     names = []
     for at, contender in enumerate(shown):
         role = account.names.get(contender.configuration)
-        text = brief_label(contender.configuration, common)
+        text = labels[at]
         names.append(f"{role}: {text}" if role and role not in text else text)
         estimate = merit_of(contender, account.scenario.objective)
         if estimate is None or not math.isfinite(estimate.value):

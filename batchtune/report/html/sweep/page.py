@@ -398,13 +398,6 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
     yield from map(sentence, chosen.notes)
 
 
-_INTERVALS: Final = (
-    "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain is "
-    "the ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the 95 % "
-    "interval of one run, from order statistics."
-)
-
-
 def sweep_document(account: SweepResults, *, deployment: str | None = None) -> Report:
     """The page; `deployment` is the command that serves what is recommended."""
     chosen = account.chosen
@@ -423,7 +416,11 @@ def sweep_document(account: SweepResults, *, deployment: str | None = None) -> R
         caveats=gathered_caveats(_caveats_by_role(account)),
         provenance=provenance_rows(account.run, account.scenario),
         trials=_trials(account),
-        intervals=_INTERVALS,
+        intervals=(
+            "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain "
+            "is the ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the "
+            "95 % interval of one run, from order statistics."
+        ),
     )
 
 

@@ -1,0 +1,124 @@
+"""Tables: as wide as the stream lets them be, whole figures, no empty column."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchtune.archive.listing import runs_under
+from batchtune.report.comparison import print_comparison, print_noise
+from batchtune.report.gate.statement import print_history
+from batchtune.report.load_points import print_points
+from batchtune.report.run_tables import brief_labels, print_runs, print_trials
+from batchtune.report.tables import TABLE_WIDTH, aligned, print_rows, rows_that_fit
+from batchtune.scenario.reader import read_kept_variants
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.noise_floor import noise_floor
+from batchtune.tune.compare.result import summarise
+from tests.cli.in_process import answered
+from tests.report.pages import Terminal, compared_run, loaded_run, quickstart_run, rising_rates, two_arms_run
+from tests.tune.answer.ledgers import SCENARIO
+
+GATES = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu", "memory", "gpu_memory", "startup")
+
+
+def of_rows(rows: list[list[str]], stream: io.StringIO | None = None, **options) -> list[str]:
+    stream = stream or io.StringIO()
+    print_rows(rows, stream=stream, **options)
+    return stream.getvalue().splitlines()
+
+
+def test_brackets_and_colons_of_a_cell_are_text():
+    names = ("m[int8]", "[/]", ":warning:")
+    text = "\n".join(of_rows([["variant", "p95 [ms]"], *([name, "3.36 [2.10, 5.00]"] for name in names)]))
+    for shown in ("p95 [ms]", *names, "3.36 [2.10, 5.00]"):
+        assert shown in text
+
+
+def test_no_table_is_cut_off_however_long_its_rows():
+    text = "\n".join(of_rows([["configuration", "p95 ms"], ["x" * 300, "5.47 [4.56, 6.71]"]]))
+    assert "x" * 300 in text
+    assert "5.47 [4.56, 6.71]" in text
+
+
+def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():
+    rows = [["clients", "p50 ms", "p95 ms"], ["4", "5.61 [4.67, 6.75]", "9.35"]]
+    full = len("clients") + 2 + len("5.61 [4.67, 6.75]") + 2 + len("p95 ms")
+    assert rows_that_fit(rows, width=full, dispensable=[1]) == rows
+    assert rows_that_fit(rows, width=full - 1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
+    assert rows_that_fit(rows, width=1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
+
+
+def test_a_table_says_which_columns_it_leaves_out_and_where_they_are(monkeypatch):
+    rows = [["clients", "p50 ms", "p95 ms"], ["4", "5.61 [4.67, 6.75]", "9.35"]]
+    monkeypatch.setenv("COLUMNS", "20")
+    *_, note = of_rows(rows, Terminal(), dispensable=("p50 ms",), elsewhere="--csv has them")
+    assert note == "Not shown for want of width: p50 ms; --csv has them."
+    assert "Not shown" not in " ".join(of_rows(rows, dispensable=("p50 ms",)))
+
+
+def test_numbers_stand_to_the_right_words_to_the_left_and_empty_columns_stay_away():
+    rows = [["trial", "source", "p90 ms", "gain"], ["1", "grid", "–", "×1.10"], ["10", "rule", "–", ""]]
+    head, _, *lines = of_rows(rows)
+    assert head == "trial  source   gain"
+    assert lines == ["1      grid    ×1.10", "10     rule"]
+    assert aligned([["a", "n"], ["b", "−2"], ["c", "10"]])[1] == "b  −2"
+
+
+def test_what_all_configurations_have_in_common_stands_below_the_table():
+    labels = ["no batching", "max_batch_size=8 num_batch_threads=1", "max_batch_size=4 num_batch_threads=1"]
+    assert brief_labels(labels) == (["no batching", "size 8", "size 4"], "1 thread")
+    assert brief_labels(labels[:2]) == (["no batching", "size 8 · 1 thread"], "")
+    within = ["max_batch_size=8", "max_batch_size=8 num_batch_threads=1"]
+    assert brief_labels(within) == (["size 8", "size 8 · 1 thread"], "")
+
+
+def history_of_all_gates() -> str:
+    gates = {name: {"before": 0.01, "after": 0.0123456, "change": None, "state": "ok"} for name in GATES}
+    line = {"utc": "2026-11-01T12:00:00+00:00", "scenario": "quickstart", "verdict": "REGRESSED"}
+    stream = io.StringIO()
+    print_history([{**line, "gates": gates, "commit": "a" * 40}] * 2, [], stream=stream)
+    return stream.getvalue()
+
+
+def tables_of(root: Path) -> dict[str, Callable[[io.StringIO], object]]:
+    swept, compared = quickstart_run(root), compared_run(root)
+    variants = [
+        Variant(name=name, scenario=scenario)
+        for name, scenario in read_kept_variants(compared.path / "scenario.yaml").items()
+    ]
+    alike = two_arms_run(root / "alike", ("a", "b"), blocks=8, gain=1.0, kind="noise")
+    arms = [Variant(name=name, scenario=SCENARIO) for name in ("a", "b")]
+    return {
+        "trials": lambda stream: print_trials(swept.trials(), sort=None, output="table", stream=stream),
+        "runs": lambda stream: print_runs(runs_under(root), json=False, stream=stream),
+        "load": lambda stream: print_points(
+            loaded_run(root / "load", rising_rates()).ledger(), stream=stream
+        ),
+        "compare": lambda stream: print_comparison(
+            summarise(compared.ledger(), variants), path=Path("results/a"), stream=stream
+        ),
+        "noise": lambda stream: print_noise(
+            noise_floor(alike.ledger(), arms), path=Path("results/a"), stream=stream
+        ),
+        "history": lambda stream: stream.write(history_of_all_gates()),
+        "recommend": lambda stream: stream.write(
+            "\n".join(
+                line
+                for line in answered("recommend", swept.path, "--why", cwd=root).stdout.splitlines()
+                if not line.startswith(("Deploy: ", "To establish it: "))
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["trials", "runs", "load", "compare", "noise", "history", "recommend"])
+def test_no_table_is_wider_than_a_log_where_there_is_no_terminal(name: str, tmp_path: Path):
+    stream = io.StringIO()
+    tables_of(tmp_path)[name](stream)
+    lines = stream.getvalue().splitlines()
+    assert any(set(line) == {"─"} for line in lines)
+    assert max(map(len, lines)) <= TABLE_WIDTH == 100, stream.getvalue()

@@ -417,9 +417,9 @@ def sweep_document(account: SweepResults, *, deployment: str | None = None) -> R
         provenance=provenance_rows(account.run, account.scenario),
         trials=_trials(account),
         intervals=(
-            "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. A gain "
-            "is the ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the "
-            "95 % interval of one run, from order statistics."
+            "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. "
+            "A gain is the ratio of two brackets, from the rate held to the rate missed. In the list of trials an "
+            "interval is the 95 % interval of one run, from order statistics."
         ),
     )
 

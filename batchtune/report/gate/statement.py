@@ -246,7 +246,12 @@ def _dispensable(headings: Sequence[str]) -> list[str]:
 
 def change_lines(series: Sequence[Series]) -> list[str]:
     """One sentence for each change, and what the silence of the others is worth."""
-    sentences = [_change(figure, change) for figure in series for change in figure.changes]
+    several = len({figure.scenario for figure in series}) > 1
+    sentences = [
+        f"{f'{figure.scenario}: ' if several else ''}{_change(figure, change)}"
+        for figure in series
+        for change in figure.changes
+    ]
     looked_at = [figure for figure in series if len(figure.values) >= LEAST]
     if not looked_at:
         return [f"Changes: not looked for; that takes {LEAST} checks of one scenario on one kind of CPU."]
@@ -282,9 +287,9 @@ def _change(series: Series, change: ChangePoint) -> str:
     sign = "+" if change.change >= 0 else "−"
     share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change))})"
     return (
-        f"{series.scenario}: {title} {rounded(change.before * scale)} → {rounded(change.after * scale)}"
-        f"{share} from {series.utc[change.at][:16]} on"
-        f"{f', commit {commit[:9]}' if commit else ''}"
+        f"{title} {rounded(change.before * scale)} → {rounded(change.after * scale)}"
+        f"{share} from {series.utc[change.at][:16].replace('T', ' ')} on"
+        f"{f', commit {commit[:9]}' if commit else ''}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
@@ -150,7 +150,7 @@ def print_recommendation(
     print_text(figures_sentence(chosen), "", stream=stream)
     print_rows(_contenders(chosen, marks), stream=stream, dispensable=DISPENSABLE)
     print_text(
-        *filter(None, [outside_text(chosen)]),
+        *filter(None, [outside_text((*chosen.references, *chosen.contenders))]),
         "",
         *_argument(chosen),
         "",
@@ -226,13 +226,13 @@ _GAINS = {"throughput": "gain", "capacity": "gain in capacity", "latency": "gain
 
 def compared_table(chosen: Recommendation) -> list[list[str]]:
     """What is recommended and each reference, without their parameters."""
-    headings = ["", *_rate_headings(chosen), "p95 ms", "runs", _GAINS[chosen.objective]]
+    headings = ["", *_rate_headings(chosen.objective), "p95 ms", "runs", _GAINS[chosen.objective]]
     first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
     others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
     rows = [
         [
             name,
-            *_rates(contender, chosen),
+            *_rates(contender, chosen.objective),
             span(contender.latency_s.get("p95"), scale=1e3),
             str(contender.runs),
             gain,
@@ -244,30 +244,40 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
     """All that was tried, what is recommended first, then the references, then the best."""
+    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
     others = (*other_references(chosen), *chosen.contenders)
-    labels, _ = brief_labels(
-        [chosen.configuration.label(), *(other.configuration.label() for other in others)]
-    )
+    shown: list[_Row] = [(first, chosen, ""), *((_name(other), other, gain_cell(other)) for other in others)]
+    return _table(shown, objective=chosen.objective)
+
+
+def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str]]:
+    """All that was tried where nothing is recommended, in this order."""
+    return _table([(_name(other), other, "") for other in tried], objective=objective)
+
+
+_Row = tuple[str, Recommendation | Compared, str]
+"""Who named a configuration, its figures, and what is gained over it."""
+
+
+def _table(shown: Sequence[_Row], *, objective: str) -> list[list[str]]:
     headings = [
         "named by",
         "configuration",
-        *_rate_headings(chosen),
+        *_rate_headings(objective),
         "p50 ms",
         "p95 ms",
         "p99 ms",
         "mean batch",
         "limited by",
         "runs",
-        _GAINS[chosen.objective],
+        _GAINS[objective],
     ]
-    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
-    shown: list[tuple[str, Recommendation | Compared, str]] = [(first, chosen, "")]
-    shown += [(_name(other), other, gain_cell(other)) for other in others]
+    labels, _ = brief_labels([contender.configuration.label() for _, contender, _ in shown])
     rows = [
         [
             name,
             configuration,
-            *_rates(contender, chosen),
+            *_rates(contender, objective),
             *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
             rounded(contender.mean_batch_rows),
             limit_word(contender.bottleneck),
@@ -283,9 +293,8 @@ DISPENSABLE = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
 """Columns of the table of all contenders that go first where there is little room."""
 
 
-def outside_text(chosen: Recommendation) -> str:
+def outside_text(others: Iterable[Compared]) -> str:
     """What the star behind a name of the table means; empty where there is none."""
-    others = (*chosen.references, *chosen.contenders)
     return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
 
 
@@ -293,12 +302,12 @@ def _name(other: Compared) -> str:
     return f"{names_text(other.names)}{'*' if other.outside else ''}"
 
 
-def _rate_headings(chosen: Recommendation) -> list[str]:
-    return ["requests/s"] if chosen.capacity is None else ["held /s", "missed /s"]
+def _rate_headings(objective: str) -> list[str]:
+    return ["held /s", "missed /s"] if objective == "capacity" else ["requests/s"]
 
 
-def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list[str]:
-    if chosen.capacity is None:
+def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
+    if objective != "capacity":
         return [span(contender.throughput_rps)]
     if contender.capacity is None:
         return ["–", "–"]

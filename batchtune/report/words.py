@@ -9,6 +9,7 @@ from typing import Final, Literal
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -322,7 +323,7 @@ def question_text(question: OpenQuestion) -> str:
             far = (
                 "no upper bound measured" if question.high is None else f"by up to ×{rounded(question.high)}"
             )
-            return f"{question.labels[0]}{more} may be better, {far}"
+            return f"{short_label(question.labels[0])}{more} may be better, {far}"
 
 
 def confidence_sentence(chosen: Recommendation) -> str:

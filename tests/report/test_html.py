@@ -16,9 +16,11 @@ from batchtune.report.html.shell.document import PAGE_FILE, unbroken
 from batchtune.report.html.sweep.contender_figures import sweep_results_of
 from batchtune.report.html.sweep.page import answers_of
 from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommendation import OpenQuestion
 from tests.report.pages import document_of, evil_page, first_screen_of, kept_run, quickstart_run
-from tests.tune.answer.ledgers import CAPACITY, SCENARIO, capacity_ledger, helping_ledger
+from tests.tune.answer.ledgers import BATCH_14, CAPACITY, SCENARIO, capacity_ledger, helping_ledger
+from tests.tune.tune_fakes import planted
 
 FIGURES = {
     "brackets",
@@ -58,8 +60,8 @@ def test_every_figure_is_there_or_says_in_a_line_why_not(page_file):
     text = page_file.read_text()
     drawn = set(document_of(text)["figures"])
     assert drawn == FIGURES - {"timeline"}
-    assert text.count("Not shown: ") == 1
-    assert "the requests of these runs were not stored" in text
+    assert text.count("Not shown") == 1
+    assert "The requests of these runs were not stored" in text
 
 
 def test_every_figure_is_one_that_plotly_knows(page_file):
@@ -136,7 +138,36 @@ def test_a_run_of_which_nothing_can_be_recommended_says_so(tmp_path):
     run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
     text = write_report(run).read_text()
     assert "Nothing yet" in text
-    assert "Not shown: " in text
+    assert text.count("Not shown") == 1
+
+
+def test_where_nothing_meets_the_slo_the_page_says_why_once_and_shows_what_was_tried(tmp_path):
+    scenario = SCENARIO.model_copy(update={"slo": SloSpec.model_validate({"p95": "1ms"})})
+    text = write_report(kept_run(tmp_path, scenario, trials=helping_ledger())).read_text()
+    shown = text[: text.index('id="document"')]
+    assert len(re.findall("configuration of 4 measured meets", shown)) == 1
+    assert "Nothing meets the SLO" in shown
+    assert "What came nearest?" in shown
+    figures = document_of(text)["figures"]
+    assert {"brackets", "pareto", "space", "history"} <= set(figures)
+    names = [trace.get("name") for trace in figures["pareto"]["data"]]
+    assert "nearest to the SLO" in names
+    (_, crosses) = figures["space"]["data"]
+    assert (crosses["x"], crosses["y"]) == (["1000", "8", "14"], ["0", "1000", "2000"])
+    assert shown.count("<h2>Not shown</h2>") == 1
+
+
+def test_an_answer_that_is_not_established_is_amber_where_it_says_what_to_deploy(tmp_path):
+    text = write_report(quickstart_run(tmp_path)).read_text()
+    assert re.search(r'<section class="answer open">\s*<h2>What to deploy\?', text)
+    assert "Established" not in text.split('id="why"')[0]
+
+
+def test_missed_points_stand_in_the_legend(tmp_path):
+    slow = planted(50, batching={**BATCH_14, "max_batch_size": 16}, throughput=2000, p95_s=0.2)
+    text = write_report(kept_run(tmp_path, trials=[*helping_ledger(), slow])).read_text()
+    traces = document_of(text)["figures"]["pareto"]["data"]
+    assert [trace["name"] for trace in traces if trace["showlegend"]].count("misses the SLO") == 1
 
 
 def test_an_emulated_device_says_so_at_every_figure(tmp_path):

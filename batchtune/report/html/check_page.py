@@ -129,21 +129,29 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         )
     data: list[Trace] = []
     layout: dict[str, Any] = {
-        "grid": {"rows": len(shown), "columns": 1, "pattern": "independent"},
+        "grid": {"rows": len(shown), "columns": 1, "pattern": "independent", "ygap": 0.35},
         "annotations": [],
         "shapes": [],
         "showlegend": False,
     }
+    most = max(len(figure.values) for figure in shown)
     for at, figure in enumerate(shown):
         panel = "" if at == 0 else str(at + 1)
         data += [trace | {"xaxis": f"x{panel}", "yaxis": f"y{panel}"} for trace in _one_history(figure, utc)]
-        layout[f"xaxis{panel}"] = axis("check" if at == len(shown) - 1 else "", dtick=_tick(figure), tick0=1)
+        is_last = at == len(shown) - 1
+        layout[f"xaxis{panel}"] = axis(
+            "check" if is_last else "",
+            dtick=_tick(figure),
+            tick0=1,
+            range=[0.5, most + 0.5],
+            showticklabels=is_last,
+        )
         layout[f"yaxis{panel}"] = axis("")
         layout["annotations"].append(panel_title(unit_of(figure.metric)[0], panel))
         layout["shapes"] += [_change_mark(change.at, panel) for change in figure.changes]
     return replace(
         section,
-        lead=" ".join(map(sentence, change_lines(shown))),
+        lead=" ".join(change_lines(shown)),
         figure=Figure(data=data, layout=layout, height_px=90 + 170 * len(shown)),
         how=(
             "The candidate's median of each check of this scenario on this kind of CPU; the star is this one. Dashed: "
@@ -351,23 +359,12 @@ def _answers(account: Account) -> tuple[Fact, ...]:
     advice = advice_text(account)
     sure = [test_text(account)] if conclusion.findings and not conclusion.is_void else []
     sure += [sentence(text) for text in (account.note, advice) if text]
-    steady = "Nothing by its margin" if conclusion.findings else "Not measured"
-    moved = [
-        finding_text(finding) for finding in conclusion.findings if finding.state in ("regressed", "improved")
-    ]
-    open_ones = [
-        f"open: {finding_text(finding)}" for finding in conclusion.findings if finding.state == "open"
-    ]
     attribution = account.attribution
     return (
         Fact(
             question="Is it still as good?", headline=verdict, lines=short_lines([sentence(why)]), tone=tone
         ),
-        Fact(
-            question="What moved?",
-            headline=moved[0].partition(" (")[0] if moved else steady,
-            lines=short_lines([*moved, *open_ones]),
-        ),
+        _moved(conclusion.findings),
         Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
@@ -379,6 +376,17 @@ def _answers(account: Account) -> tuple[Fact, ...]:
             lines=short_lines(sure),
         ),
     )
+
+
+def _moved(findings: Sequence[Finding]) -> Fact:
+    moved = [finding for finding in findings if finding.state in ("regressed", "improved")]
+    lines = [finding_text(finding) for finding in moved[1:]]
+    lines += [f"open: {finding_text(finding)}" for finding in findings if finding.state == "open"]
+    headline = "Nothing by its margin" if findings else "Not measured"
+    if moved:
+        headline = f"{moved[0].gate.name} {change_text(moved[0], ends=False)}"
+        lines = [f"margin {margin_text(moved[0].gate, moved[0].margin)}", *lines]
+    return Fact(question="What moved?", headline=headline, lines=short_lines(lines))
 
 
 def _sureness(account: Account) -> str:

@@ -15,7 +15,6 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.comparison import (
     METRICS,
     PAYS,
-    answer_lines,
     bounded,
     comparison_rows,
     host_lines,
@@ -53,7 +52,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.tables import Marks, ratio
+from batchtune.report.tables import Marks, ratio, without_empty_columns
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
@@ -371,15 +370,14 @@ def _sections(
     slo = shared_slo(variants)
     arms = arms_of_runs([variant.name for variant in variants], trials)
     shown = typical_runs(arms, run)
-    headings, *rows = comparison_rows(
-        comparison, Marks(caveats={variant.name: () for variant in comparison.variants})
-    )
+    marks = Marks(caveats={variant.name: () for variant in comparison.variants})
+    headings, *rows = without_empty_columns(comparison_rows(comparison, marks))
     metric = comparison.pairs[0].metric if comparison.pairs else "throughput"
-    words = [*answer_lines(comparison), *small_print(comparison)]
+    words = small_print(comparison)
     return [
         factors(comparison),
         Section(anchor="figures", title="The variants", table=Table(headings=headings, rows=rows)),
-        *([Section(anchor="words", title="In words", paragraphs=words)] if words else []),
+        *([Section(anchor="words", title="What limits the variants", paragraphs=words)] if words else []),
         block_values(arms, metric, slo=slo),
         distribution(shown, slo, which=TYPICAL),
         split(shown, which=TYPICAL),

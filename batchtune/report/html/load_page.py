@@ -42,7 +42,7 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
-from batchtune.report.tables import interval, latency, milliseconds
+from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -351,7 +351,7 @@ def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scena
     section = Section(anchor="figures", title="The points")
     if not points:
         return Section(anchor=section.anchor, title=section.title, missing="no point was measured")
-    headings, *rows = plain_rows(trials, scenario=scenario)
+    headings, *rows = without_empty_columns(plain_rows(trials, scenario=scenario))
     marked = next((at for at, point in enumerate(points) if point.is_best), None)
     return Section(
         anchor=section.anchor, title=section.title, table=Table(headings=headings, rows=rows, marked=marked)
@@ -427,8 +427,8 @@ def _gives(point: LoadPoint) -> Fact:
         lines.append(f"batches of {rounded(server.mean_batch_rows)} rows on average")
     return Fact(
         question="What does it give?",
-        headline=f"{rounded(measured.throughput_rps.value)} requests/s",
-        lines=(f"{interval(measured.throughput_rps)} requests/s", *lines),
+        headline=f"{interval(measured.throughput_rps)} requests/s",
+        lines=tuple(lines),
     )
 
 

@@ -206,7 +206,7 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     by_number = {trial.number: trial for trial in trials}
     missed = [run for run in runs if not run.held] or runs
     own = [run for run in missed if not _is_scout(by_number[run.trial], scenario)] or missed
-    nearest = min(own, key=lambda run: _violation(run, slo))
+    nearest = min(own, key=lambda run: violation(run, slo))
     label = by_number[nearest.trial].configuration.label()
     tried = len({by_number[run.trial].configuration for run in runs})
     wanted = limit_text(slo.limits(), slo.error_ratio)
@@ -257,8 +257,8 @@ def _failed(trials: Sequence[Trial]) -> str:
     return f"nothing to recommend: {counted(len(failures), 'trial')} failed{cause}"
 
 
-def _violation(run: Run, slo: SloSpec) -> float:
-    """How far the worst limit is missed, as a ratio."""
+def violation(run: Run, slo: SloSpec) -> float:
+    """How far a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in slo.limits().items()]
     errors = run.error_ratio / slo.error_ratio if slo.error_ratio > 0.0 else 1.0 + run.error_ratio
     unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf

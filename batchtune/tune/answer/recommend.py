@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
@@ -14,7 +15,13 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
-from batchtune.tune.answer.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
+from batchtune.tune.answer.reason import (
+    absence_of_batching,
+    explain_gain,
+    nothing_to_recommend,
+    padding_note,
+    violation,
+)
 from batchtune.tune.answer.recommendation import (
     PREDICTION_RUNS,
     Alternative,
@@ -158,12 +165,28 @@ def recommend(
         TargetError: every trial failed.
     """
     promised = slo or scenario.slo
-    state = judged(trials, scenario=scenario, slo=promised)
-    account = Capacities(state) if isinstance(state, CapacitySearch) else FixedLoads(state)
+    account = _accounts(trials, scenario, promised)
     chosen = account.chosen()
     if chosen is None:
         raise nothing_to_recommend(trials, scenario=scenario, slo=promised)
     return _Answer(account, chosen, trials, scenario, promised, search).recommendation()
+
+
+def nearest_first(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
+    """Every configuration with figures, for where none is recommended: what misses the SLO least is first.
+
+    Nothing is gained over any of them, and none is open.
+    """
+    account = _accounts(trials, scenario, scenario.slo)
+    with_runs = [c for c in account.search.contenders.all() if c.runs and not c.is_broken]
+    if not with_runs:
+        return ()
+    return _Answer(account, with_runs[0], trials, scenario, scenario.slo, None).nearest_first()
+
+
+def _accounts(trials: Sequence[Trial], scenario: Scenario, slo: SloSpec) -> Capacities | FixedLoads:
+    state = judged(trials, scenario=scenario, slo=slo)
+    return Capacities(state) if isinstance(state, CapacitySearch) else FixedLoads(state)
 
 
 def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Search:
@@ -203,6 +226,18 @@ class _Answer:
         self._scenario, self._slo, self._search = scenario, slo, search
         self._by_number = {trial.number: trial for trial in trials}
         self._state: Search = account.search
+
+    def nearest_first(self) -> tuple[Compared, ...]:
+        """As the function of that name."""
+        names = {id(contender): name for name, contender in self._references().items()}
+        misses = {
+            id(c): min(violation(run, self._slo) for run in self._account.behind(c)[0])
+            for c in self._state.contenders.all()
+            if self._has_figures(c)
+        }
+        shown = [c for c in self._state.contenders.all() if id(c) in misses]
+        shown.sort(key=lambda c: misses[id(c)])
+        return tuple(replace(self._compared(c, names.get(id(c))), open=False, gain=None) for c in shown)
 
     def recommendation(self) -> Recommendation:
         account, chosen, scenario = self._account, self._chosen, self._scenario

@@ -41,7 +41,7 @@ def test_a_change_is_told_with_its_day_and_commit(root):
     lines = read_history(root)
     assert len(lines) == 24
     (told, worth) = change_lines(series_of(lines))
-    assert told == "gate: p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13T12:00 on, commit 000000000"
+    assert told == "p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13 12:00 on, commit 000000000."
     assert worth.startswith("1 figure looked at")
     stream = io.StringIO()
     print_history(lines, series_of(lines), stream=stream)
@@ -169,6 +169,6 @@ def test_a_change_from_nothing_has_no_share_and_void_checks_do_not_count():
     (series,) = series_of([*lines, *void])
     assert len(series.values) == 24
     told, *_ = change_lines([series])
-    assert told.startswith("gate: errors % 0 → ")
+    assert told.startswith("errors % 0 → ")
     assert "nan" not in told
     assert "(" not in told

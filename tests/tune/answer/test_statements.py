@@ -16,7 +16,7 @@ from batchtune.archive.run import create_run
 from batchtune.cli.commands.recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.report.recommendation_text import print_answer, print_recommendation
-from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references, question_text
+from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -220,7 +220,11 @@ def check_choice_against_table(chosen: Recommendation) -> None:
         cell = gain_cell(other)
         if theirs > ours and not other.outside:
             simpler = chosen.capacity is not None and theirs <= LEVEL * ours * 1.001
-            assert simpler or cell in (NO_DIFFERENCE, "may be better", "misses the SLO"), (ours, theirs, cell)
+            assert simpler or cell in ("none measurable", "may be better", "misses the SLO"), (
+                ours,
+                theirs,
+                cell,
+            )
         by_loops = other.capacity is not None and other.capacity.by_loops
         if chosen.capacity is not None and theirs > ours and not other.outside and not by_loops:
             assert {"present", "no_batching", "defaults"} & set(chosen.names), (ours, theirs)
@@ -276,7 +280,7 @@ def check_gains(chosen: Recommendation, text: str) -> None:
         if cell.startswith("×") and other.gain is not None:
             assert not other.gain.low <= 1.0 <= other.gain.high
         if chosen.level_with == other.name:
-            assert cell in (NO_DIFFERENCE, "may be better"), cell
+            assert cell in ("none measurable", "may be better"), cell
     assert chosen.level_with is None or chosen.level_with not in chosen.names
 
 

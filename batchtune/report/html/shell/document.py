@@ -156,6 +156,15 @@ class Report:
     open_questions: Sequence[str] = ()
     alternatives: Sequence[tuple[Sequence[tuple[str, str]], str]] = ()
 
+    @property
+    def not_shown(self) -> list[tuple[str, list[str]]]:
+        """Why sections are missing, and which: each reason once."""
+        titles: dict[str, list[str]] = {}
+        for section in self.sections:
+            if section.missing:
+                titles.setdefault(section.missing, []).append(section.title)
+        return [(sentence(reason), names) for reason, names in titles.items()]
+
 
 def write_page(document: Report, path: Path) -> Path:
     """Write the page as one file.
@@ -167,7 +176,7 @@ def write_page(document: Report, path: Path) -> Path:
     return path
 
 
-_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))")
+_BEFORE_UNIT: Final = re.compile(r"(?<=[\d\]]) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))")
 
 
 def render(document: Report) -> str:

@@ -223,10 +223,10 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
         return replace(section, missing="no run has latencies")
     layout: dict[str, Any] = {
         "xaxis": axis(
-            "share of the requests that are faster",
+            "share of the requests that are faster, %",
             type="log",
             tickvals=[1.0 / (1.0 - share) for share in _TICKS],
-            ticktext=[f"{100 * share:g} %" for share in _TICKS],
+            ticktext=[f"{100 * share:g}" for share in _TICKS],
             range=[math.log10(1.0), math.log10(1.0 / (1.0 - 0.999)) + 0.05],
         ),
         "yaxis": axis("latency, ms", rangemode="tozero"),

@@ -43,7 +43,15 @@
         drawn[key] = { gridcolor: grid, zerolinecolor: grid, linecolor: muted, tickcolor: muted, ...given };
         const few = narrow || (onPaper && drawn.grid);
         if (drawn[key].type === "log" && !drawn[key].tickvals) Object.assign(drawn[key], ticks(span, few));
-        if (narrow && drawn.grid) {  // one below the other, each panel is as wide as the page and has its own names
+        if (narrow && key === "yaxis" && drawn[key].ticktext) {
+          // names above their bars: beside them they would take most of the width
+          drawn.annotations = drawn[key].ticktext.map((text, at) => ({
+            text, x: 0, xref: "x domain", xanchor: "left", y: drawn[key].tickvals[at], yshift: 13, showarrow: false,
+          }));
+          Object.assign(drawn[key], { showticklabels: false, ticks: "" });
+          drawn.margin = { ...drawn.margin, l: 14 };
+        }
+        if (narrow && drawn.grid && drawn.grid.columns > 1) {  // one below the other, each panel as wide as the page
           delete drawn[key].domain;
           drawn[key].showticklabels = true;
         }
@@ -62,9 +70,20 @@
       place.dataset.tall = "yes";
       place.style.height = parseInt(place.style.height) * Math.min(figure.layout.grid.columns, 3) * 0.75 + "px";
     }
+    if (narrow && (figure.layout.yaxis || {}).ticktext && !place.dataset.tall) {
+      place.dataset.tall = "yes";
+      place.style.height = 130 + 38 * figure.layout.yaxis.ticktext.length + "px";
+    }
     const layout = themed(figure.layout, narrow);
+    const data = coloured(figure.data).map((trace) => !narrow || !trace.colorbar ? trace : {
+      ...trace,  // below the map: beside it, it would take a third of the width
+      colorbar: {
+        ...trace.colorbar, orientation: "h", y: -0.3, yanchor: "top", thickness: 12, nticks: 4,
+        title: { ...trace.colorbar.title, side: "top" },
+      },
+    });
     if (onPaper) Object.assign(layout, { width: paperWidth, height: parseInt(place.style.height) });
-    return Plotly.react(place, coloured(figure.data), layout, narrow ? { ...config, displayModeBar: false } : config);
+    return Plotly.react(place, data, layout, narrow ? { ...config, displayModeBar: false } : config);
   };
 
   const lay = (places, paper) => {

@@ -30,12 +30,12 @@ from batchtune.report.html.shell.drawing import (
     safe,
     spread_axis,
 )
-from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, outside_text
+from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, nearest_table, outside_text
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
 from batchtune.report.words import REFERENCES, other_references
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommend import nearest_first, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import Run as JudgedRun
 from batchtune.tune.evidence.bracket import runs_of
@@ -46,8 +46,11 @@ from batchtune.units import counted, rounded
 _BARS_MOST = 40
 """The best of them; the table has all."""
 
+NEAREST: Final = "nearest to the SLO"
+MISSES: Final = "misses the SLO"
 ROLE_LOOKS: Final = {
     RECOMMENDED: LineStyle(colour="@chosen", symbol="star", dash="solid"),
+    NEAREST: LineStyle(colour="@queue", symbol="hexagon", dash="solid"),
     REFERENCES["present"]: LineStyle(colour="@predicted", symbol="triangle-up", dash="dashdot"),
     REFERENCES["no_batching"]: LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
     REFERENCES["defaults"]: LineStyle(colour="@defaults", symbol="square", dash="dot"),
@@ -61,6 +64,7 @@ LATEST: Final = "The latest run of each configuration"
 class SweepResults:
     """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why).
 
+    `tried`: where nothing is recommended, all that has figures, the nearest to the SLO first.
     `curve`: seconds of a batch by its rows, as the search read them.
     """
 
@@ -70,20 +74,24 @@ class SweepResults:
     chosen: Recommendation | None
     refusal: str = ""
     advice: str = ""
+    tried: tuple[Compared, ...] = ()
     curve: Mapping[int, float] = field(default_factory=dict)
 
     @cached_property
     def roles(self) -> dict[str, Recommendation | Compared]:
-        """The configurations to compare, by name, the recommended one first."""
+        """The configurations to compare, by name, the recommended one or the nearest first."""
         if self.chosen is None:
-            return {}
+            named = {REFERENCES[other.name]: other for other in self.tried[1:] if other.name in REFERENCES}
+            return {NEAREST: self.tried[0], **named} if self.tried else {}
         references = {REFERENCES[other.name]: other for other in other_references(self.chosen)}
         return {RECOMMENDED: self.chosen, **references}
 
     @cached_property
     def contenders(self) -> list[Recommendation | Compared]:
         """All that was tried, in the order of the table."""
-        return [*self.roles.values(), *(() if self.chosen is None else self.chosen.contenders)]
+        if self.chosen is None:
+            return list(self.tried)
+        return [*self.roles.values(), *self.chosen.contenders]
 
     @cached_property
     def names(self) -> dict[Configuration, str]:
@@ -134,6 +142,7 @@ def sweep_results_of(run: Run) -> SweepResults:
         chosen=chosen,
         refusal=refusal,
         advice=advice,
+        tried=() if chosen is not None else nearest_first(trials, scenario=scenario),
         curve={} if search is None else search.curve,
     )
 
@@ -163,19 +172,17 @@ def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, 
 def contenders(account: SweepResults) -> Section:
     """The table of all contenders."""
     section = Section(anchor="contenders", title="Everything that was tried")
-    if account.chosen is None:
-        return replace(section, missing=account.refusal)
-    headings, *rows = contenders_table(account.chosen)
-    return replace(
-        section, lead=outside_text(account.chosen), table=Table(headings=headings, rows=rows, marked=0)
-    )
+    chosen, objective = account.chosen, account.scenario.objective
+    if not account.contenders:
+        return replace(section, missing="no trial has a figure")
+    table = nearest_table(account.tried, objective=objective) if chosen is None else contenders_table(chosen)
+    lead = outside_text(other for other in account.contenders if isinstance(other, Compared))
+    return replace(section, lead=lead, table=Table(headings=table[0], rows=table[1:], marked=0))
 
 
 def brackets(account: SweepResults) -> Section:
     """From the rate held to the rate missed; of a fixed load the range of the runs."""
     section = Section(anchor="brackets", title="How the contenders compare", clickable=True)
-    if account.chosen is None:
-        return replace(section, missing=account.refusal)
     merit = MERITS[account.scenario.objective]
     shown = account.contenders[:_BARS_MOST]
     labels, _ = brief_labels([contender.configuration.label() for contender in shown])
@@ -202,13 +209,13 @@ def brackets(account: SweepResults) -> Section:
                 "mode": "markers",
                 "marker": {"color": look.colour, "symbol": look.symbol, "size": 11},
                 "customdata": [at],
-                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(_told(contender))}"],
+                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender))}"],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
     if not data:
         return replace(section, missing="no contender has a figure")
-    capacity = account.chosen.capacity is not None
+    capacity = account.scenario.objective == "capacity"
     return replace(
         section,
         lead=f"{'All' if len(shown) == len(account.contenders) else f'The best {len(shown)}'} of "
@@ -247,6 +254,7 @@ def pareto(account: SweepResults) -> Section:
         known.append(p95.value * 1e3)
         look = account.look(contender.configuration)
         misses = contender.configuration not in kept
+        shown_missing = any(trace["name"] == MISSES for trace in data)
         colour = "@limit" if misses and look is OTHER else look.colour
         data.append(
             {
@@ -255,8 +263,8 @@ def pareto(account: SweepResults) -> Section:
                 "error_x": {**bars([contender.throughput_rps]), "color": colour},
                 "error_y": {**bars([p95], 1e3), "color": colour},
                 "mode": "markers",
-                "name": account.names.get(contender.configuration, "misses the SLO" if misses else "tried"),
-                "showlegend": look is not OTHER,
+                "name": account.names.get(contender.configuration, MISSES if misses else "tried"),
+                "showlegend": look is not OTHER or (misses and not shown_missing),
                 "marker": {
                     "color": colour,
                     "symbol": "x-thin" if misses and look is OTHER else look.symbol,
@@ -264,7 +272,7 @@ def pareto(account: SweepResults) -> Section:
                     "line": {"width": 1.5, "color": colour if misses and look is OTHER else "@surface"},
                 },
                 "customdata": [at],
-                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(_told(contender))}"],
+                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender))}"],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -397,7 +405,7 @@ def _run_text(trial: Trial, run: JudgedRun) -> str:
     return f"trial {trial.number}, {safe(label(trial.configuration))}: {verdict}"
 
 
-def _told(contender: Recommendation | Compared) -> str:
+def told(contender: Recommendation | Compared) -> str:
     """What a configuration gave, in the words of the table."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:

@@ -46,6 +46,7 @@ from batchtune.report.html.sweep.contender_figures import (
     keeping,
     pareto,
     rates,
+    told,
 )
 from batchtune.report.words import (
     PROTOCOLS,
@@ -62,7 +63,7 @@ from batchtune.report.words import (
     why_sentence,
 )
 from batchtune.target.model_files import served_name
-from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.space import in_force
 from batchtune.units import counted, rounded_duration
 
@@ -74,7 +75,12 @@ def heat_map(account: SweepResults) -> Section:
     """The two knobs of which most values were tried; each cell the best over the other knobs."""
     section = Section(anchor="space", title="The space as it was measured")
     measured = _measured(account)
-    values = _values(account, measured)
+    missed = [
+        contender.configuration
+        for contender in account.contenders
+        if isinstance(contender, Compared) and not contender.keeps and contender.configuration.batching
+    ]
+    values = _values(account, [*(configuration for configuration, _ in measured), *missed])
     knobs = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))[
         :2
     ]
@@ -110,22 +116,58 @@ def heat_map(account: SweepResults) -> Section:
         "ygap": 2,
         "hoverongaps": False,
     }
+    crosses = _crosses(account, missed, grid, values[across], values[down], (across, down))
     rest = [name for name in values if name not in (across, down)]
     return replace(
         section,
-        lead=f"Each cell is the best over {' and '.join(rest) or 'its runs'}; empty: nothing met the SLO there, or "
-        "nothing was tried.",
+        lead=f"Each cell is the best over {' and '.join(rest) or 'its runs'}; a cross: what was tried there missed "
+        "the SLO; empty: nothing was tried.",
         figure=Figure(
-            data=[heat, *_chosen_cell(account, across, down)],
+            data=[heat, *crosses, *_chosen_cell(account, across, down)],
             layout={
-                "xaxis": axis(safe(across), type="category", showgrid=False),
-                "yaxis": axis(safe(down), type="category", showgrid=False),
+                "xaxis": axis(safe(across), **_categories(values[across])),
+                "yaxis": axis(safe(down), **_categories(values[down])),
                 "showlegend": False,
             },
             height_px=400,
         ),
         how="Of each configuration that keeps the SLO what the table of all contenders has; the star is recommended.",
     )
+
+
+def _categories(values: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": list(map(str, values)),
+        "showgrid": False,
+    }
+
+
+def _crosses(
+    account: SweepResults,
+    missed: Sequence[Configuration],
+    grid: Sequence[Sequence[tuple[float | None, str]]],
+    columns: Sequence[Any],
+    rows: Sequence[Any],
+    knobs: tuple[str, str],
+) -> Sequence[Trace]:
+    """A cross in each cell in which something was tried and nothing met the SLO."""
+    tried = {tuple(_value(account, configuration, knob) for knob in knobs) for configuration in missed}
+    cells = [
+        (str(x), str(y))
+        for down, y in enumerate(rows)
+        for across, x in enumerate(columns)
+        if grid[down][across][0] is None and (x, y) in tried
+    ]
+    trace: Trace = {
+        "x": [x for x, _ in cells],
+        "y": [y for _, y in cells],
+        "mode": "markers",
+        "marker": {"symbol": "x-thin", "size": 10, "line": {"width": 1.5, "color": "@limit"}},
+        "hovertemplate": "missed the SLO<extra></extra>",
+    }
+    return [trace] if cells else []
 
 
 def slices(account: SweepResults) -> Section:
@@ -201,10 +243,10 @@ def _measured(account: SweepResults) -> Measured:
     ]
 
 
-def _values(account: SweepResults, measured: Measured) -> dict[str, list[Any]]:
-    """Of each knob that was searched, the values that were measured."""
+def _values(account: SweepResults, tried: Sequence[Configuration]) -> dict[str, list[Any]]:
+    """Of each knob that was searched, the values that were tried."""
     return {
-        name: sorted({_value(account, configuration, name) for configuration, _ in measured}, key=_sortable)
+        name: sorted({_value(account, configuration, name) for configuration in tried}, key=_sortable)
         for name in account.scenario.search.space
     }
 
@@ -337,25 +379,42 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
     """The four."""
     chosen = account.chosen
     if chosen is None:
-        trials = counted(len(account.trials), "trial")
-        return (
-            Fact(
-                question="What to deploy?",
-                headline="Nothing yet",
-                lines=(sentence(account.refusal),),
-                tone="bad",
-            ),
-            Fact(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
-            Fact(question="How confident is this?", headline=trials, lines=("All of them are below.",)),
-            Fact(question="What now?", headline="Next", lines=(sentence(account.advice),)),
-        )
+        return _nothing(account)
     name = name_without_parameters(chosen.configuration)
     deploy = Fact(
         question="What to deploy?",
         headline="Batching with" if name is None else capitalised(name),
         pairs=tuple(parameters_of(chosen.configuration)),
+        tone="" if chosen.established else "open",
     )
     return deploy, _gain(chosen), _sure(chosen), _limit(chosen)
+
+
+def _nothing(account: SweepResults) -> tuple[Fact, ...]:
+    """Where nothing is recommended: why, what came nearest, how much was tried, what to change."""
+    tried = counted(len(account.tried), "configuration")
+    trials = f"{counted(len(account.trials), 'trial')}; all of them are below."
+    nearest = Fact(question="What came nearest?", headline="–", lines=("No trial has a figure.",))
+    if account.tried:
+        first = account.tried[0]
+        name = name_without_parameters(first.configuration)
+        nearest = Fact(
+            question="What came nearest?",
+            headline="Batching with" if name is None else capitalised(name),
+            pairs=tuple(parameters_of(first.configuration)),
+            lines=(f"{told(first)}.",),
+        )
+    return (
+        Fact(
+            question="What to deploy?",
+            headline="Nothing meets the SLO" if account.tried else "Nothing yet",
+            lines=(sentence(account.refusal),),
+            tone="bad",
+        ),
+        nearest,
+        Fact(question="What was tried?", headline=tried, lines=(trials,)),
+        Fact(question="What now?", headline=sentence(account.advice).removesuffix(".") or "–"),
+    )
 
 
 def _gain(chosen: Recommendation) -> Fact:
@@ -408,7 +467,6 @@ def sweep_document(account: SweepResults, *, deployment: str | None = None) -> R
         answers=answers_of(account),
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
-        open_questions=[] if chosen is None else [*map(question_text, chosen.open_questions)],
         alternatives=[]
         if chosen is None
         else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],

@@ -293,7 +293,11 @@ class Run:
         return json_object(self.path / PROVENANCE)
 
     def trials(self) -> DataFrame:
-        """The ledger as a pandas frame, a row a trial: see `archive.table.TRIAL_COLUMNS`."""
+        """The ledger as a pandas frame, a row a trial: see `archive.table.TRIAL_COLUMNS`.
+
+        Raises:
+            ArchiveError: pandas is not installed.
+        """
         from batchtune.archive.table import trials_frame
 
         return trials_frame(self.ledger())
@@ -302,7 +306,7 @@ class Run:
         """Every request of one trial as a pandas frame: see `archive.table.samples_frame`.
 
         Raises:
-            ArchiveError: missing, corrupt or of another schema.
+            ArchiveError: missing, corrupt or of another schema, or pandas is not installed.
         """
         from batchtune.archive.table import samples_frame
 

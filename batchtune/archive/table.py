@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from batchtune.batching.parameters import PARAMETER_NAMES, to_dict
+from batchtune.errors import ArchiveError
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES, UNDEFINED, Estimate
 from batchtune.tune.trials.trial import Trial
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Table = dict[str, list[Any]]
+"""Columns by name, all of one length; None: no value."""
 
 _HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
@@ -59,7 +67,7 @@ TRIAL_COLUMNS: Final = (
     *(f"{name}{end}" for name in _BOUNDED for end in ("", "_low", "_high")),
     *_FIGURES,
 )
-"""Of `trials_frame`. `batching` is False without batching; a parameter that a trial left to the server is missing.
+"""Of `trial_table`. `batching` is False without batching; a parameter that a trial left to the server is missing.
 
 `_low` and `_high` are the ends of the 95 % interval of that one run. `objective` is in requests/s, of the objective
 latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag has a column `--flag` behind these.
@@ -77,7 +85,7 @@ HIGHER_IS_BETTER: Final = frozenset(
 )
 
 
-def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
+def trial_table(trials: Sequence[Trial]) -> Table:
     """A row a trial, in order, with TRIAL_COLUMNS, of several models with COMPANY_COLUMNS among them."""
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
@@ -85,17 +93,40 @@ def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     if any(trial.parts for trial in trials):
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
-    frame = pd.DataFrame(rows, columns=columns)
+    return {name: [_value(row.get(name)) for row in rows] for name in columns}
+
+
+def parquet(table: Table) -> bytes:
+    """The content of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = io.BytesIO()
+    pq.write_table(pa.table(table), content)
+    return content.getvalue()
+
+
+def trials_frame(trials: Sequence[Trial]) -> DataFrame:
+    """`trial_table` as a pandas frame.
+
+    Raises:
+        ArchiveError: pandas is not installed.
+    """
+    frame = _pandas().DataFrame(trial_table(trials))
     whole = [name for name in _WHOLE if name in frame and frame[name].notna().any()]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
-def samples_frame(samples: Samples) -> pd.DataFrame:
+def samples_frame(samples: Samples) -> DataFrame:
     """A row a request, in the order of due times, which are seconds since the run's start.
 
     `latency_ms` runs from due to done, missing for a request that never ended; `send_lag_ms` is the client's own
     delay; `status` is OK or the class of the error.
+
+    Raises:
+        ArchiveError: pandas is not installed.
     """
+    pd = _pandas()
     never = samples.sent_ns == NEVER_NS
     latency_ms = np.where(samples.latency_ns == NEVER_NS, np.nan, samples.latency_ns / 1e6)
     lag_ns = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
@@ -110,6 +141,20 @@ def samples_frame(samples: Samples) -> pd.DataFrame:
             "rows": samples.rows,
         }
     )
+
+
+def _pandas() -> Any:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ArchiveError(
+            "a frame needs pandas, which is not installed", hint="pip install 'batchtune[pandas]'"
+        ) from error
+    return pd
+
+
+def _value(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:

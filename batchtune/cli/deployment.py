@@ -248,6 +248,24 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
     return shlex.join([*words, *args]) + "\n"
 
 
+def build_command(configuration: Configuration, scenario: Scenario) -> str:
+    """What builds the image of `docker_command` in a clone of batchtune; empty where the image is another's."""
+    target = scenario.target
+    model = _lying(target)
+    if configuration.dialect == "triton" or not _needs_ours(configuration, target, model):
+        return ""
+    if _on_cuda(target):
+        return "docker/build.sh server-cuda"
+    of_torch = target.framework in ("torch", "torchscript") or _is_torch_model(model)
+    return f"{'TORCH=torch ' if of_torch else ''}docker/build.sh server"
+
+
+def _is_torch_model(model: Path) -> bool:
+    return model.suffix in (".pt", ".pt2") or any(
+        file.suffix in (".pt", ".pt2") for pattern in ("model.*", "*/model.*") for file in model.glob(pattern)
+    )
+
+
 def _needs_ours(configuration: Configuration, target: TargetSpec, model: Path) -> bool:
     """Whether TensorFlow's image cannot serve what was measured; one that did in a container can."""
     if target.runs == "docker":

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import csv
 import json as json_text
+import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, TextIO
+from typing import Final, Literal, TextIO
 
 from batchtune.archive.listing import RunEntry
+from batchtune.archive.table import HIGHER_IS_BETTER, Table, parquet
 from batchtune.errors import UsageError
 from batchtune.report.tables import print_rows
 from batchtune.units import counted, percentage, rounded
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 
@@ -68,7 +67,7 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None
 
 
 def print_trials(
-    frame: DataFrame,
+    trials: Table,
     *,
     sort: str | None,
     output: TableFormat,
@@ -80,45 +79,51 @@ def print_trials(
     Raises:
         UsageError: no such column, or Parquet to a terminal.
     """
-    ordered = frame if sort is None else sorted_by(frame, sort, lower_is_better=lower_is_better)
+    ordered = trials if sort is None else sorted_by(trials, sort, lower_is_better=lower_is_better)
     out = stream or sys.stdout
     match output:
         case "csv":
-            ordered.to_csv(out, index=False)
+            csv.writer(out, lineterminator="\n").writerows([list(ordered), *_rows(ordered)])
         case "json":
-            print(ordered.to_json(orient="records", indent=2, force_ascii=False), file=out)
+            records = [
+                {name: _finite(value) for name, value in zip(ordered, row, strict=True)}
+                for row in _rows(ordered)
+            ]
+            print(json_text.dumps(records, indent=2, ensure_ascii=False, allow_nan=False), file=out)
         case "parquet":
             _write_parquet(ordered, out)
         case "markdown":
             labels = [short_label(str(label)) for label in ordered["configuration"]]
-            _print_markdown(_cells(ordered.assign(configuration=labels)), out)
+            _print_markdown(_cells({**ordered, "configuration": labels}), out)
         case "table":
             labels = list(map(str, ordered["configuration"]))
             shown, common = brief_labels(labels)
-            table = ordered.assign(configuration=shown)
-            print_rows(_cells(table), stream=stream, dispensable=_DISPENSABLE)
+            print_rows(_cells({**ordered, "configuration": shown}), stream=stream, dispensable=_DISPENSABLE)
             if common:
                 print(f"All configurations with batching: {common}.", file=out)
 
 
-def sorted_by(frame: DataFrame, name: str, *, lower_is_better: bool) -> DataFrame:
-    """By a column of the frame, or `p95`, `throughput`: the best first, what has no value last.
+def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
+    """By a column, or `p95`, `throughput`: the best first, what has no value last.
 
     Raises:
         UsageError: no such column.
     """
-    from batchtune.archive.table import HIGHER_IS_BETTER
-
     column = _SHORT.get(name, name)
-    if column not in frame.columns and f"{column}_ms" in frame.columns:
+    if column not in trials and f"{column}_ms" in trials:
         column = f"{column}_ms"
-    if column not in frame.columns:
-        raise UsageError(
-            f"--sort {name}: no such column", hint=f"one of: {', '.join(map(str, frame.columns))}"
-        )
+    if column not in trials:
+        raise UsageError(f"--sort {name}: no such column", hint=f"one of: {', '.join(trials)}")
     figure = column.removesuffix("_low").removesuffix("_high")
     descending = not lower_is_better if figure == "objective" else figure in HIGHER_IS_BETTER
-    return frame.sort_values(column, ascending=not descending, kind="stable")
+    values = trials[column]
+    known = sorted(
+        (at for at, value in enumerate(values) if value is not None),
+        key=values.__getitem__,
+        reverse=descending,
+    )
+    order = [*known, *(at for at, value in enumerate(values) if value is None)]
+    return {name: [column[at] for at in order] for name, column in trials.items()}
 
 
 def short_label(label: str | None) -> str:
@@ -153,24 +158,28 @@ def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
         print(f"| {cells} |", file=out)
 
 
-def _cells(frame: DataFrame) -> list[list[str]]:
+def _rows(trials: Table) -> list[tuple[object, ...]]:
+    return list(zip(*trials.values(), strict=True))
+
+
+def _finite(value: object) -> object:
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+def _cells(trials: Table) -> list[list[str]]:
     """Head and rows; columns without any value stay away."""
-    names = [name for name in _SHOWN if name in frame and not frame[name].isna().all()]
-    known = frame[names].notna()
-    rows = [[_SHOWN[name] for name in names]]
-    rows += [
-        [
-            _cell(name, value) if there else "–"
-            for name, value, there in zip(names, values, which, strict=True)
-        ]
-        for values, which in zip(
-            frame[names].itertuples(index=False), known.itertuples(index=False), strict=True
-        )
+    shown = {
+        name: trials[name] for name in _SHOWN if any(value is not None for value in trials.get(name, ()))
+    }
+    rows = [[_SHOWN[name] for name in shown]]
+    return rows + [
+        [_cell(name, value) for name, value in zip(shown, values, strict=True)] for values in _rows(shown)
     ]
-    return rows
 
 
 def _cell(name: str, value: object) -> str:
+    if value is None:
+        return "–"
     if name == "factor" and isinstance(value, float):
         return f"×{rounded(value)}"
     if name == "error_ratio" and isinstance(value, float):
@@ -180,13 +189,11 @@ def _cell(name: str, value: object) -> str:
     return str(value)
 
 
-def _write_parquet(frame: DataFrame, out: TextIO) -> None:
+def _write_parquet(trials: Table, out: TextIO) -> None:
     if out.isatty():
         raise UsageError(
             "--parquet is no text for a terminal", hint="batchtune trials --parquet > trials.parquet"
         )
-    content = io.BytesIO()
-    frame.to_parquet(content, index=False)
     out.flush()
-    out.buffer.write(content.getvalue())
+    out.buffer.write(parquet(trials))
     out.buffer.flush()

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import RECOMMENDATION, Run, create_run, open_run
-from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_frame, trials_frame
+from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_frame, trial_table
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
@@ -159,8 +160,8 @@ def test_trials_are_sorted_best_first(run):
 def test_a_trial_at_a_rate_has_a_dash_for_clients_beside_probes_that_have_some():
     probe, at_rate = (planted(number, throughput=100, p95_s=0.01) for number in (1, 2))
     stream = io.StringIO()
-    frame = trials_frame([replace(probe, concurrency=1), replace(at_rate, concurrency=None, rate_rps=100.0)])
-    print_trials(frame, sort=None, output="markdown", stream=stream)
+    table = trial_table([replace(probe, concurrency=1), replace(at_rate, concurrency=None, rate_rps=100.0)])
+    print_trials(table, sort=None, output="markdown", stream=stream)
     *_, first, second = stream.getvalue().splitlines()
     assert (first.split(" | ")[3:5], second.split(" | ")[3:5]) == (["1", "–"], ["–", "100"])
     assert short_label("num_batch_threads=1") == "1 thread"
@@ -175,6 +176,15 @@ def test_every_format_has_every_trial(run, tmp_path):
     done = CliRunner().invoke(app, ["trials", str(run.path), "--parquet"], catch_exceptions=False)
     assert len(pd.read_parquet(io.BytesIO(done.stdout_bytes))) == count
     assert "1" in invoke("trials", str(run.path))
+
+
+def test_only_frames_need_pandas(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for output in ("--csv", "--json", "--markdown", "--sort=p95"):
+        assert invoke("trials", str(run.path), output)
+    with pytest.raises(ArchiveError, match="pandas") as raised:
+        run.trials()
+    assert raised.value.hint == "pip install 'batchtune[pandas]'"
 
 
 def test_of_several_models_each_trial_says_which_beside_whom_and_at_how_many_times_the_rates(tmp_path):

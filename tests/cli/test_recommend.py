@@ -13,7 +13,7 @@ import pytest
 from batchtune.archive.run import SEARCH, Run, create_run
 from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
-from batchtune.cli.deployment import BUNDLED_FLAGS, deployment, docker_command
+from batchtune.cli.deployment import BUNDLED_FLAGS, build_command, deployment, docker_command
 from batchtune.cli.session import keep_account
 from batchtune.errors import (
     ArchiveError,
@@ -473,6 +473,26 @@ def test_a_container_has_the_image_that_can_do_what_was_measured(tmp_path, targe
     assert words in line
     assert ("--device=cuda" in line) == ("server-cuda" in line)
     assert ("--gpus=all" in line) == ("device" in target or "docker" in target)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "command"),
+    [
+        ({"framework": "torch"}, "", "TORCH=torch docker/build.sh server"),
+        ({}, "1/model.pt2", "TORCH=torch docker/build.sh server"),
+        ({}, "1/model.onnx", "docker/build.sh server"),
+        ({"device": "cuda"}, "1/model.pt", "docker/build.sh server-cuda"),
+        ({}, "1/saved_model.pb", ""),
+    ],
+)
+def test_the_command_that_builds_the_image_is_given_where_it_is_ours(tmp_path, target, file, command):
+    model = tmp_path / "m" / file
+    model.parent.mkdir(parents=True, exist_ok=True)
+    if file:
+        model.touch()
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    scenario = scenario_of(target={"model": str(tmp_path / "m") if file else "fake", **target})
+    assert build_command(alone, scenario) == command
 
 
 @pytest.mark.parametrize("dialect", ["k8s", "kserve"])

@@ -26,7 +26,14 @@ from batchtune.batching.tfserving import RenderedDialect, rendered, without_coun
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo_options import in_place_of, promised
-from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command, joint_deployment
+from batchtune.cli.deployment import (
+    as_started,
+    build_command,
+    deployed_name,
+    deployment,
+    docker_command,
+    joint_deployment,
+)
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
@@ -141,7 +148,7 @@ def conclude(
     if own and (swept or not (run.path / RECOMMENDATION).is_file()):
         _keep(run, chosen)
     if dialect == "docker":
-        text = docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
+        text = _docker_run(run, chosen, scenario)
     if write is not None:
         _write(write, text)
     asked = None if own else slo
@@ -175,6 +182,13 @@ def conclude(
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
+    """The command that starts a container; what builds its image, where that is ours, goes to stderr."""
+    if built_by := build_command(chosen.configuration, scenario):
+        print(f"note: in a clone of batchtune, `{built_by}` builds the image", file=sys.stderr)
+    return docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
 
 
 def _require_of_several(given: Sequence[str], write: Path | None) -> None:

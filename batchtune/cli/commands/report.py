@@ -9,6 +9,7 @@ from pathlib import Path
 from batchtune.archive.joint import deployable
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import Run
+from batchtune.archive.table import trial_table
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment, joint_deployment
@@ -35,10 +36,10 @@ def run_runs(results: Path, *, json: bool) -> int:
 def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, results: Path) -> int:
     """The exit code, 0."""
     run = asked_run(path, results=results)
-    frame = run.trials()
+    table = trial_table(run.ledger())
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)
-    print_trials(frame, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
+    print_trials(table, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
     return 0
 
 

@@ -118,7 +118,7 @@ def test_the_server_s_image_has_what_the_server_imports_and_no_more() -> None:
     kept = {re.split("[<>=]", line)[0].lower() for line in printed.splitlines()}
     modules = packages_distributions()
     absent = [name for name, owners in modules.items() if {one.lower() for one in owners} <= packages - kept]
-    assert {"pandas", "numba", "optuna"} <= set(absent)
+    assert {"scipy", "numba", "optuna"} <= set(absent)
     code = f"""
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys({absent}))

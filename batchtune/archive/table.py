@@ -112,7 +112,7 @@ def trials_frame(trials: Sequence[Trial]) -> DataFrame:
     Raises:
         ArchiveError: pandas is not installed.
     """
-    frame = _pandas().DataFrame(trial_table(trials))
+    frame: DataFrame = _pandas().DataFrame(trial_table(trials))
     whole = [name for name in _WHOLE if name in frame and frame[name].notna().any()]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
@@ -131,7 +131,7 @@ def samples_frame(samples: Samples) -> DataFrame:
     latency_ms = np.where(samples.latency_ns == NEVER_NS, np.nan, samples.latency_ns / 1e6)
     lag_ns = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
     names = [status.name for status in Status]
-    return pd.DataFrame(
+    frame: DataFrame = pd.DataFrame(
         {
             "due_s": samples.due_ns / 1e9,
             "latency_ms": latency_ms,
@@ -141,6 +141,7 @@ def samples_frame(samples: Samples) -> DataFrame:
             "rows": samples.rows,
         }
     )
+    return frame
 
 
 def _pandas() -> Any:

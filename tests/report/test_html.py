@@ -46,10 +46,10 @@ def page_file(quickstart: Run) -> Path:
     return write_report(quickstart)
 
 
-def test_the_page_is_one_file_below_five_megabytes_that_names_no_other(page_file):
+def test_the_page_is_one_file_below_two_megabytes_that_names_no_other(page_file):
     text = page_file.read_text()
     assert page_file.name == PAGE_FILE
-    assert page_file.stat().st_size <= 5_000_000
+    assert page_file.stat().st_size <= 2_000_000
     shown = text[: text.index('id="plotly"')]
     assert not re.search(r"(src|href)=", shown)
     assert "http://" not in shown

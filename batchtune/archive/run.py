@@ -320,7 +320,13 @@ class Run:
         """
         from batchtune.archive.samples_file import read_parquet
 
-        return read_parquet(self._samples_path(number))
+        path = self._samples_path(number)
+        if not path.exists():
+            raise ArchiveError(
+                f"{self.path}: the requests of trial {number} are not kept",
+                hint=f"`batchtune trials {self.path}` lists the trials",
+            )
+        return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
         """Keep what the search says of itself."""

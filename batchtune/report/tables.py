@@ -73,10 +73,17 @@ class Marks:
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined."""
+    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined.
+
+    Without an upper end `value [≥ low]`; without a value, as where too many requests failed, `≥ low`.
+    """
     if estimate is None:
         return "–"
-    if math.isnan(estimate.low) and math.isnan(estimate.high):
+    if math.isinf(estimate.value):
+        return f"≥ {three_digits(estimate.low * scale)}" if math.isfinite(estimate.low) else "–"
+    if math.isinf(estimate.high) and math.isfinite(estimate.low):
+        return f"{three_digits(estimate.value * scale)} [≥ {three_digits(estimate.low * scale)}]"
+    if not (math.isfinite(estimate.low) or math.isfinite(estimate.high)):
         return three_digits(estimate.value * scale)
     value, low, high = (three_digits(end * scale) for end in (estimate.value, estimate.low, estimate.high))
     return f"{value} [{low}, {high}]"
@@ -111,8 +118,10 @@ def latency(estimate: Estimate | None) -> str:
     """An estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
-    unit, scale = ("s", 1.0) if abs(estimate.value) >= 0.9995 else ("ms", 1e3)
-    return f"{interval(estimate, scale=scale)} {unit}"
+    told_s = estimate.value if math.isfinite(estimate.value) else estimate.low
+    unit, scale = ("s", 1.0) if math.isfinite(told_s) and abs(told_s) >= 0.9995 else ("ms", 1e3)
+    text = interval(estimate, scale=scale)
+    return text if text == "–" else f"{text} {unit}"
 
 
 TEXT_WIDTH: Final = (60, 100)

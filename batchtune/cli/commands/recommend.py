@@ -160,7 +160,7 @@ def conclude(
     else:
         shown = dialect == own_dialect or write is not None
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)
-        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}"
+        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
         command = None
         if dialect == own_dialect:
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
@@ -246,7 +246,7 @@ def to_establish(
         return None
     sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
     if asked is not None:
-        return f"{sweep} {_asked(asked)}".rstrip()
+        return f"{sweep} {_asked(asked, scenario)}".rstrip()
     return f"{sweep} --resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
 
 
@@ -262,12 +262,14 @@ def _way_on(
     return step
 
 
-def _asked(slo: SloSpec | None) -> str:
+def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
     """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
     if slo is None:
         return ""
-    limits = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
-    return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
+    options = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
+    if slo.error_ratio != scenario.slo.error_ratio:
+        options.append(f"--slo-errors {slo.error_ratio:g}")
+    return " ".join([*options, ""])
 
 
 def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:

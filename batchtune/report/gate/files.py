@@ -16,7 +16,7 @@ from batchtune.check.gate import margin_text
 from batchtune.report.gate.statement import (
     HEADINGS,
     change_text,
-    closing_lines,
+    closing,
     finding_text,
     gate_rows,
     headline,
@@ -62,7 +62,7 @@ def markdown(account: Account) -> str:
         names = {"baseline": account.baseline, "candidate": account.candidate}
         heads = [heading.format(**names) for heading in HEADINGS]
         lines += [_table_row(heads), "|---|" + "---:|" * (len(heads) - 1), *map(_table_row, rows), ""]
-    lines += [f"- {_plain(line)}" for line in closing_lines(account)]
+    lines += [f"- **{label}:** {_plain(text)}" for label, text in closing(account)]
     return "\n".join(lines) + "\n"
 
 

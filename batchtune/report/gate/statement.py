@@ -34,7 +34,7 @@ UNITS: Final = {
 }
 """Heading and scale of each figure."""
 
-HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "change", "margin", "verdict")
+HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "paired change", "margin", "verdict")
 
 
 def unit_of(figure: str) -> tuple[str, float]:
@@ -50,7 +50,12 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
     if account.conclusion.findings:
         headings = [head.format(**_names(account)) for head in HEADINGS]
         print_rows([headings, *gate_rows(account.conclusion)], stream=stream)
-    print_text(*closing_lines(account), stream=stream, indent="      ")
+    print_text(
+        *(f"{label:<6}{text}" for label, text in closing(account)),
+        *([] if account.run is None else [f"Saved in {account.run}"]),
+        stream=stream,
+        indent="      ",
+    )
 
 
 def headline(account: Account) -> str:
@@ -80,22 +85,17 @@ def gate_rows(conclusion: Conclusion) -> list[list[str]]:
     ]
 
 
-def closing_lines(account: Account) -> list[str]:
-    """Reason, test, next step, where it is saved."""
-    lines = []
-    conclusion = account.conclusion
-    if account.attribution is not None:
-        lines.append(f"Why   {account.attribution.text}.")
-    if conclusion.findings and not conclusion.is_void:
-        lines.append(f"Test  {test_text(account)}")
-    advice = advice_text(account)
-    if advice:
-        lines.append(f"Next  {advice}")
-    if account.note:
-        lines.append(f"Note  {account.note}")
-    if account.run is not None:
-        lines.append(f"Saved in {account.run}")
-    return lines
+def closing(account: Account) -> list[tuple[str, str]]:
+    """Reason, test, next step and note, each with its label, as far as there is one."""
+    conclusion, attribution = account.conclusion, account.attribution
+    is_tested = conclusion.findings and not conclusion.is_void
+    lines = {
+        "Why": "" if attribution is None else f"{attribution.text}.",
+        "Test": test_text(account) if is_tested else "",
+        "Next": advice_text(account),
+        "Note": account.note,
+    }
+    return [(label, text) for label, text in lines.items() if text]
 
 
 def test_text(account: Account) -> str:
@@ -173,7 +173,7 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
     margin = margin_text(gate, finding.margin)
     if finding.margin > 1.001 * gate.margin:
-        margin = f"{margin} (asked {rounded(gate.margin * 100)})"
+        margin = f"{margin} (asked {margin_text(gate, gate.margin)}, widened for noise)"
     return [
         title,
         rounded(finding.before * scale),

@@ -198,9 +198,8 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
         )
     runs = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
     if not runs:
-        probes = f", only {counted(len(trials), 'trial')}" if trials else ""
         return InconclusiveError(
-            f"nothing to recommend: no trial is finished{probes}",
+            "no trial is finished",
             hint="go on with that sweep (--resume), with a larger search.budget where it was spent",
         )
     by_number = {trial.number: trial for trial in trials}
@@ -254,7 +253,7 @@ def _failed(trials: Sequence[Trial]) -> str:
     failures = [trial.failure for trial in trials if trial.failure]
     why = explain_failure([trial for trial in trials if trial.error_texts])
     cause = f": {why}" if why else f"; the last: {failures[-1] if failures else 'without a word'}"
-    return f"nothing to recommend: {counted(len(failures), 'trial')} failed{cause}"
+    return f"all trials failed ({len(failures)}){cause}"
 
 
 def violation(run: Run, slo: SloSpec) -> float:

@@ -96,7 +96,7 @@ def test_a_raised_margin_says_what_was_asked():
     blocks = [{"p95": (1.0, math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
     conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], blocks)
     assert conclusion.verdict == "OK"
-    assert "(asked 3)" in printed(account(conclusion))
+    assert "(asked 3 %, widened for noise)" in printed(account(conclusion))
 
 
 def test_an_improvement_is_told_by_the_margin_asked_for():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
+from batchtune.report.findings import text_of
 from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
     Marks,
@@ -202,10 +203,12 @@ def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
     if off.bottleneck is None or on.bottleneck is None:
         return []
     if off.bottleneck.kind == on.bottleneck.kind:
-        return [f"Bottleneck with and without it: {limit_title(on.bottleneck)}; {on.bottleneck.text}."]
+        return [
+            f"Bottleneck with and without it: {limit_title(on.bottleneck)}; {text_of(on.bottleneck.text)}."
+        ]
     return [
-        f"Bottleneck without it: {limit_title(off.bottleneck)} ({off.bottleneck.text});",
-        f"with it: {limit_title(on.bottleneck)} ({on.bottleneck.text}).",
+        f"Bottleneck without it: {limit_title(off.bottleneck)} ({text_of(off.bottleneck.text)});",
+        f"with it: {limit_title(on.bottleneck)} ({text_of(on.bottleneck.text)}).",
     ]
 
 
@@ -269,12 +272,14 @@ def small_print(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
     for variant in comparison.variants:
         if variant.bottleneck is not None:
-            alike.setdefault((variant.bottleneck.kind, variant.bottleneck.advice), []).append(variant)
+            alike.setdefault((variant.bottleneck.kind, text_of(variant.bottleneck.advice)), []).append(
+                variant
+            )
     for limited in alike.values():
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
             limits = ", ".join(variant.name for variant in limited)
-            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {bottleneck.advice}")
+            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {text_of(bottleneck.advice)}")
     requests = {variant.requests for variant in comparison.variants if variant.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")

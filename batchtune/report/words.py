@@ -9,6 +9,7 @@ from typing import Final, Literal
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.findings import text_of
 from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
@@ -46,7 +47,9 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
 
 def bottleneck_sentence(bottleneck: Bottleneck) -> str:
     """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`."""
-    return f"{limit_title(bottleneck)}; {bottleneck.text}. {capitalised(bottleneck.advice)}."
+    return (
+        f"{limit_title(bottleneck)}; {text_of(bottleneck.text)}. {capitalised(text_of(bottleneck.advice))}."
+    )
 
 
 PROTOCOLS: Final = {
@@ -296,10 +299,9 @@ VERDICTS: Final = {
 
 def why_sentence(chosen: Recommendation) -> str:
     """Whether batching helps, and why."""
-    reason = chosen.reason
-    if chosen.batching_helps == "no" and chosen.cannot_pay:
-        reason = chosen.cannot_pay
-    return f"{VERDICTS[chosen.batching_helps]}: {reason}."
+    no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
+    reason = chosen.cannot_pay if no_batch_pays and chosen.cannot_pay else chosen.reason
+    return f"{VERDICTS[chosen.batching_helps]}: {text_of(reason)}."
 
 
 def question_text(question: OpenQuestion) -> str:
@@ -351,7 +353,7 @@ def _confirmed(chosen: Recommendation) -> tuple[int, int]:
 
 def named_sentences(chosen: Recommendation) -> Iterator[str]:
     """How the throughput × interval rule's own contender fared, and the tuning guide's."""
-    rule = "" if chosen.rule is None else f" ({chosen.rule})"
+    rule = "" if chosen.rule is None else f" ({text_of(chosen.rule)})"
     for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
         if name in chosen.names:
             yield f"The {title} names the recommended configuration."

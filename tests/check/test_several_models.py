@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from batchtune.check.account import Account, attributed, judged
+from batchtune.check.account import Account, account_from, attributed, judged
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
-from batchtune.check.kept import account_from
 from batchtune.check.paired import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat

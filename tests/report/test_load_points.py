@@ -13,6 +13,7 @@ import pytest
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.report.findings import text_of
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
@@ -225,10 +226,10 @@ def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():
     alone = trial_bottleneck(trial)
     measured = usual_bottleneck(trial.configuration, [trial.measurement])
     assert (alone.kind, measured.kind) == ("device", "device")
-    assert "batching was off: `batchtune sweep`" in alone.advice
-    assert "batching" not in measured.advice
+    assert "batching was off: `batchtune sweep`" in text_of(alone.advice)
+    assert "batching" not in text_of(measured.advice)
     foreign = asked(trial, configuration=replace(trial.configuration, known=False))
-    assert "batching was off" not in trial_bottleneck(foreign).advice
+    assert "batching was off" not in text_of(trial_bottleneck(foreign).advice)
 
 
 def test_padding_of_variable_lengths_is_told_by_bucket():

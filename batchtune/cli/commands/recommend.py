@@ -42,6 +42,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
+from batchtune.report.findings import worded
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.several_models import print_joint
 from batchtune.scenario.spec.check import SloSpec
@@ -155,7 +156,7 @@ def conclude(
     step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
     offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
     if json:
-        document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
+        document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         shown = dialect == own_dialect or write is not None
@@ -314,7 +315,7 @@ def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> P
 def _keep(run: Run, chosen: Recommendation) -> None:
     """A run that cannot be written, such as another's, is answered from all the same."""
     try:
-        run.write_recommendation(chosen)
+        run.write_recommendation(chosen, worded(chosen.to_dict()))
     except ArchiveError as error:
         print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
 

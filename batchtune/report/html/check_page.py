@@ -9,12 +9,11 @@ from itertools import pairwise
 from typing import Any, Final
 
 from batchtune.archive.run import Run
-from batchtune.check.account import Account
+from batchtune.check.account import Account, read_account
 from batchtune.check.change_points import ERROR_RATE, SIDE_MIN
 from batchtune.check.finding import Finding, State
 from batchtune.check.gate import margin_text
 from batchtune.check.history import Series, read_history, series_of
-from batchtune.check.kept import read_account
 from batchtune.check.paired import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.statistics.quantiles import Estimate

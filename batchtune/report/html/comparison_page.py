@@ -22,6 +22,7 @@ from batchtune.report.comparison import (
     pair_sentence,
     small_print,
 )
+from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (
     Fact,
     Report,
@@ -485,7 +486,7 @@ def _limits(comparison: Comparison) -> Fact:
         kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
     last = limited[-1].bottleneck
     if len(kinds) == 1 and last is not None:
-        lines = [sentence(last.text), sentence(last.advice)]
+        lines = [sentence(text_of(finding)) for finding in (last.text, last.advice)]
         return Fact(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
     lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
     return Fact(question=question, headline="Not the same for all", lines=short_lines(lines))

@@ -11,6 +11,7 @@ from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import CHECK, Run
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
+from batchtune.report.findings import text_of
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell.document import (
@@ -379,7 +380,9 @@ def _answers(
     if best is None or chosen is None:
         return _void(question, points, trials)
     lines = (
-        (f"{sentence(best.why)}",) if len(trials) > 1 else ("One point; a range is `--rate 100:900:200`.",)
+        (sentence(text_of(best.why)),)
+        if len(trials) > 1
+        else ("One point; a range is `--rate 100:900:200`.",)
     )
     return (
         Fact(question=question, headline=capitalised(chosen.name), lines=lines),
@@ -467,7 +470,7 @@ def _limits(point: LoadPoint, scenario: Scenario) -> Fact:
     return Fact(
         question=question,
         headline=capitalised(limit_title(bottleneck)),
-        lines=(sentence(bottleneck.text), sentence(bottleneck.advice)),
+        lines=tuple(map(sentence, map(text_of, (bottleneck.text, bottleneck.advice)))),
     )
 
 

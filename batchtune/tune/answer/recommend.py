@@ -11,6 +11,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
@@ -41,7 +42,6 @@ from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
-from batchtune.units import counted, rounded
 
 WIDE_SIZES = 4
 """The largest size seen must be this many times the smallest."""
@@ -53,7 +53,7 @@ SEEN_BATCHES_MIN = 5
 """Batches of a size whose mean time counts."""
 
 
-def cannot_pay(trials: Sequence[Trial]) -> str | None:
+def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
     """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
 
     By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
@@ -66,11 +66,7 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
     if per_row_s[least] / min(per_row_s.values()) >= PAYS_FROM:
         return None
-    longer = rounded(times[most] / times[least])
-    return (
-        f"batching cannot pay here: a batch of {counted(most, 'row')} takes {longer} times as long as one of "
-        f"{counted(least, 'row')}, so the device does no more rows in a second however they come"
-    )
+    return coded("cannot_pay", most_rows=most, least_rows=least, times=times[most] / times[least])
 
 
 def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
@@ -309,7 +305,7 @@ class _Answer:
             mean_batch_rows=_mean_batch_rows(measured),
             promises=self._promises(runs),
             cannot_pay=unable if helps == "no" else None,
-            rule=None if self._state.rule is None else self._state.rule.explain(),
+            rule=None if self._state.rule is None else self._state.rule.arithmetic(),
             bottleneck=searched_bottleneck(
                 chosen.configuration,
                 measured,
@@ -501,22 +497,20 @@ class _Answer:
         }
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
-    def _notes(self) -> Iterable[str]:
+    def _notes(self) -> Iterable[Coded]:
         if self._scenario.streams:
-            yield (
-                "the twin is off: a server that batches continuously has no time of a batch; every figure was measured"
-            )
+            yield coded("no_twin_of_streams")
         elif not can_be_off(self._scenario.target):
-            yield f"nothing was compared with no batching: {unsayable(self._scenario.target)}"
+            yield coded("no_unbatched", why=unsayable(self._scenario.target))
         unbatched = self._unbatched(self._chosen)
         if (
             unbatched is not None
             and self._chosen.configuration.batching is not None
             and same_instances(unbatched.configuration, self._chosen.configuration) != unbatched.configuration
         ):
-            yield "no batching was not run with as many instances: part of the gain over it may be theirs"
+            yield coded("other_instances")
         if isinstance(self._account, Capacities) and self._slo != self._scenario.slo:
-            yield "the capacity for an SLO that was not searched, read from the rates tried"
+            yield coded("other_slo")
         outside = {
             c: gain.high
             for c in self._state.contenders.all()
@@ -525,12 +519,9 @@ class _Answer:
         }
         if outside:
             best = min(outside, key=lambda c: outside[c])
-            yield f"outside your space: {best.configuration.label()} is better"
+            yield coded("outside_is_better", configuration=best.configuration.label())
         if self._behave_alike():
-            yield (
-                "all sizes behave alike: the server's batches are as large with a small max_batch_size as with a large "
-                "one; see whether it applies what it is given"
-            )
+            yield coded("sizes_alike")
 
     def _behave_alike(self) -> bool:
         """Whether batches are larger than their max_batch_size allows: the server ignores what it is told."""

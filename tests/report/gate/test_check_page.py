@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import CHECK, Run
+from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
-from batchtune.check.kept import read_account
 from batchtune.check.paired import judge_fixed
 from batchtune.report.gate.statement import gate_rows
 from batchtune.report.html.check_page import check_document, gate_changes

@@ -166,7 +166,7 @@ def test_a_guessed_space_excludes_nothing_and_a_written_one_does() -> None:
     chosen = recommend(run.trials, scenario=written)
     inside = chosen.configuration.batching
     assert inside is None or (inside.max_batch_size is not None and inside.max_batch_size <= 128)
-    assert any(note.startswith("outside your space") for note in chosen.notes)
+    assert any(note.code == "outside_is_better" for note in chosen.notes)
 
 
 def test_the_phases_keep_to_their_shares() -> None:

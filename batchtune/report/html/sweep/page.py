@@ -10,6 +10,7 @@ from typing import Any, Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
+from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (
     Detail,
     Fact,
@@ -446,7 +447,7 @@ def _limit(chosen: Recommendation) -> Fact:
     return Fact(
         question="What limits it?",
         headline=capitalised(limit_title(limited)),
-        lines=(sentence(limited.text), sentence(limited.advice)),
+        lines=tuple(map(sentence, map(text_of, (limited.text, limited.advice)))),
     )
 
 
@@ -454,7 +455,7 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
     yield why_sentence(chosen)
     yield from named_sentences(chosen)
-    yield from map(sentence, chosen.notes)
+    yield from (sentence(text_of(note)) for note in chosen.notes)
 
 
 def sweep_document(account: SweepResults, *, deployment: str | None = None) -> Report:
@@ -469,7 +470,7 @@ def sweep_document(account: SweepResults, *, deployment: str | None = None) -> R
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
         alternatives=[]
         if chosen is None
-        else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],
+        else [(parameters_of(other.configuration), text_of(other.trade)) for other in chosen.alternatives],
         sections=_sections(account),
         caveats=gathered_caveats(_caveats_by_role(account)),
         provenance=provenance_rows(account.run, account.scenario),

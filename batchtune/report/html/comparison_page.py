@@ -22,14 +22,13 @@ from batchtune.report.comparison import (
     pair_sentence,
     small_print,
 )
-from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (
     Fact,
     Report,
     gathered_caveats,
+    limit_fact,
     models_text,
     provenance_rows,
-    sentence,
     slo_words,
     table_of_single_trials,
     traffic_text,
@@ -54,7 +53,7 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import Marks, ratio, without_empty_columns
-from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
+from batchtune.report.words import PROTOCOLS, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.compare.blocks import Variant, is_noisy
@@ -477,19 +476,15 @@ def _sure(comparison: Comparison) -> Fact:
 
 
 def _limits(comparison: Comparison) -> Fact:
-    question = "What limits it?"
-    limited = [variant for variant in comparison.variants if variant.bottleneck is not None]
-    if not limited:
-        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
     kinds: dict[str, list[VariantFigures]] = {}
-    for variant in limited:
-        kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
-    last = limited[-1].bottleneck
-    if len(kinds) == 1 and last is not None:
-        lines = [sentence(text_of(finding)) for finding in (last.text, last.advice)]
-        return Fact(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
+    for variant in comparison.variants:
+        if variant.bottleneck is not None:
+            kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
+    if len(kinds) < 2:
+        last = next((same[-1].bottleneck for same in kinds.values()), None)
+        return limit_fact(last)
     lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
-    return Fact(question=question, headline="Not the same for all", lines=short_lines(lines))
+    return Fact(question="What limits it?", headline="Not the same for all", lines=short_lines(lines))
 
 
 def _gain(pair: Pair) -> float:

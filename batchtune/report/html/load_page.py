@@ -18,6 +18,7 @@ from batchtune.report.html.shell.document import (
     Fact,
     Report,
     gathered_caveats,
+    limit_fact,
     provenance_rows,
     sentence,
     slo_text,
@@ -44,7 +45,7 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
-from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
+from batchtune.report.words import PROTOCOLS, capitalised, parameters_of
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -388,7 +389,7 @@ def _answers(
         Fact(question=question, headline=capitalised(chosen.name), lines=lines),
         _gives(chosen),
         _kept(chosen, points, scenario),
-        _limits(chosen, scenario),
+        limit_fact(trial_bottleneck(chosen.trial, scenario)),
     )
 
 
@@ -460,18 +461,6 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
     headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
     return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)
-
-
-def _limits(point: LoadPoint, scenario: Scenario) -> Fact:
-    bottleneck = trial_bottleneck(point.trial, scenario)
-    question = "What limits it?"
-    if bottleneck is None:
-        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
-    return Fact(
-        question=question,
-        headline=capitalised(limit_title(bottleneck)),
-        lines=tuple(map(sentence, map(text_of, (bottleneck.text, bottleneck.advice)))),
-    )
 
 
 Kind = Literal["sweep", "compare", "check", "load", "noise"]

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run, write_whole
+from batchtune.errors import ArchiveError
+from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.validity.caveats import Caveat
+from batchtune.report.findings import text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.tables import interval, milliseconds
-from batchtune.report.words import capitalised, limit_word, parameters_of
+from batchtune.report.words import capitalised, limit_title, limit_word, parameters_of
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -131,6 +134,15 @@ class Fact:
     lines: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     tone: str = ""
+
+
+def limit_fact(bottleneck: Bottleneck | None) -> Fact:
+    """What limits, why, and what to do about it."""
+    if bottleneck is None:
+        lines: tuple[str, ...] = ("The server reports too little.",)
+        return Fact(question="What limits it?", headline="Not known", lines=lines)
+    lines = tuple(sentence(text_of(finding)) for finding in (bottleneck.text, bottleneck.advice))
+    return Fact(question="What limits it?", headline=capitalised(limit_title(bottleneck)), lines=lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from batchtune.report.html.shell.document import (
     Report,
     TrialTable,
     gathered_caveats,
+    limit_fact,
     provenance_rows,
     sentence,
     slo_text,
@@ -54,7 +55,6 @@ from batchtune.report.words import (
     capitalised,
     figures_sentence,
     gain_sentences,
-    limit_title,
     name_without_parameters,
     named_sentences,
     offer_sentences,
@@ -388,7 +388,7 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
         pairs=tuple(parameters_of(chosen.configuration)),
         tone="" if chosen.established else "open",
     )
-    return deploy, _gain(chosen), _sure(chosen), _limit(chosen)
+    return deploy, _gain(chosen), _sure(chosen), limit_fact(chosen.bottleneck)
 
 
 def _nothing(account: SweepResults) -> tuple[Fact, ...]:
@@ -436,18 +436,6 @@ def _sure(chosen: Recommendation) -> Fact:
         headline="Established" if chosen.established else "Not established",
         lines=(*lines, basis, *offer_sentences(chosen, None)),
         tone="good" if chosen.established else "open",
-    )
-
-
-def _limit(chosen: Recommendation) -> Fact:
-    limited = chosen.bottleneck
-    if limited is None:
-        lines = ("The server reports too little.",)
-        return Fact(question="What limits it?", headline="Not known", lines=lines)
-    return Fact(
-        question="What limits it?",
-        headline=capitalised(limit_title(limited)),
-        lines=tuple(map(sentence, map(text_of, (limited.text, limited.advice)))),
     )
 
 

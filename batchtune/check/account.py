@@ -16,7 +16,7 @@ from batchtune.check.limit import Attribution, attribute
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
 from batchtune.errors import ArchiveError, TargetError
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import from_plain
+from batchtune.plain_values import Coded, as_text, coded, from_plain
 from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
@@ -73,7 +73,9 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     for candidate in variants[-1].arms():
         missed = _slo_missed(trials, candidate.name, candidate.scenario)
         if missed and conclusion.verdict in kept:
-            reason = f"{candidate.name} misses {'its' if candidate.model else 'the'} SLO: {missed}"
+            reason = coded(
+                "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
+            )
             return replace(conclusion, verdict="SLO MISSED", reason=reason)
     return conclusion
 
@@ -102,15 +104,15 @@ def attributed(
     return attribute(sides[0], sides[1], cpu_s=cpu_s[0] if cpu_s else None)
 
 
-def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> str:
-    """Why the figures are not the servers'; empty: they are."""
+def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> Coded | None:
+    """Why the figures are not the servers'; None: they are."""
     for arm in (arm for variant in variants for arm in variant.arms()):
         figures = figures_of(arm, trials)
         if figures.client_limited:
-            return f"the load generator was the limit, not the server of {arm.name}"
+            return coded("side_client_limited", side=arm.name)
         if by_host and figures.disturbed:
-            return f"the host disturbed every run of {arm.name}, also when it was repeated"
-    return ""
+            return coded("side_disturbed", side=arm.name)
+    return None
 
 
 def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
@@ -157,7 +159,7 @@ def account_from(document: Mapping[str, Any]) -> Account:
         blocks=int(document["blocks"]),
         fresh_blocks=int(document["fresh_blocks"]),
         blocks_max=int(document["blocks_max"]),
-        reason=str(document["reason"]),
+        reason=as_text(document["reason"]) if document["reason"] else None,
         target_failed=bool(document.get("target_failed", document["exit_code"] == TargetError.exit_code)),
         error_rate=ERROR_RATE if stored else float(document["error_rate"]),
         confirms=bool(document.get("confirms", True)),

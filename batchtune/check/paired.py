@@ -32,6 +32,7 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement
+from batchtune.plain_values import Coded, to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import runs_of
@@ -163,7 +164,7 @@ class Conclusion:
     blocks: int
     fresh_blocks: int
     blocks_max: int
-    reason: str = ""
+    reason: Coded | None = None
     target_failed: bool = False
     error_rate: float = ERROR_RATE
     confirms: bool = True
@@ -196,7 +197,7 @@ class Conclusion:
             "schema_version": SCHEMA_VERSION,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
-            "reason": self.reason,
+            "reason": "" if self.reason is None else to_plain(self.reason),
             "error_rate": self.error_rate,
             "confirms": self.confirms,
             "target_failed": self.target_failed,

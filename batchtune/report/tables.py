@@ -18,7 +18,6 @@ from batchtune.units import three_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,17 +197,6 @@ def rows_that_fit(
     return [[row[index] for index in kept] for row in rows]
 
 
-def table_of(*headings: str) -> Table:
-    """An empty table; the first column is text, the others are numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def print_text(
     *texts: str, stream: TextIO | None = None, indent: str = "  ", bold: bool = False, whole: bool = False
 ) -> None:
@@ -231,15 +219,6 @@ def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
 
     width = max(width_of(stream), wide)
     return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """The table as wide as it is: a figure that is cut off misleads."""
-    from rich.measure import Measurement
-
-    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
 
 
 def width_of(stream: TextIO | None = None) -> int:

@@ -15,6 +15,7 @@ from batchtune.check.paired import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison
+from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import print_check, print_history
 from batchtune.scenario.reader import ScenarioText, read_variants
 from batchtune.tune.bench import Plan
@@ -161,7 +162,7 @@ def test_a_model_that_misses_its_slo_is_named():
     ]
     account = account_of(pair, late, errors=0.01)
     assert account.conclusion.verdict == "SLO MISSED"
-    assert account.conclusion.reason == "none/quick misses its SLO: p95 12 ms"
+    assert text_of(account.conclusion.reason) == "none/quick misses its SLO: p95 12 ms"
 
 
 def test_the_history_keeps_a_figure_for_each_model(capsys: pytest.CaptureFixture[str]):

@@ -23,7 +23,7 @@ from batchtune.errors import (
 )
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.findings import worded
-from batchtune.report.gate.statement import print_check
+from batchtune.report.gate.statement import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models
@@ -80,7 +80,7 @@ def run_compare(
         done.trials, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s
     )
     if json:
-        checks = {"checks": [account.to_dict() for account in accounts]} if gates else {}
+        checks = {"checks": [account_document(account) for account in accounts]} if gates else {}
         print(json_text.dumps({"run": str(done.run.path), **document, **checks}, indent=2))
     elif done.trials:
         print_comparison(comparison, path=done.run.path)

@@ -10,6 +10,8 @@ from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
 from batchtune.check.finding import Finding
 from batchtune.check.gate import margin_text
 from batchtune.check.history import Series, TrackRecord, track_record
+from batchtune.check.limit import AT_LEAST, MOVED, Attribution, LimitFinding, Part
+from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -60,10 +62,15 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
 
 def headline(account: Account) -> str:
     """`REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    return f"{account.conclusion.verdict}  {outcome(account)}"
+
+
+def outcome(account: Account) -> str:
+    """`candidate against baseline: throughput −4.9 % (margin 2 %)`."""
     conclusion = account.conclusion
-    head = f"{conclusion.verdict}  {account.candidate} against {account.baseline}"
-    if conclusion.reason:
-        return f"{head}: {conclusion.reason}"
+    head = f"{account.candidate} against {account.baseline}"
+    if conclusion.reason is not None:
+        return f"{head}: {text_of(conclusion.reason)}"
     texts = [finding_text(finding) for finding in _telling(conclusion)]
     if conclusion.verdict == "INCONCLUSIVE":
         texts += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
@@ -90,7 +97,7 @@ def closing(account: Account) -> list[tuple[str, str]]:
     conclusion, attribution = account.conclusion, account.attribution
     is_tested = conclusion.findings and not conclusion.is_void
     lines = {
-        "Why": "" if attribution is None else f"{attribution.text}.",
+        "Why": "" if attribution is None else f"{attribution_text(attribution)}.",
         "Test": test_text(account) if is_tested else "",
         "Next": advice_text(account),
         "Note": account.note,
@@ -113,6 +120,53 @@ def test_text(account: Account) -> str:
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
     return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if confirmation blocks agree."
+
+
+def attribution_text(attribution: Attribution) -> str:
+    """Where a change comes from, with what moved most, in the order of a request's way."""
+    if not attribution.parts:
+        return "the server reports nothing about its batches, so the cause is not known"
+    largest = attribution.largest
+    texts = [_part_text(part) for part in attribution.parts if part in largest]
+    moved = "; ".join(texts) or f"no mean moved by more than {percentage(MOVED)}"
+    match attribution.cause:
+        case "tail":
+            return f"{moved}: rare slow requests, or the host"
+        case "host":
+            return f"the host disturbed one side more often; {moved}"
+        case "not known":
+            return f"the cause is not known: {moved}"
+        case cause:
+            return f"{cause}: {moved}"
+
+
+def _part_text(part: Part) -> str:
+    sign = "+" if part.change >= 0.0 else "−"
+    shown = rounded if part.name == "rows of a batch" else rounded_duration
+    name = "server CPU a request" if part.name == "server CPU" else part.name
+    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change))})"
+
+
+def account_document(account: Account) -> dict[str, Any]:
+    """For JSON, with the texts of what it says."""
+    document: dict[str, Any] = worded(account.to_dict())
+    if account.attribution is not None:
+        document["attribution"]["text"] = attribution_text(account.attribution)
+    return document
+
+
+def limit_text(finding: LimitFinding) -> str:
+    """`p95 21 ms [20, 23]: at most 20 ms: open`."""
+    metric, figure = finding.limit.metric, finding.figure
+
+    def shown(value: float) -> str:
+        if metric == "throughput":
+            return f"{rounded(value)}/s"
+        return percentage(value) if metric == "errors" else rounded_duration(value)
+
+    least = "at least" if metric in AT_LEAST else "at most"
+    ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
+    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {finding.state}"
 
 
 def advice_text(account: Account) -> str:

@@ -17,9 +17,11 @@ from batchtune.check.history import Series, read_history, series_of
 from batchtune.check.paired import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import (
     HEADINGS,
     advice_text,
+    attribution_text,
     change_lines,
     change_text,
     finding_text,
@@ -354,7 +356,9 @@ def _history(run: Run, account: Account) -> Section:
 def _answers(account: Account) -> tuple[Fact, ...]:
     conclusion = account.conclusion
     verdict, tone = _VERDICTS[conclusion.verdict]
-    why = conclusion.reason or f"{account.candidate} against {account.baseline}"
+    why = f"{account.candidate} against {account.baseline}"
+    if conclusion.reason is not None:
+        why = text_of(conclusion.reason)
     advice = advice_text(account)
     sure = [test_text(account)] if conclusion.findings and not conclusion.is_void else []
     sure += [sentence(text) for text in (account.note, advice) if text]
@@ -367,7 +371,7 @@ def _answers(account: Account) -> tuple[Fact, ...]:
         Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
-            lines=() if attribution is None else short_lines([sentence(attribution.text)]),
+            lines=() if attribution is None else short_lines([sentence(attribution_text(attribution))]),
         ),
         Fact(
             question="How confident is this?",

@@ -30,7 +30,7 @@ from batchtune.cli.commands.gate.course import (
 )
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
-from batchtune.report.gate.statement import print_check
+from batchtune.report.gate.statement import account_document, print_check
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
@@ -202,7 +202,7 @@ def tell(
     Raises:
         BatchtuneError: the `fault` of what followed the last run, behind all that.
     """
-    run, document = course.run, account.to_dict()
+    run, document = course.run, account_document(account)
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())

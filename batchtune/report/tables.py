@@ -181,7 +181,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Headings and rows without the columns in which no row has a value; the first one stays."""
-    kept = [at for at in range(len(rows[0])) if not at or any(row[at] not in ("", "–") for row in rows[1:])]
+    kept = [
+        at
+        for at in range(len(rows[0]))
+        if not at or any(row[at].removeprefix("–")[:1].strip() for row in rows[1:])
+    ]
     return [[row[at] for at in kept] for row in rows]
 
 

@@ -30,6 +30,14 @@ WRITTEN_BYTES_MAX: Final = 2**24
 """A server that says a line for each request writes this much in minutes; its scratch file then starts again."""
 
 
+_SAME_END: Final = 80
+"""Lines of a log that end alike over so many characters report one failure: a warning, and the error that follows."""
+
+
+def _is_said_again(line: str, later: Sequence[str]) -> bool:
+    return len(line) > _SAME_END and any(other.endswith(line[-_SAME_END:]) for other in later)
+
+
 class ServerLog:
     """The scratch file that a server appends to, and from `keep_in` on a bounded copy of it elsewhere."""
 
@@ -94,6 +102,14 @@ def ending_with_us() -> tuple[str, ...]:
     """What goes before a command so that the kernel ends it with the thread that starts it; () without setpriv."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
+
+
+_SAME_END: Final = 80
+"""Lines of a log that end alike over so many characters report one failure: a warning, and the error that follows."""
+
+
+def _is_said_again(line: str, later: Sequence[str]) -> bool:
+    return len(line) > _SAME_END and any(other.endswith(line[-_SAME_END:]) for other in later)
 
 
 class ServerProcess:
@@ -182,7 +198,9 @@ class ServerProcess:
                 text = log.read().decode(errors="replace")
         except OSError:
             return "  (no log)"
-        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (the log is empty)"
+        last = text.splitlines()[-lines:]
+        once = [line for at, line in enumerate(last) if not _is_said_again(line, last[at + 1 :])]
+        return "\n".join(f"  {line}" for line in once) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
         """User and system seconds of the process, its children and its container so far; None when not known."""

@@ -162,8 +162,9 @@ _KNOWN: Final[Mapping[str, tuple[Touches, str, str]]] = {
         "server",
         "the server reports nothing about its batches",
         (
-            "for batch sizes and queue waits start TensorFlow Serving with --monitoring_config_file=FILE, FILE holding "
-            "`prometheus_config {{ enable: true }}`, and give --rest-url beside --grpc-url"
+            "for batch sizes and queue waits start tensorflow_model_server or batchtune-model-server with "
+            "--monitoring_config_file=FILE, FILE holding `prometheus_config {{ enable: true }}`; beside --grpc-url "
+            "give --rest-url"
         ),
     ),
     "counters_went_back": (

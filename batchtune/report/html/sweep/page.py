@@ -408,9 +408,9 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
     return (
         Fact(
             question="What to deploy?",
-            headline="Nothing meets the SLO" if account.tried else "Nothing yet",
+            headline="Nothing meets the SLO" if account.missed else "Nothing yet",
             lines=(sentence(account.refusal),),
-            tone="bad",
+            tone="bad" if account.missed or not account.tried else "open",
         ),
         nearest,
         Fact(question="What was tried?", headline=tried, lines=(trials,)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
@@ -50,6 +51,48 @@ def bottleneck_sentence(bottleneck: Bottleneck) -> str:
     return (
         f"{limit_title(bottleneck)}; {text_of(bottleneck.text)}. {capitalised(text_of(bottleneck.advice))}."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
+
+    question: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    tone: str = ""
+
+
+def limit_fact(bottleneck: Bottleneck | None) -> Fact:
+    """What limits, why, and what to do about it."""
+    if bottleneck is None:
+        lines: tuple[str, ...] = ("The server reports too little.",)
+        return Fact(question="What limits it?", headline="Not known", lines=lines)
+    lines = tuple(sentence(text_of(finding)) for finding in (bottleneck.text, bottleneck.advice))
+    return Fact(question="What limits it?", headline=capitalised(limit_title(bottleneck)), lines=lines)
+
+
+def fact_text(fact: Fact) -> str:
+    """The question and its whole answer as one paragraph."""
+    told = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
+    return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in told)])
+
+
+def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
+    """With as many lines each as the first screen has room for."""
+    return tuple(
+        fact
+        if len(fact.lines) <= most
+        else replace(fact, lines=(*fact.lines[: most - 1], f"{len(fact.lines) - most + 1} more below."))
+        for fact in facts
+    )
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop; empty stays empty."""
+    text = text.strip().rstrip(".")
+    return f"{capitalised(text)}." if text else ""
 
 
 PROTOCOLS: Final = {

@@ -123,7 +123,7 @@ def test_a_model_is_compared_with_itself_and_the_other_does_not_move(capsys: pyt
     assert out.index("Against eight/quick, over 10 blocks:") < out.index(
         "Against eight/slow, over 10 blocks:"
     )
-    assert "slow, gRPC, requests of 1 row: batching helps" in " ".join(out.split())
+    assert "slow, gRPC, requests of 1 row: it pays" in " ".join(out.split())
 
 
 def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.CaptureFixture[str]):

@@ -13,7 +13,8 @@ from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
 from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
-from batchtune.report.html.comparison_page import _best, _variants, comparison_document, typical_run
+from batchtune.report.comparison import _best
+from batchtune.report.html.comparison_page import _variants, comparison_document, typical_run
 from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
 from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section

@@ -34,16 +34,13 @@ from batchtune.report.html.comparison_page import (
     arms_of_runs,
     block_values,
     shared_slo,
-    short_lines,
     typical_runs,
 )
 from batchtune.report.html.shell.document import (
-    Fact,
     Report,
     gathered_caveats,
     models_text,
     provenance_rows,
-    sentence,
     slo_words,
     table_of_single_trials,
     traffic_text,
@@ -64,7 +61,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.words import capitalised
+from batchtune.report.words import Fact, capitalised, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
@@ -288,7 +285,7 @@ def check_document(run: Run) -> Report:
         title=scenario.name,
         subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *workload, blocks]),
         emulated=is_emulated(trials),
-        answers=_answers(account),
+        answers=shortened(_answers(account)),
         sections=_sections(run, account, variants, trials),
         caveats=gathered_caveats({variant.name: figures_of(variant, trials).caveats for variant in variants}),
         provenance=provenance_rows(run, scenario),
@@ -364,19 +361,17 @@ def _answers(account: Account) -> tuple[Fact, ...]:
     sure += [sentence(text) for text in (account.note, advice) if text]
     attribution = account.attribution
     return (
-        Fact(
-            question="Is it still as good?", headline=verdict, lines=short_lines([sentence(why)]), tone=tone
-        ),
+        Fact(question="Is it still as good?", headline=verdict, lines=(sentence(why),), tone=tone),
         _moved(conclusion.findings),
         Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
-            lines=() if attribution is None else short_lines([sentence(attribution_text(attribution))]),
+            lines=() if attribution is None else (sentence(attribution_text(attribution)),),
         ),
         Fact(
             question="How confident is this?",
             headline=_sureness(account),
-            lines=short_lines(sure),
+            lines=tuple(sure),
         ),
     )
 
@@ -389,7 +384,7 @@ def _moved(findings: Sequence[Finding]) -> Fact:
     if moved:
         headline = f"{moved[0].gate.name} {change_text(moved[0], ends=False)}"
         lines = [f"margin {margin_text(moved[0].gate, moved[0].margin)}", *lines]
-    return Fact(question="What moved?", headline=headline, lines=short_lines(lines))
+    return Fact(question="What moved?", headline=headline, lines=tuple(lines))
 
 
 def _sureness(account: Account) -> str:

@@ -15,12 +15,9 @@ from batchtune.report.findings import text_of
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell.document import (
-    Fact,
     Report,
     gathered_caveats,
-    limit_fact,
     provenance_rows,
-    sentence,
     slo_text,
     table_of_single_trials,
 )
@@ -45,7 +42,15 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
-from batchtune.report.words import PROTOCOLS, capitalised, parameters_of
+from batchtune.report.words import (
+    PROTOCOLS,
+    Fact,
+    capitalised,
+    limit_fact,
+    parameters_of,
+    sentence,
+    shortened,
+)
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -242,7 +247,6 @@ def _latency_s(point: LoadPoint, quantile: str) -> float:
 
 
 _EACH: Final = "The run of each load"
-_MOST_FAILURES: Final = 3
 _VERDICTS: Final = {
     "PASS": ("Met", "good"),
     "FAIL": ("Missed", "bad"),
@@ -263,7 +267,7 @@ def load_document(run: Run) -> Report:
         title=scenario.name,
         subtitle=_subtitle(scenario, trials),
         emulated=is_emulated(trials),
-        answers=_answers(points, best, trials, scenario),
+        answers=shortened(_answers(points, best, trials, scenario)),
         sections=_sections(run, trials, points, scenario),
         caveats=gathered_caveats({point.name: point.measured.caveats for point in points}),
         provenance=provenance_rows(run, scenario),
@@ -409,14 +413,13 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
         Fact(
             question="What was seen all the same?",
             headline=measured_text,
-            lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
+            lines=failures or ("These are not the server's figures.",),
         ),
         Fact(question="Is the SLO met?", headline="No verdict", tone="open"),
         Fact(
             question="What now?",
             headline="Measure again",
-            lines=tuple(sentence(text) for text in advice)[:_MOST_FAILURES]
-            or ("The server's log says more.",),
+            lines=tuple(sentence(text) for text in advice) or ("The server's log says more.",),
         ),
     )
 

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run, write_whole
 from batchtune.errors import ArchiveError
-from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.report.findings import text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.tables import interval, milliseconds
-from batchtune.report.words import capitalised, limit_title, limit_word, parameters_of
+from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -126,30 +124,11 @@ _COMPRESSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
-
-    question: str
-    headline: str
-    lines: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    tone: str = ""
-
-
-def limit_fact(bottleneck: Bottleneck | None) -> Fact:
-    """What limits, why, and what to do about it."""
-    if bottleneck is None:
-        lines: tuple[str, ...] = ("The server reports too little.",)
-        return Fact(question="What limits it?", headline="Not known", lines=lines)
-    lines = tuple(sentence(text_of(finding)) for finding in (bottleneck.text, bottleneck.advice))
-    return Fact(question="What limits it?", headline=capitalised(limit_title(bottleneck)), lines=lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a page says, from top to bottom; `intervals` says what its intervals mean.
 
-    `command` is what to run next; `alternatives` are other parameters and what they trade.
+    `step` is the command that would establish what is open, `command` deploys; `alternatives` are other parameters and
+    what they trade.
     """
 
     title: str
@@ -161,6 +140,7 @@ class Report:
     intervals: str
     emulated: bool
     caveats: Sequence[tuple[Caveat, str]] = ()
+    step: str | None = None
     command: str | None = None
     notes: Sequence[str] = ()
     open_questions: Sequence[str] = ()
@@ -237,12 +217,6 @@ def slo_text(scenario: Scenario) -> str:
     """Every limit, or that there is none."""
     limits = [limit_words(name, limit) for name, limit in scenario.slo.limits().items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
-
-
-def sentence(text: str) -> str:
-    """With a capital and a full stop; empty stays empty."""
-    text = text.strip().rstrip(".")
-    return f"{capitalised(text)}." if text else ""
 
 
 def gathered_caveats(by_name: Mapping[str, Sequence[Caveat]]) -> list[tuple[Caveat, str]]:

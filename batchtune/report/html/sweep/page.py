@@ -13,13 +13,10 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (
     Detail,
-    Fact,
     Report,
     TrialTable,
     gathered_caveats,
-    limit_fact,
     provenance_rows,
-    sentence,
     slo_text,
     traffic_text,
     trial_rows,
@@ -52,15 +49,18 @@ from batchtune.report.html.sweep.contender_figures import (
 )
 from batchtune.report.words import (
     PROTOCOLS,
+    Fact,
     capitalised,
     figures_sentence,
     gain_sentences,
+    limit_fact,
     name_without_parameters,
     named_sentences,
     offer_sentences,
     parameters_of,
     promise_sentence,
     question_text,
+    sentence,
     why_sentence,
 )
 from batchtune.target.model_files import served_name
@@ -446,14 +446,17 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
     yield from (sentence(text_of(note)) for note in chosen.notes)
 
 
-def sweep_document(account: SweepResults, *, deployment: str | None = None) -> Report:
-    """The page; `deployment` is the command that serves what is recommended."""
+def sweep_document(
+    account: SweepResults, *, deployment: str | None = None, step: str | None = None
+) -> Report:
+    """The page; `deployment` is the command that serves what is recommended, `step` what would establish it."""
     chosen = account.chosen
     return Report(
         title=account.scenario.name,
         subtitle=_subtitle(account),
         emulated=is_emulated(account.trials),
         answers=answers_of(account),
+        step=step,
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
         alternatives=[]

@@ -104,14 +104,6 @@ def ending_with_us() -> tuple[str, ...]:
     return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
 
 
-_SAME_END: Final = 80
-"""Lines of a log that end alike over so many characters report one failure: a warning, and the error that follows."""
-
-
-def _is_said_again(line: str, later: Sequence[str]) -> bool:
-    return len(line) > _SAME_END and any(other.endswith(line[-_SAME_END:]) for other in later)
-
-
 class ServerProcess:
     """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run, write_whole
-from batchtune.errors import ArchiveError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.tables import interval, milliseconds

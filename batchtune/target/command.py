@@ -184,6 +184,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 STEP_LIMIT_S: Final = 120.0
 """A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
 
+ANSWERS_S: Final = 2.0
+"""A server that somebody else runs takes a connection within this time, or nobody is there."""
+
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
@@ -334,6 +337,8 @@ class CommandTarget:
         Raises:
             TargetError: it does not answer, or another process changes it now.
         """
+        if self._spec.kind == "http" and self._spec.launch is None and not self._changed:
+            self._wait_until_listening(ANSWERS_S)
         if self._settings is None or not self._spec.attached:
             return {}
         if keep is not None:
@@ -497,10 +502,10 @@ class CommandTarget:
             with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
                 return
             time.sleep(0.05)
-        raise TargetError(
-            f"{self._spec.url}: no connection after {limit_s:g} s",
-            hint="is target.url where the server listens?",
-        )
+        hint = "is target.url where the server listens?"
+        if self._spec.launch is None:
+            hint = f"start the server, or let target.launch start it; {hint}"
+        raise TargetError(f"nothing answers at {self._spec.url}, tried for {limit_s:g} s", hint=hint)
 
     def _unready(self, ready: tuple[str, ...] | str | ReadySpec, limit_s: float) -> str:
         if isinstance(ready, str):

@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, write_original
-from batchtune.cli.session import run_restore
+from batchtune.cli.session import beginning, run_restore
 from batchtune.errors import TargetError
 from batchtune.load.first_tries import require_answer
 from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target import command
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import activity, read_meant_counters
@@ -154,6 +155,24 @@ def test_a_wrong_app_is_told_before_any_load(running: str, path: str, said: str)
         with pytest.raises(TargetError, match=said) as told:
             require_answer(target.endpoint, requests, is_json=True)
         assert told.value.hint
+
+
+def test_a_server_that_is_not_there_is_told_without_waiting_for_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether its parameters would be set or not; nothing is launched, and nothing says so."""
+    monkeypatch.setattr(command, "ANSWERS_S", 0.05)
+    url = f"http://127.0.0.1:{free_port()}"
+    only_loaded = scenario(url=f"{url}/score", launch=None, set=None, means={})
+    for asked in (only_loaded, attached(url)):
+        assert beginning(asked) == f"attaching to {url}/score"
+        with (
+            CommandTarget(asked.target) as target,
+            pytest.raises(TargetError, match="nothing answers at") as told,
+        ):
+            target.apply(asked.configuration({}))
+        assert "start the server" in told.value.hint
+        assert told.value.exit_code == 7
 
 
 def test_an_answer_must_have_what_the_scenario_says(running: str) -> None:

@@ -28,9 +28,9 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
-from batchtune.scenario.payloads import check_names
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
+from batchtune.scenario.recordings import check_names
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S

@@ -11,33 +11,12 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-APPS = Path(__file__).parent / "apps"
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server, what pip installs for it, the app, and the trap that its sweep must name."""
-
-    packages: tuple[str, ...]
-    app: str
-    trap: str
-
-
-SERVERS = {
-    "litserve": Served(("litserve==0.2.19",), "litserve_app.py", "clock starts when a worker becomes free"),
-    "bentoml": Served(("bentoml==1.4.40",), "bentoml_app.py:Service", "no waiting time"),
-    "mlserver": Served(
-        ("mlserver==1.7.1", "uvloop<0.22"), "mlserver_app.py:Model", "not the size of a batch"
-    ),
-    "ray-serve": Served(("ray[serve]==2.60.0",), "ray_app.py:app", "max_ongoing_requests, 5 unless set"),
-}
+from tests.real_servers.environments import APPS, SERVERS, path_with
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +25,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     root = Path(os.environ.get("BATCHTUNE_SERVERS") or tmp_path_factory.mktemp("servers"))
 
     def path_of(server: str) -> str:
-        folder = root / server
-        if not (folder / "complete").exists():
-            venv.create(folder, with_pip=True)
-            command = [folder / "bin/pip", "install", "--quiet", *SERVERS[server].packages]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                pytest.skip(f"{server} cannot be had here: {done.stderr.strip()[-300:]}")
-            (folder / "complete").touch()
-        return f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        try:
+            return path_with(server, root)
+        except RuntimeError as error:
+            pytest.skip(str(error))
 
     return path_of
 

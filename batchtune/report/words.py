@@ -326,6 +326,24 @@ def question_text(question: OpenQuestion) -> str:
             return f"{short_label(question.labels[0])}{more} may be better, {far}"
 
 
+def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
+    """What the recommendation drops of what runs now, and whether the server seems to ignore its parameters."""
+    if chosen.drops:
+        yield (
+            f"The recommendation drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
+        )
+    if chosen.ignored == "batches":
+        yield (
+            "The server seems to ignore its parameters: its batches are larger than max_batch_size allows. See "
+            "whether it applies what it is given."
+        )
+    elif chosen.ignored == "answers":
+        yield (
+            "All configurations answer alike, whatever their size: either batching changes nothing here, or the server "
+            "ignores its parameters. See whether it applies what it is given."
+        )
+
+
 def confidence_sentence(chosen: Recommendation) -> str:
     """Whether it is established: the confirmation runs that say so, or every open question."""
     if not chosen.established:

@@ -184,7 +184,9 @@ class Recommendation:
     `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by those runs.
     `trials`, `seconds`: all that were run. `confirmations`: fresh runs behind the figures; 0: those of the search.
     `rate_rps`, `concurrency`, `rows_per_request`: the load. `alternatives`: trades of throughput against p95.
-    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer.
+    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer. `drops`: what runs now and is
+    neither kept nor was searched, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches"
+    are larger than allowed, "answers" are as many whatever the size.
     """
 
     configuration: Configuration
@@ -224,6 +226,8 @@ class Recommendation:
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    drops: tuple[str, ...] = ()
+    ignored: Literal["batches", "answers"] | None = None
 
     @property
     def gains(self) -> dict[str, Estimate | None]:

@@ -59,6 +59,7 @@ from batchtune.report.words import (
     offer_sentences,
     parameters_of,
     promise_sentence,
+    qualifying_sentences,
     question_text,
     why_sentence,
 )
@@ -454,6 +455,7 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
     yield why_sentence(chosen)
     yield from named_sentences(chosen)
+    yield from qualifying_sentences(chosen)
     yield from map(sentence, chosen.notes)
 
 

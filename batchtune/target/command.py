@@ -354,6 +354,8 @@ class CommandTarget:
                 self._settings.take_original(self._original.config)
                 self._changed = True
         present = self._settings.present()
+        if self._settings.tells:
+            present = {**self._spec.defaults, **present}
         if self._original is None:
             self._original = OriginalModel(
                 model=self._model,

@@ -90,6 +90,12 @@ class Settings:
                     values[next(holes(template))] = there[0]
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def tells(self) -> bool:
+        """Whether the server or its file says what it has; of what it does not say it has its own default."""
+        request = self._spec.request
+        return self._file_before is not None or (request is not None and request.read is not None)
+
     def original(self) -> dict[str, Any]:
         """What is to be put back, as JSON."""
         self._look()

@@ -234,6 +234,7 @@ class RunningPreset:
         document = yaml.safe_load(_filled(text, words))
         target = document["target"]
         del target["launch"]
+        target.pop("grpc_url", None)
         if self.server == "ray-serve":
             del target["set"]["file"]  # what launches it
             target["set"]["request"]["body"]["applications"] += self.others

@@ -591,12 +591,14 @@ def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) 
 
 
 def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
-    if spec.url is not None:
-        return http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
-    return external_endpoint(
+    of_http = spec.url and http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
+    if of_http and spec.grpc_url is None:
+        return of_http
+    endpoint = external_endpoint(
         model_name=model_name,
-        rest_url=spec.rest_url,
+        rest_url=of_http.rest_url if of_http else spec.rest_url,
         grpc_url=spec.grpc_url,
         tls=tls_options(spec.tls),
-        names=("target.rest_url", "target.grpc_url"),
+        names=("target.url" if of_http else "target.rest_url", "target.grpc_url"),
     )
+    return replace(endpoint, path=of_http.path) if of_http else endpoint

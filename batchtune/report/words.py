@@ -287,6 +287,11 @@ def _duration_span(estimate: Estimate | None) -> str:
 
 # Reason, and confidence.
 
+STREAM_LIMITS: Final = {
+    "ttft": "the time to the first token",
+    "itl": "the gap between tokens",
+    "goodput": "the share within all limits",
+}
 VERDICTS: Final = {
     "yes": "Batching helps",
     "no": "Batching does not help",
@@ -295,11 +300,27 @@ VERDICTS: Final = {
 
 
 def why_sentence(chosen: Recommendation) -> str:
-    """Whether batching helps, and why."""
+    """Whether batching helps, and why; of streams, which limit is met first."""
     reason = chosen.reason
+    if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
+        return _streams_sentence(chosen.promises)
     if chosen.batching_helps == "no" and chosen.cannot_pay:
         reason = chosen.cannot_pay
     return f"{VERDICTS[chosen.batching_helps]}: {reason}."
+
+
+def _streams_sentence(promises: Sequence[Promise]) -> str:
+    """`At that rate the time to the first token (ttft_p95) is nearest to its limit: 480 ms of 500 ms; …`."""
+    first, *others = sorted(promises, key=lambda promise: promise.spare_ratio)
+    what = next(
+        (words for name, words in STREAM_LIMITS.items() if first.name.startswith(name)), "the latency"
+    )
+    texts = [
+        f"{value_words(promise.name, promise.value_s)} of {value_words(promise.name, promise.limit_s)}"
+        for promise in (first, *others)
+    ]
+    rest = "".join(f"; {other.name} {text}" for other, text in zip(others, texts[1:], strict=True))
+    return f"At that rate {what} ({first.name}) is nearest to its limit: {texts[0]}{rest}."
 
 
 def question_text(question: OpenQuestion) -> str:

@@ -40,6 +40,7 @@ from batchtune.target.endpoint import (
     http_endpoint,
     tls_options,
     url_failure,
+    wait_for,
     wait_until_ready,
 )
 from batchtune.target.external import ExternalTarget
@@ -482,32 +483,32 @@ class CommandTarget:
             return
         if ready is None:
             ready = f"{self.endpoint.rest_url}{self.endpoint.kserve_path}/ready"
-        give_up = time.monotonic() + limit_s
-        failure = "it was not asked"
-        while (left_s := give_up - time.monotonic()) > 0.0:
-            self._raise_if_dead()
-            failure = self._unready(ready, left_s)
-            if not failure:
-                return
-            time.sleep(min(0.2, max(0.0, give_up - time.monotonic())))
-        raise TargetError(
-            f"the server is not ready after {limit_s:g} s: {failure}",
+        asked = ready
+        wait_for(
+            lambda left_s: self._unready(asked, left_s),
+            what="the server is not ready",
+            limit_s=limit_s,
+            still_alive=self._raise_if_dead,
+            step_s=0.2,
             hint="a big model, or a rollout, may need a longer target.ready_timeout",
         )
 
     def _wait_until_listening(self, limit_s: float) -> None:
         """A server of kind http that has no other sign of being ready takes connections."""
-        give_up = time.monotonic() + limit_s
         address = (self.endpoint.host, self.endpoint.rest_port or 80)
-        while time.monotonic() < give_up:
-            self._raise_if_dead()
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
-                return
-            time.sleep(0.05)
+
+        def failure(_left_s: float) -> str:
+            try:
+                with socket.create_connection(address, timeout=1.0):
+                    return ""
+            except OSError as error:
+                return error.strerror or "no connection"
+
         hint = "is target.url where the server listens?"
         if self._spec.launch is None:
             hint = f"start the server, or let target.launch start it; {hint}"
-        raise TargetError(f"nothing answers at {self._spec.url}, tried for {limit_s:g} s", hint=hint)
+        what = f"nothing answers at {self._spec.url}"
+        wait_for(failure, what=what, limit_s=limit_s, still_alive=self._raise_if_dead, step_s=0.05, hint=hint)
 
     def _unready(self, ready: tuple[str, ...] | str | ReadySpec, limit_s: float) -> str:
         if isinstance(ready, str):

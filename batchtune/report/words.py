@@ -255,7 +255,10 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
         missed = f"{'at most' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
-    return f"capacity {rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
+    likely = ""
+    if capacity.crossing_rps is not None:
+        likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit: "
+    return f"capacity {likely}{rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:

@@ -100,6 +100,13 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
             "capacity 84,600/s held in 3 of 3 confirmation runs; at most 96,400/s",
         ),
         (
+            Capacity(held_rps=223.4, missed_rps=254.7, held=3, missed=0, confirmed=True, crossing_rps=239.6),
+            (
+                "capacity about 240/s, where its latencies cross the limit: 223/s held in 3 of 3 confirmation runs; "
+                "missed at 255/s"
+            ),
+        ),
+        (
             Capacity(held_rps=84_600, missed_rps=None, held=1, missed=0, confirmed=False),
             "capacity 84,600/s held in 1 of 1 confirmation run; no rate was clearly missed",
         ),

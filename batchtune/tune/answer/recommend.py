@@ -305,7 +305,7 @@ class _Answer:
             capacity_rps=None
             if capacity is None
             else Estimate(
-                value=capacity.held_rps,
+                value=capacity.likely_rps,
                 low=capacity.held_rps,
                 high=math.nan if capacity.missed_rps is None else capacity.missed_rps,
             ),

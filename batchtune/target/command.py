@@ -46,7 +46,14 @@ from batchtune.target.endpoint import (
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import container_of
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, free_ports, launch_named
+from batchtune.target.process import (
+    ServerLog,
+    ServerProcess,
+    ending_with_us,
+    free_ports,
+    last_words,
+    launch_named,
+)
 from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
@@ -60,7 +67,6 @@ _VARIABLES: Final = (
 """What programs that talk to a cluster or an engine look for; others are named in target.environment."""
 
 _GRACE_S: Final = 1.0
-_TAIL_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,17 +158,6 @@ def run_step(
         code = process.returncode
         how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
         raise TargetError(f"{key} {how}{_said(log_path, begins_at)}")
-
-
-def last_words(log_path: Path, *, begins_at: int = 0) -> str:
-    """The last lines of what was said from that byte on, indented; empty: nothing."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(begins_at, log_path.stat().st_size - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(f"  {line}" for line in lines[-12:])
 
 
 def _said(log_path: Path, begins_at: int) -> str:

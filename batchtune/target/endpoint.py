@@ -532,14 +532,7 @@ def replicas_of(
 
 def tls_options(spec: TlsSpec | None) -> TlsOptions | None:
     """What a scenario says of TLS."""
-    if spec is None:
-        return None
-    return TlsOptions(
-        ca_file=spec.ca_file,
-        certificate_file=spec.certificate_file,
-        key_file=spec.key_file,
-        server_name=spec.server_name,
-    )
+    return None if spec is None else TlsOptions(**spec.model_dump())
 
 
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:

@@ -10,7 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from batchtune.errors import TargetError
@@ -126,18 +126,9 @@ def read_counters(
     Raises:
         TargetError: the server does not answer.
     """
-    import httpx
-
-    if endpoint.rest_port is None:
-        return Counters(
-            monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_peak_bytes=memory_peak_bytes()
-        )
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(endpoint.monitoring_path)
-    except httpx.HTTPError as error:
-        raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {in_words(error)}") from error
-    series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
+    series: Mapping[str, _Labelled] = {}
+    if endpoint.rest_port is not None:
+        series = _page(f"{endpoint.rest_url}{endpoint.monitoring_path}", endpoint)
     return Counters(
         monotonic_s=time.monotonic(),
         server_cpu_s=server_cpu_s(),
@@ -152,18 +143,21 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
     Raises:
         TargetError: the page does not answer.
     """
+    page = {} if metrics is None else _page(metrics.url, endpoint, hint="mend target.metrics.url")
+    series = {} if metrics is None else meant(metrics, page)
+    return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
+
+
+def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]:
+    """The series of a Prometheus page; none where there is no such page."""
     import httpx
 
-    now = Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
-    if metrics is None:
-        return now
     try:
         with control_client(endpoint) as client:
-            answer = client.get(metrics.url)
+            answer = client.get(url)
     except httpx.HTTPError as error:
-        raise TargetError(f"{metrics.url}: {in_words(error)}", hint="mend target.metrics.url") from error
-    page = parse_prometheus(answer.text) if answer.status_code == 200 else {}
-    return replace(now, series=meant(metrics, page))
+        raise TargetError(f"{url}: {in_words(error)}", hint=hint) from error
+    return parse_prometheus(answer.text) if answer.status_code == 200 else {}
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:

@@ -106,11 +106,6 @@ def attachable(address: Address) -> dict[str, Any] | None:
     }
 
 
-HOW_TO_ATTACH: Final = (
-    "a running server of another kind takes parameters by a scenario of kind: http (target.set.request)"
-)
-"""What to do where the address alone is not enough to reconfigure the server."""
-
 _RAY_PATH: Final = "/api/serve/applications/"
 
 

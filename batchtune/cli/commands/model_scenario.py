@@ -34,7 +34,7 @@ from batchtune.scenario.recordings import check_names
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.target.address import HOW_TO_ATTACH, Address, answering_at, attachable, preset_at
+from batchtune.target.address import Address, answering_at, attachable, preset_at
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
@@ -538,7 +538,8 @@ def _attached(
     if target is None:
         raise UsageError(
             f"{argument}: this server takes no parameters through its address",
-            hint=f"`batchtune load {argument}` measures it as it is; {HOW_TO_ATTACH}",
+            hint=f"`batchtune load {argument}` measures it as it is; a running server of another kind takes "
+            "parameters by a scenario of kind: http (target.set.request)",
         )
     laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
     looked = looked_at(

@@ -136,8 +136,7 @@ def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[st
 
     The delay is none of it, nor is what Triton spells out where nobody said anything.
     """
-    found = found_batching(config)
-    before = {"preferred_batch_size": sizes_text(found.preferred_batch_size)}
+    before = {"preferred_batch_size": sizes_text(found_batching(config).preferred_batch_size)}
     for name, value in (config.get("dynamic_batching") or {}).items():
         if name not in ("preferred_batch_size", "max_queue_delay_microseconds"):
             before[name] = _said(value)

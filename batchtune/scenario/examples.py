@@ -212,7 +212,7 @@ def server_scenario(server: str, app: str) -> str:
         raise UsageError(
             f"{odd!r} has a space or a mark in it", hint="write the scenario by hand: kind: http"
         )
-    return _filled(text, words)
+    return _with_words(text, words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class RunningPreset:
         text = _preset(self.server)
         for place, there in self.places.items():
             text = text.replace(place, there)
-        document = yaml.safe_load(_filled(text, words))
+        document = yaml.safe_load(_with_words(text, words))
         target = document["target"]
         del target["launch"]
         target.pop("grpc_url", None)
@@ -245,7 +245,7 @@ def _preset(server: str) -> str:
     return (examples_folder() / "servers" / f"{server}.yaml").read_text(encoding="utf-8")
 
 
-def _filled(text: str, words: Mapping[str, str]) -> str:
+def _with_words(text: str, words: Mapping[str, str]) -> str:
     for place, word in words.items():
         text = re.sub(rf"(?<!\{{){re.escape(place)}(?!\}})", word, text)
     return text

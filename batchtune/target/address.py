@@ -123,16 +123,16 @@ def preset_at(text: str) -> RunningPreset | None:
     endpoint = Endpoint(model_name="", **_rest_of(rest_url))
     named = _MODEL.match(parts["path"] or "")
     name = named["name"] if named else None
-    if isinstance((told := _document(endpoint, _RAY_PATH)).get("applications"), dict):
-        return _ray_serve(text, endpoint, told, name)
+    if isinstance((status := _document(endpoint, _RAY_PATH)).get("applications"), dict):
+        return _ray_serve(text, endpoint, status, name)
     if "mlserver" in str(_document(endpoint, "/v2").get("name")):
         return _mlserver(text, endpoint, name or _only_model(text, rest_url))
     return None
 
 
-def _ray_serve(text: str, dashboard: Endpoint, told: Mapping[str, Any], name: str | None) -> RunningPreset:
+def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> RunningPreset:
     """A PUT replaces all applications, so that the others are sent as they are."""
-    applications = told["applications"]
+    applications = status["applications"]
     name = next(iter(applications)) if name is None and len(applications) == 1 else name
     if name not in applications:
         name = _no_model(text, sorted(applications))
@@ -153,7 +153,7 @@ def _ray_serve(text: str, dashboard: Endpoint, told: Mapping[str, Any], name: st
             f"{text}: no deployment of {name} has {' and '.join(sorted(words))} in its user_config",
             hint="what it needs: `batchtune init my_app.py:app --server ray-serve`",
         )
-    proxy = replace(dashboard, rest_port=int((told.get("http_options") or {}).get("port") or 8000))
+    proxy = replace(dashboard, rest_port=int((status.get("http_options") or {}).get("port") or 8000))
     return RunningPreset(
         server="ray-serve",
         model=name,

@@ -551,8 +551,8 @@ class _Answer:
         if any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1):
             return "batches"
         rates = [rate for of_size in answered.values() for rate in of_size]
-        told = means or self._scenario.target.reads_back or self._scenario.streams
-        if told or len(rates) < ALIKE_LEAST:
+        is_known = means or self._scenario.target.reads_back or self._scenario.streams
+        if is_known or len(rates) < ALIKE_LEAST:
             return None
         is_wide = max(answered) >= WIDE_SIZES * min(answered)
         return "answers" if is_wide and max(rates) <= ALIKE * min(rates) else None

@@ -134,7 +134,7 @@ def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: 
     """A PUT replaces all applications, so that the others are sent as they are."""
     applications = status["applications"]
     name = next(iter(applications)) if name is None and len(applications) == 1 else name
-    if name not in applications:
+    if name is None or name not in applications:
         name = _no_model(text, sorted(applications))
     deployed = {other: application.get("deployed_app_config") for other, application in applications.items()}
     if None in deployed.values():
@@ -188,7 +188,7 @@ def _folders_listening(port: int | None) -> Iterator[Path]:
     import psutil
 
     for there in psutil.net_connections("tcp"):
-        if there.status == psutil.CONN_LISTEN and there.laddr.port == port and there.pid:
+        if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
             with suppress(psutil.Error):
                 process = psutil.Process(there.pid)
                 words = (Path(process.cwd()) / word for word in process.cmdline())

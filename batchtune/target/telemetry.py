@@ -173,7 +173,9 @@ def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Lab
             series[_SESSION + count] = page.get(f"{name}_count", {})
     if metrics.batches is not None:
         series[f"{_SESSION}wrapped_run_count"] = page.get(metrics.batches, {})
-    gauges = [sum(page[name].values()) for name in (metrics.running, metrics.waiting) if name in page]
+    gauges = [
+        sum(page[name].values()) for name in (metrics.running, metrics.waiting) if name and name in page
+    ]
     if gauges:
         series[_INSIDE] = {(): sum(gauges)}
     if metrics.execution is not None:

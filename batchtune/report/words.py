@@ -75,7 +75,7 @@ def limit_fact(bottleneck: Bottleneck | None) -> Fact:
 
 def fact_text(fact: Fact) -> str:
     """The question and its whole answer as one paragraph."""
-    told = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
+    texts = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
     return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in told)])
 
 

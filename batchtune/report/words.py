@@ -76,7 +76,7 @@ def limit_fact(bottleneck: Bottleneck | None) -> Fact:
 def fact_text(fact: Fact) -> str:
     """The question and its whole answer as one paragraph."""
     texts = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
-    return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in told)])
+    return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in texts)])
 
 
 def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:

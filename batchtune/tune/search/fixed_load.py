@@ -39,9 +39,6 @@ LATENCY_FACTOR = 1.5
 SURE = 2.0
 """Standard errors from the mean to the end of a bracket."""
 
-UNSTEADY = 0.15
-"""Where runs of one configuration differ by more (in logs), a lone run may have been a stalled one: it ends no hope."""
-
 WORTH = 1.02
 """What a contender must be hoped to give, times the leader's, to be tried."""
 
@@ -128,8 +125,9 @@ class FixedLoadSearch(Search):
         half = SURE * self.spread() / math.sqrt(len(merits))
         held = sum(run.held for run in runs)
         missed = len(runs) - held
-        may_have_stalled = len(merits) == 1 and self.spread() > UNSTEADY and not counted[0].far
-        high = math.inf if may_have_stalled else mean + half
+        # A lone run may have been a stalled one, where runs differ by twice what is assumed: it ends no hope.
+        is_unsteady = self.spread() > 2.0 * self._assumed_spread
+        high = math.inf if is_unsteady and len(merits) == 1 and not counted[0].far else mean + half
         return Standing(
             mean, mean - half, high, len(merits), keeps=held > missed, misses=missed > max(held, 1)
         )
@@ -147,11 +145,15 @@ class FixedLoadSearch(Search):
                 middle, widened = statistics.median(merits), math.sqrt(len(merits) / (len(merits) - 1))
                 degrees += len(merits) - 1
                 differ += [widened * abs(merit - middle) for merit in merits]
-        assumed = SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
+        assumed = self._assumed_spread
         weight = min(degrees / TRUSTED_SPREAD, 1.0)
         measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
         self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
         return self._spread[1]
+
+    @property
+    def _assumed_spread(self) -> float:
+        return SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
         """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.

@@ -118,13 +118,13 @@ class MeasuringSession:
         Raises:
             TargetError, UsageError: as `as_found`.
         """
-        keep = partial(self._keep_original, scenario)
+        self.scenario = scenario
         if isinstance(target, TritonTarget):
-            scenario = as_found(scenario, target, self.view, keep)
-            target.keep_original(keep)
+            scenario = as_found(scenario, target, self.view, self._keep_original)
+            target.keep_original(self._keep_original)
         elif isinstance(target, CommandTarget) and scenario.target.attached:
             self.begin(scenario)
-            scenario = with_present(scenario, target, self.view, keep)
+            scenario = with_present(scenario, target, self.view, self._keep_original)
         elif scenario.target.restore is None:
             return scenario
         run = self.begin(scenario)
@@ -173,8 +173,8 @@ class MeasuringSession:
             return code
         return self.fault.exit_code if isinstance(self.fault, BatchtuneError) else INTERRUPTED
 
-    def _keep_original(self, scenario: Scenario, original: OriginalModel) -> None:
-        run = self.begin(scenario)
+    def _keep_original(self, original: OriginalModel) -> None:
+        run = self.begin(self.scenario)
         if run is not None:
             write_original(run.path, original)
 

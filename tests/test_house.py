@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BUDGETS = {"lines": 51_441, "files": 327, "classes": 553, "constants": 1_349}
+BUDGETS = {"lines": 51_439, "files": 327, "classes": 553, "constants": 1_349}
 """Of the package: code lines without comments and docstrings, files, classes, module constants. They only fall; where
 they are to end is 42,000, 300, 400 and 600."""
 

@@ -139,14 +139,11 @@ def print_points(
         )
         print_rows(rows, stream=stream, dispensable=_DISPENSABLE, elsewhere="--csv and --json have them")
         print_text("", stream=stream)
+    telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     print_text(
         *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
-        *_limit_lines(
-            {load: limits[load] for load in measured if spoilt_by(measured[load]) is None},
-            named,
-            points=len(measured),
-        ),
+        *_limit_lines(telling, named, points=len(measured)),
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
         stream=stream,

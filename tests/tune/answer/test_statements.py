@@ -21,10 +21,11 @@ from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.accounts import LEVEL
+from batchtune.tune.answer.reason import nothing_to_recommend
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import Trial
-from tests.tune.answer.ledgers import at_rate, loop
+from tests.tune.answer.ledgers import SCENARIO, at_rate, loop
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 LEDGERS = 250
@@ -323,3 +324,15 @@ def test_the_exit_code_says_what_the_answer_says(
         assert (code == 0) == bool(re.search("[Cc]onfirmed:", text)) == chosen.established
         if code != 0:
             assert "Next        batchtune sweep " in text
+
+
+def test_what_keeps_a_recommendation_away_is_said_once() -> None:
+    unfinished = str(nothing_to_recommend([], scenario=SCENARIO, slo=SCENARIO.slo).message)
+    assert unfinished == "no trial is finished"
+    failed = [
+        planted(number, batching=None, failure="the server died", throughput=1.0, p95_s=1.0)
+        for number in (1, 2)
+    ]
+    assert nothing_to_recommend(failed, scenario=SCENARIO, slo=SCENARIO.slo).message == (
+        "all trials failed (2); the last: the server died"
+    )

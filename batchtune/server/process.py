@@ -36,21 +36,23 @@ from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.app import RestOptions, make_app
-from batchtune.server.rest.listener import RestServer, serve_rest
+from batchtune.server.rest.connection import serve_rest
 from batchtune.server.stages.stages import ModelStages
-from batchtune.wire.grpc.server_connection import GrpcServer, serve
+from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.grpc.server_writer import ServerLimits
+from batchtune.wire.listener import Listener
 from batchtune.wire.status import StatusError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnds:
-    """What listens; None: that protocol is off."""
+    """What listens; None: that protocol is off. `end` is called once all have drained."""
 
     host: str
-    grpc: GrpcServer | None
-    rest: RestServer | None
+    grpc: Listener | None
+    rest: Listener | None
     announce_stop: Callable[[], None]
+    end: Callable[[], None]
 
     def addresses(self) -> str:
         """Such as `gRPC on 127.0.0.1:8500, REST off`."""
@@ -62,6 +64,7 @@ class FrontEnds:
         self.announce_stop()
         ends = [end.drain(grace_s) for end in (self.grpc, self.rest) if end is not None]
         await asyncio.gather(*ends)
+        self.end()
 
 
 async def listen(
@@ -94,7 +97,7 @@ async def listen(
         gzip_answers=flags.rest_api_enable_gzip_answers,
         body_bytes_max=flags.rest_api_max_body_bytes,
     )
-    grpc, rest, announce_stop = None, None, _nothing
+    grpc, rest, announce_stop, end = None, None, _nothing, _nothing
     where = f"{flags.host}:{flags.port}"
     try:
         if flags.port:
@@ -110,15 +113,15 @@ async def listen(
         if flags.rest_api_port:
             where = f"{flags.host}:{flags.rest_api_port}"
             app = make_app(repository, metrics, options=rest_options)
-            rest = await serve_rest(app, flags.host, flags.rest_api_port)
+            rest, end = await serve_rest(app, flags.host, flags.rest_api_port), app.close
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise OSError(f"cannot listen on {where}: {reason}") from error
-    return FrontEnds(host=flags.host, grpc=grpc, rest=rest, announce_stop=announce_stop)
+    return FrontEnds(host=flags.host, grpc=grpc, rest=rest, announce_stop=announce_stop, end=end)
 
 
 def _nothing() -> None:
-    """There is no health service to tell."""
+    """There is no such front end to tell."""
 
 
 _DRAIN_LIMIT_S = 25.0

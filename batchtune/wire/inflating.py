@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from batchtune.wire.shared_bytes import SharedBytes
+from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import StatusError
 
 GZIP = 31

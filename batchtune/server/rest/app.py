@@ -26,7 +26,7 @@ from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_rout
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import PROXY_FIELDS, Head, KnownHeads, Request
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
-from batchtune.wire.shared_bytes import SharedBytes
+from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters

@@ -15,7 +15,7 @@ from http import HTTPStatus
 import httptools
 
 from batchtune.server.rest.calls import Route
-from batchtune.wire.shared_bytes import SharedLimits
+from batchtune.wire.listener import SharedLimits
 
 # What the head of a request tells the API, and how the head of an answer reads.
 

@@ -26,7 +26,7 @@ from batchtune.wire.grpc.server_call import (
 )
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import STREAM_ID, ErrorCode, OutgoingFlow
-from batchtune.wire.shared_bytes import SharedBytes, SharedLimits
+from batchtune.wire.listener import SharedBytes, SharedLimits
 from batchtune.wire.status import StatusError
 
 FEW_STREAMS = 1_024

@@ -21,8 +21,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.wire.descriptors import add_messages
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 """An HTTP header of requests and answers with binary data: how many bytes of JSON come before them."""

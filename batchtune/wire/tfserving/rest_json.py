@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.wire.descriptors import read_varint
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes
+from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.
 #

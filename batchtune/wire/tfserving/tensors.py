@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.wire.descriptors import read_varint, varint
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
 
 MAX_TENSOR_BYTES = 2**31 - 1

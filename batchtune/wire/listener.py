@@ -1,47 +1,15 @@
-"""What the connections of a port share: bytes, of which the idlest give way, and turns of the event loop."""
+"""A port that listens, and what its connections share: bytes, of which the idlest give way, and turns."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-
-MAX_RANK = 64
-"""numpy's own limit."""
-
-
-def object_array(values: Sequence[Any]) -> NDArray[Any]:
-    """One dimension of Python objects."""
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
-
-
-def as_bytes(value: Any) -> bytes:
-    """An element of a string tensor; raises ValueError for what is neither text nor bytes."""
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(f"strings are bytes or text, not {type(value).__name__}")
-
-
-def little_endian(name: str) -> np.dtype[Any]:
-    """The dtype of this name as it travels."""
-    if name == "bfloat16":
-        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name).newbyteorder("<")
-
+from typing import Protocol
 
 SWEEP_S = 5.0
 """Between two looks at who moves; a look takes about 1 µs for each connection."""
@@ -77,8 +45,8 @@ class SharedLimits:
     patience_s: float = 60.0
 
 
-class Client(Protocol):
-    """A connection: what it holds, and how it is made to hold less."""
+class Connection(Protocol):
+    """A client's connection: what it holds, how it is made to hold less, and how it ends."""
 
     @property
     def arriving_bytes(self) -> int:
@@ -99,72 +67,116 @@ class Client(Protocol):
         """Refuse the requests that are not whole."""
         ...
 
+    def close_if_due(self) -> None:
+        """Close where it is too old, or has been silent for too long."""
+        ...
+
+    def drain(self) -> None:
+        """Answer what has arrived, take no more, close."""
+        ...
+
     def abort(self) -> None:
         """Close at once."""
         ...
 
 
-def bound_unsent(listener: asyncio.Server) -> None:
-    """Let the kernel take little that a client's connection cannot carry: of what it takes, nobody keeps count."""
-    for listening in listener.sockets:  # connections inherit the option
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BYTES_MAX)
+class Listener:
+    """A port that listens. It looks at all its connections once in SWEEP_S.
 
-
-class ClientBytes:
-    """What is held for the clients of a port: of requests that arrive, and of answers that they have not taken.
-
-    `turns`: which of its connections go on, where some have more to do than fits into a moment.
+    `arriving`: bytes of requests that are not whole; `unsent`: of answers that clients have not taken; `turns`: which
+    connections go on, where some have more to do than fits into a moment.
     """
 
     def __init__(self, limits: SharedLimits, now_s: Callable[[], float] = time.monotonic) -> None:
-        sweeps = max(1, round(limits.patience_s / SWEEP_S))
-        arriving = Bounds(
-            bytes_max=limits.arriving_bytes_max,
-            idle_bytes_max=limits.arriving_bytes_max,
-            untried_bytes_max=limits.arriving_bytes_max,
-            slow_bytes_max=limits.slow_arriving_bytes_max,
-            patience_sweeps=sweeps,
-        )
-        unsent = Bounds(
-            bytes_max=limits.unsent_bytes_max,
-            idle_bytes_max=min(limits.idle_unsent_bytes_max, limits.unsent_bytes_max),
-            untried_bytes_max=min(
-                limits.untried_unsent_bytes_max, limits.idle_unsent_bytes_max, limits.unsent_bytes_max
-            ),
-            slow_bytes_max=limits.slow_unsent_bytes_max,
-            patience_sweeps=sweeps,
-        )
-        self.arriving = SharedBytes(arriving, _arriving_bytes, _refuse, _waits_for_us, now_s)
-        self.unsent = SharedBytes(unsent, _unsent_bytes, _abort, _never, now_s, outgoing=True)
+        self.connections: set[Connection] = set()
+        self.arriving = SharedBytes(limits, now_s, outgoing=False)
+        self.unsent = SharedBytes(limits, now_s, outgoing=True)
         self.turns = Turns()
+        self.port = 0
+        self._connect: Callable[[], asyncio.Protocol]
+        self._sockets: list[asyncio.Server] = []
+        self._all_closed = asyncio.Event()
+        self._sweep_timer: asyncio.TimerHandle | None = None
 
-    def sweep(self, clients: Iterable[Client]) -> None:
-        """Look at all clients, once in SWEEP_S; cut off those that are slow for too long, or hold too much."""
-        for client in clients:
-            self.arriving.note(client, client.arriving_bytes)
-            self.unsent.note(client, client.unsent_bytes)
+    async def listen(
+        self,
+        connect: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        backlog: int = 4_096,
+    ) -> None:
+        """Listen on host:port (0: any free port, see `port`); raises OSError where that cannot be."""
+        loop = asyncio.get_running_loop()
+        self._connect = connect
+        server = await loop.create_server(connect, host, port, ssl=tls, backlog=backlog)
+        self._sockets.append(server)
+        for (
+            listening
+        ) in server.sockets:  # connections inherit the option; nobody counts what the kernel takes
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BYTES_MAX)
+        self.port = int(server.sockets[0].getsockname()[1])
+        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
+
+    async def listen_unix(self, path: str, tls: ssl.SSLContext | None) -> None:
+        """Listen on a Unix socket too; raises OSError where that cannot be."""
+        server = await asyncio.get_running_loop().create_unix_server(self._connect, path, ssl=tls)
+        self._sockets.append(server)
+
+    def opened(self, connection: Connection) -> None:
+        """Take note of a new connection."""
+        self.connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone, with all that it held."""
+        self.connections.discard(connection)
+        self.arriving.note(connection, 0)
+        self.unsent.note(connection, 0)
+        if not self.connections:
+            self._all_closed.set()
+
+    def sweep(self) -> None:
+        """Close what is silent or too old; cut off clients that are slow for too long, or make us keep too much."""
+        connections = list(self.connections)
+        for connection in connections:
+            connection.close_if_due()
+        for connection in connections:
+            self.arriving.note(connection, connection.arriving_bytes)
+            self.unsent.note(connection, connection.unsent_bytes)
         self.arriving.sweep()
         self.unsent.sweep()
 
-    def forget(self, client: Client) -> None:
-        """The client is gone."""
-        self.arriving.note(client, 0)
-        self.unsent.note(client, 0)
+    async def drain(self, grace_s: float) -> bool:
+        """Accept no one, let every client finish, close; after `grace_s` cut off who has not. True: none was."""
+        self._stop_listening()
+        for connection in list(self.connections):
+            connection.drain()
+        if not self.connections:
+            return True
+        self._all_closed.clear()
+        try:
+            await asyncio.wait_for(self._all_closed.wait(), grace_s)
+        except TimeoutError:
+            self.close()
+            return False
+        return True
 
+    def close(self) -> None:
+        """Close at once, whatever is in flight."""
+        self._stop_listening()
+        for connection in list(self.connections):
+            connection.abort()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Of the bytes of one direction."""
+    def _stop_listening(self) -> None:
+        for server in self._sockets:
+            server.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
 
-    bytes_max: int
-    idle_bytes_max: int
-    untried_bytes_max: int
-    slow_bytes_max: int
-    patience_sweeps: int
-
-    def patience_sweeps_of(self, held_bytes: int) -> int:
-        """For how many sweeps a client that holds so much may be slow."""
-        return self.patience_sweeps if held_bytes <= self.slow_bytes_max else -(-self.patience_sweeps // 2)
+    def _sweep_on(self) -> None:
+        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_on)
+        self.sweep()
 
 
 class _Account:
@@ -188,31 +200,26 @@ class SharedBytes:
     `waiting`: what is called, once, as soon as there is room again.
     """
 
-    def __init__(
-        self,
-        bounds: Bounds,
-        held_by: Callable[[Client], int],
-        cut_off: Callable[[Client], None],
-        is_excused: Callable[[Client], bool],
-        now_s: Callable[[], float],
-        *,
-        outgoing: bool = False,
-    ) -> None:
+    def __init__(self, limits: SharedLimits, now_s: Callable[[], float], *, outgoing: bool) -> None:
         self.held_bytes = 0
         self.is_tight = False  # there is little room for more
         self.waiting: set[Callable[[], None]] = set()
-        self._tight_bytes = bounds.idle_bytes_max // _TIGHT_SHARE
-        self._accounts: dict[Client, _Account] = {}  # in the order of their last steps
+        self._accounts: dict[Connection, _Account] = {}  # in the order of their last steps
         # of clients that never took one, in the order of their beginnings; only outgoing: small requests take none
-        self._untried: dict[Client, _Account] = {}
-        self._bounds = bounds
-        self._held_by = held_by
-        self._cut_off = cut_off
-        self._is_excused = is_excused
+        self._untried: dict[Connection, _Account] = {}
+        if outgoing:
+            self._bytes_max, self._slow_bytes_max = limits.unsent_bytes_max, limits.slow_unsent_bytes_max
+            self._idle_bytes_max = min(limits.idle_unsent_bytes_max, self._bytes_max)
+            self._untried_bytes_max = min(limits.untried_unsent_bytes_max, self._idle_bytes_max)
+        else:
+            self._bytes_max, self._slow_bytes_max = limits.arriving_bytes_max, limits.slow_arriving_bytes_max
+            self._idle_bytes_max = self._untried_bytes_max = self._bytes_max
+        self._tight_bytes = self._idle_bytes_max // _TIGHT_SHARE
+        self._patience_sweeps = max(1, round(limits.patience_s / SWEEP_S))
         self._now_s = now_s
         self._outgoing = outgoing
 
-    def note(self, client: Client, held_bytes: int) -> None:
+    def note(self, client: Connection, held_bytes: int) -> None:
         """Take note of what a client holds now; where that is too much for all, the idlest end at once."""
         account = self._accounts.get(client)
         if account is None:
@@ -234,23 +241,22 @@ class SharedBytes:
         if not held_bytes:
             del self._accounts[client]
             self._untried.pop(client, None)
-        elif growth > 0 and self.held_bytes > self._bounds.untried_bytes_max:
+        elif growth > 0 and self.held_bytes > self._untried_bytes_max:
             self.make_room()
 
     def make_room(self) -> None:
         """End those that have not moved for longest, while too much is held; only idle ones where the rest has room."""
-        bounds = self._bounds
-        self._end_oldest(self._untried, bounds.untried_bytes_max, bounds.bytes_max)
-        self._end_oldest(self._accounts, bounds.idle_bytes_max, bounds.bytes_max)
+        self._end_oldest(self._untried, self._untried_bytes_max)
+        self._end_oldest(self._accounts, self._idle_bytes_max)
 
-    def _end_oldest(self, accounts: dict[Client, _Account], idle_bytes_max: int, bytes_max: int) -> None:
+    def _end_oldest(self, accounts: dict[Connection, _Account], idle_bytes_max: int) -> None:
         while self.held_bytes > idle_bytes_max and accounts and len(self._accounts) > 1:
             client, account = next(iter(accounts.items()))
-            held_bytes = self._held_by(client)
+            held_bytes = client.unsent_bytes if self._outgoing else client.arriving_bytes
             if held_bytes <= account.held_bytes - _STEP_BYTES:  # its socket has taken some meanwhile
                 self.note(client, held_bytes)
                 continue
-            if self.held_bytes <= bytes_max and self._now_s() - account.step_s < _IDLE_S:
+            if self.held_bytes <= self._bytes_max and self._now_s() - account.step_s < _IDLE_S:
                 return
             self._end(client)
 
@@ -263,34 +269,38 @@ class SharedBytes:
             starts = account.is_new and now_s - account.step_s < _START_S
             moves = starts or account.moved_bytes >= BYTES_PER_S_MIN * SWEEP_S
             account.moved_bytes, account.is_new = 0, False
-            if moves or self._is_excused(client):
+            if moves or (client.waits_for_us and not self._outgoing):
                 account.slow_sweeps = 0
                 continue
             account.slow_sweeps += 1
-            if account.slow_sweeps >= self._bounds.patience_sweeps_of(account.held_bytes):
+            holds_much = account.held_bytes > self._slow_bytes_max
+            if account.slow_sweeps * (2 if holds_much else 1) >= self._patience_sweeps:
                 doomed.append(client)
             else:
                 slow.append(client)
                 slow_bytes += account.held_bytes
         for client in slow[:-1]:
-            if slow_bytes > self._bounds.slow_bytes_max:
+            if slow_bytes > self._slow_bytes_max:
                 slow_bytes -= self._accounts[client].held_bytes
                 doomed.append(client)
         self._end_all(doomed)
 
-    def _end_all(self, clients: list[Client]) -> None:
+    def _end_all(self, clients: list[Connection]) -> None:
         for client in clients[:_ENDED_AT_ONCE]:
             self._end(client)
         if len(clients) > _ENDED_AT_ONCE:
             asyncio.get_running_loop().call_soon(self._end_all, clients[_ENDED_AT_ONCE:])
 
-    def _end(self, client: Client) -> None:
+    def _end(self, client: Connection) -> None:
         """Cut a client off, unless it is gone or has taken everything since."""
         account = self._accounts.pop(client, None)
         self._untried.pop(client, None)
         if account is not None:
             self._count(-account.held_bytes)
-            self._cut_off(client)
+            if self._outgoing:
+                client.abort()
+            else:
+                client.refuse_arriving()
 
     def _count(self, growth: int) -> None:
         self.held_bytes += growth
@@ -299,30 +309,6 @@ class SharedBytes:
             waiting, self.waiting = self.waiting, set()
             for go_on in waiting:
                 go_on()
-
-
-def _arriving_bytes(client: Client) -> int:
-    return client.arriving_bytes
-
-
-def _unsent_bytes(client: Client) -> int:
-    return client.unsent_bytes
-
-
-def _refuse(client: Client) -> None:
-    client.refuse_arriving()
-
-
-def _abort(client: Client) -> None:
-    client.abort()
-
-
-def _waits_for_us(client: Client) -> bool:
-    return client.waits_for_us
-
-
-def _never(_: Client) -> bool:
-    return False
 
 
 # Turns: where connections have more to do than fits into a moment, each works for a slice, then waits.

@@ -1,18 +1,16 @@
-"""How does the REST API listen, and how does it stop? A listening socket, its connections, and their sweep."""
+"""A client's connection to the REST API: HTTP/1.1 at a few microseconds per request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from batchtune.server.rest.app import RestApi
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import CONTINUE, STATUS_LINES, Head, Request, RequestParser, RestLimits
-from batchtune.wire.shared_bytes import LARGE_READ_BYTES, SWEEP_S, ClientBytes, bound_unsent
+from batchtune.wire.listener import LARGE_READ_BYTES, Listener
 
-# One client's connection: HTTP/1.1 at a few microseconds per request.
-#
 # What makes it cheap: a request whose head is known byte for byte, and whose body came with it, is started without
 # being parsed; an answer is one write; silent connections are found by one sweep over all of them instead of a timer
 # each. One request at a time is answered; what a client sends meanwhile waits unparsed, and beyond `_AHEAD_BYTES` in
@@ -24,26 +22,13 @@ _LINGER_S = 2.0  # for a client that still sends to read why it was refused
 
 
 class RestConnection(asyncio.Protocol):
-    """One client; it is in `connections` while it lives, and `on_closed` is called when it no longer does.
+    """One client. `listener` counts what all clients make the server keep."""
 
-    `client_bytes`: what all clients make the server keep.
-    """
-
-    def __init__(
-        self,
-        service: RestApi,
-        *,
-        limits: RestLimits,
-        connections: set[RestConnection],
-        on_closed: Callable[[], None],
-        client_bytes: ClientBytes,
-    ) -> None:
+    def __init__(self, service: RestApi, *, limits: RestLimits, listener: Listener) -> None:
         self._service = service
         self._limits = limits
-        self._connections = connections
-        self._on_closed = on_closed
-        self._client_bytes = client_bytes
-        self._turns = client_bytes.turns
+        self._listener = listener
+        self._turns = listener.turns
         self._noted_bytes = 0  # as arriving
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before the connection and after it
@@ -112,7 +97,7 @@ class RestConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close_if_silent(self) -> None:
+    def close_if_due(self) -> None:
         """Close a connection that idles, stalls or trickles; cut off one that takes nothing of its answer."""
         transport, limits, now_s = self._transport, self._limits, self._loop.time()
         if transport is None:
@@ -138,16 +123,14 @@ class RestConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if peer else ""
-        self._connections.add(self)
+        self._listener.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = self._answering = None
         self._closing = True
         self._unparsed.clear()
         self._parser.close()
-        self._connections.discard(self)
-        self._client_bytes.forget(self)
-        self._on_closed()
+        self._listener.closed(self)
 
     def eof_received(self) -> bool:
         """Answer a client that sends no more (`nc -N`), then close; True: not yet."""
@@ -158,11 +141,11 @@ class RestConnection(asyncio.Protocol):
         """Read and start no more requests of a client that does not read our answers."""
         self._clogged = True
         self._pause_reading()
-        self._client_bytes.unsent.note(self, self.unsent_bytes)
+        self._listener.unsent.note(self, self.unsent_bytes)
 
     def resume_writing(self) -> None:
         self._clogged = False
-        self._client_bytes.unsent.note(self, self.unsent_bytes)
+        self._listener.unsent.note(self, self.unsent_bytes)
         self._advance()
 
     def data_received(self, data: bytes) -> None:
@@ -223,7 +206,7 @@ class RestConnection(asyncio.Protocol):
         arriving_bytes = self.arriving_bytes
         if arriving_bytes != self._noted_bytes:
             self._noted_bytes = arriving_bytes
-            self._client_bytes.arriving.note(self, arriving_bytes)
+            self._listener.arriving.note(self, arriving_bytes)
 
     def _is_busy(self) -> bool:
         """Whether what arrives has to wait for its turn."""
@@ -316,89 +299,14 @@ class RestConnection(asyncio.Protocol):
             transport.close()
 
 
-class RestServer:
-    """A REST port that listens; made by `serve_rest`."""
-
-    def __init__(self, service: RestApi, limits: RestLimits) -> None:
-        self.open_connections: set[RestConnection] = set()
-        self._service = service
-        self._limits = limits
-        self._listener: asyncio.Server | None = None
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._all_closed = asyncio.Event()
-        self._port = 0
-        self._client_bytes = ClientBytes(limits.shared)
-        service.share(self._client_bytes.unsent)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._port
-
-    @property
-    def connections(self) -> int:
-        """Connections open now."""
-        return len(self.open_connections)
-
-    async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Begin to listen; raises OSError when the address cannot be bound."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connection, host, port, backlog=backlog)
-        bound_unsent(self._listener)
-        self._port = int(self._listener.sockets[0].getsockname()[1])
-        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
-
-    async def drain(self, grace_s: float = 10.0) -> None:
-        """Stop accepting, finish the requests under way, close; what is left after `grace_s` is cut off."""
-        if self._listener is not None:
-            self._listener.close()
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-        for connection in list(self.open_connections):
-            connection.drain()
-        self._note_closed()
-        try:
-            await asyncio.wait_for(self._all_closed.wait(), grace_s)
-        except TimeoutError:
-            for connection in list(self.open_connections):
-                connection.abort()
-        self._service.close()
-
-    def sweep(self) -> None:
-        """Close idle and stalled connections, and those that make us keep too much."""
-        connections = list(self.open_connections)
-        for connection in connections:
-            connection.close_if_silent()
-        self._client_bytes.sweep(connections)
-
-    def _connection(self) -> RestConnection:
-        return RestConnection(
-            self._service,
-            limits=self._limits,
-            connections=self.open_connections,
-            on_closed=self._note_closed,
-            client_bytes=self._client_bytes,
-        )
-
-    def _note_closed(self) -> None:
-        if self.open_connections:
-            self._all_closed.clear()
-        else:
-            self._all_closed.set()
-
-    def _sweep_on(self) -> None:
-        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_on)
-        self.sweep()
-
-
-async def serve_rest(
-    service: RestApi, host: str, port: int, *, limits: RestLimits | None = None, backlog: int = 4096
-) -> RestServer:
+async def serve_rest(service: RestApi, host: str, port: int, *, limits: RestLimits | None = None) -> Listener:
     """Listen on host and port (0: any free one) in the running loop.
 
     Raises:
         OSError: the address cannot be bound.
     """
-    server = RestServer(service, limits or RestLimits())
-    await server.listen(host, port, backlog)
-    return server
+    limits = limits or RestLimits()
+    listener = Listener(limits.shared)
+    service.share(listener.unsent)
+    await listener.listen(partial(RestConnection, service, limits=limits, listener=listener), host, port)
+    return listener

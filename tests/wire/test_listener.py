@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.grpc.server_connection import GrpcServer, serve
+from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
+from batchtune.wire.listener import SWEEP_S, Listener, SharedLimits
 from tests.server.rest.test_connection import REQUEST
 from tests.server.server_fakes import FakeServable, count_answers, running_rest
 from tests.waiting import wait_until
@@ -30,11 +30,12 @@ LIMITS = SharedLimits(
 class Client:
     """Holds what the test says, until it is told not to."""
 
-    def __init__(self, shared: ClientBytes) -> None:
+    def __init__(self, shared: Listener) -> None:
         self.arriving_bytes = self.unsent_bytes = 0
         self.waits_for_us = False
         self.ended = ""
         self._shared = shared
+        shared.opened(self)
 
     def hold(self, *, arriving: int = 0, unsent: int = 0) -> None:
         self.arriving_bytes, self.unsent_bytes = arriving, unsent
@@ -45,13 +46,17 @@ class Client:
         self.ended = "refused"
         self.hold(unsent=self.unsent_bytes)
 
+    def close_if_due(self) -> None: ...
+
+    def drain(self) -> None: ...
+
     def abort(self) -> None:
         self.ended = "aborted"
         self.hold()
 
 
-def clients(count: int) -> tuple[ClientBytes, list[Client]]:
-    shared = ClientBytes(LIMITS)
+def clients(count: int) -> tuple[Listener, list[Client]]:
+    shared = Listener(LIMITS)
     return shared, [Client(shared) for _ in range(count)]
 
 
@@ -59,7 +64,7 @@ def test_a_lone_client_may_hold_more_than_all_together() -> None:
     shared, (client,) = clients(1)
     client.hold(arriving=10_000, unsent=10_000)
     for _ in range(2):
-        shared.sweep([client])
+        shared.sweep()
     assert not client.ended
 
 
@@ -67,11 +72,11 @@ def test_a_lone_client_that_takes_nothing_is_cut_off_in_half_the_time_where_it_h
     shared, (much, little) = clients(2)
     much.hold(unsent=101)
     for _ in range(3):  # the first sees that it is new
-        shared.sweep([much])
+        shared.sweep()
     assert much.ended == "aborted"
     little.hold(unsent=100)
     for _ in range(3):
-        shared.sweep([little])
+        shared.sweep()
     assert not little.ended
 
 
@@ -86,7 +91,7 @@ def test_who_brought_the_least_gives_way_to_the_others() -> None:
 
 
 def test_a_small_request_that_has_just_begun_does_not_give_way_to_older_ones_that_hold_much() -> None:
-    shared = ClientBytes(SharedLimits(arriving_bytes_max=10_000))
+    shared = Listener(SharedLimits(arriving_bytes_max=10_000))
     hoards, sends, begins, last = (Client(shared) for _ in range(4))
     hoards.hold(arriving=4_000)
     sends.hold(arriving=5_000)
@@ -98,8 +103,8 @@ def test_a_small_request_that_has_just_begun_does_not_give_way_to_older_ones_tha
 def test_a_slow_client_gives_way_to_one_that_is_slow_for_less_long() -> None:
     shared, (stalled, started) = clients(2)
     stalled.hold(unsent=90)
-    shared.sweep([stalled])
-    shared.sweep([stalled])
+    shared.sweep()
+    shared.sweep()
     started.hold(unsent=950)
     assert [client.ended for client in (stalled, started)] == ["aborted", ""]
 
@@ -108,20 +113,20 @@ def test_slow_clients_may_hold_less_together_and_for_a_time_only() -> None:
     shared, (large, small, new) = clients(3)
     large.hold(unsent=90)
     small.hold(unsent=40)
-    shared.sweep([large, small])
+    shared.sweep()
     assert not large.ended
     new.hold(unsent=300)
-    shared.sweep([large, small, new])
+    shared.sweep()
     assert [client.ended for client in (large, small, new)] == ["aborted", "", ""]
-    shared.sweep([small])
+    shared.sweep()
     new.hold()
-    shared.sweep([small])
+    shared.sweep()
     assert small.ended == "aborted"
     assert shared.unsent.held_bytes == 0
 
 
 def test_who_moves_or_waits_for_us_is_not_slow() -> None:
-    shared = ClientBytes(SharedLimits(slow_arriving_bytes_max=0, slow_unsent_bytes_max=0, patience_s=SWEEP_S))
+    shared = Listener(SharedLimits(slow_arriving_bytes_max=0, slow_unsent_bytes_max=0, patience_s=SWEEP_S))
     takes, sends, waits = (Client(shared) for _ in range(3))
     waits.waits_for_us = True
     waits.hold(arriving=200)
@@ -130,7 +135,7 @@ def test_who_moves_or_waits_for_us_is_not_slow() -> None:
         left -= 6_000
         takes.hold(unsent=left)
         sends.hold(arriving=1 + 6_000 * sweep)
-        shared.sweep([takes, sends, waits])
+        shared.sweep()
     assert not takes.ended
     assert not waits.ended
 
@@ -145,10 +150,10 @@ class Clock:
         return self.now_s
 
 
-def idle_clients(count: int) -> tuple[Clock, ClientBytes, list[Client]]:
+def idle_clients(count: int) -> tuple[Clock, Listener, list[Client]]:
     """Clients of a port where those that are idle may hold 100,000 bytes together."""
     clock = Clock()
-    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000, unsent_bytes_max=1_000_000), clock)
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, unsent_bytes_max=1_000_000), clock)
     return clock, shared, [Client(shared) for _ in range(count)]
 
 
@@ -165,7 +170,7 @@ def test_who_takes_nothing_gives_way_at_once_where_idle_clients_hold_too_much() 
 
 def test_who_never_took_anything_gives_way_before_those_that_did() -> None:
     clock = Clock()
-    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000, untried_unsent_bytes_max=30_000), clock)
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, untried_unsent_bytes_max=30_000), clock)
     takes, (*never, new) = Client(shared), (Client(shared) for _ in range(4))
     takes.hold(unsent=20_000)
     takes.hold(unsent=10_000)
@@ -186,7 +191,7 @@ def test_a_sweep_makes_room_where_no_answer_has_come_since_clients_were_busy() -
     for client in idle:
         client.hold(unsent=20_000)
     clock.now_s = 0.3
-    shared.sweep(idle)
+    shared.sweep()
     assert [client.ended for client in idle] == ["aborted"] * 5 + [""] * 5
 
 
@@ -196,8 +201,8 @@ def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> None:
         for client in slow:
             client.hold(unsent=9)
         ended = []
-        shared.sweep(slow)  # sees that they are new
-        shared.sweep(slow)
+        shared.sweep()  # sees that they are new
+        shared.sweep()
         for _ in range(50):
             ended.append(sum(client.ended == "aborted" for client in slow))
             await asyncio.sleep(0)
@@ -247,8 +252,8 @@ def test_beyond_the_bound_of_all_even_those_that_move_give_way() -> None:
 
 
 def shared_servers(count: int, **limits: Any) -> list[ServerUnderTest]:
-    shared = ClientBytes(SharedLimits(**limits))
-    return [ServerUnderTest(client_bytes=shared) for _ in range(count)]
+    shared = Listener(SharedLimits(**limits))
+    return [ServerUnderTest(listener=shared) for _ in range(count)]
 
 
 def test_requests_of_several_connections_share_a_bound_and_the_slowest_is_refused() -> None:
@@ -347,11 +352,11 @@ def test_answers_that_wait_for_windows_share_a_bound() -> None:
 def test_a_thousand_clients_that_read_nothing_hold_no_more_than_idle_clients_may() -> None:
     async def scenario() -> None:
         clock = Clock()
-        shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000), clock)
+        shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000), clock)
         servers = []
         for number in range(1_000):
             clock.now_s = number / 100
-            server = ServerUnderTest(client_bytes=shared, echo=True)
+            server = ServerUnderTest(listener=shared, echo=True)
             client = H2Client(server, {4: 0})
             client.request(b"x" * 10_000)
             await client.exchange()
@@ -365,12 +370,11 @@ def test_a_thousand_clients_that_read_nothing_hold_no_more_than_idle_clients_may
 def test_a_server_sweeps_all_its_connections() -> None:
     async def scenario() -> None:
         limits = ServerLimits(shared=SharedLimits(patience_s=SWEEP_S))
-        server = GrpcServer(lambda call: call.reply(b"x" * 1_000), limits, {})
+        server = Listener(limits.shared)
         peers = []
         for _ in range(2):
-            peer = ServerUnderTest(client_bytes=server._client_bytes)
+            peer = ServerUnderTest(listener=server)
             peer.connection._dispatch = lambda call: call.reply(b"x" * 1_000)
-            server.connections.add(peer.connection)
             client = H2Client(peer, {4: 0 if not peers else 65_535})
             client.request()
             await client.exchange()
@@ -406,7 +410,7 @@ def test_bodies_over_rest_share_a_bound_and_the_slowest_is_refused() -> None:
         slow, fast = (socket.create_connection(("127.0.0.1", rest.port), timeout=10) for _ in range(2))
         with slow, fast:
             slow.sendall(HEAD + b" " * 20_000)
-            wait_until(lambda: rest.server._client_bytes.arriving.held_bytes > 20_000)
+            wait_until(lambda: rest.server.arriving.held_bytes > 20_000)
             fast.sendall(HEAD + b" " * (60_000 - 20))
             received = b""
             while chunk := slow.recv(1 << 16):
@@ -417,7 +421,7 @@ def test_bodies_over_rest_share_a_bound_and_the_slowest_is_refused() -> None:
             while not count_answers(received):
                 received += fast.recv(1 << 16)
             assert b"2.5" in received
-        wait_until(lambda: rest.server._client_bytes.arriving.held_bytes == 0)
+        wait_until(lambda: rest.server.arriving.held_bytes == 0)
 
 
 def test_answers_over_rest_that_nobody_reads_share_a_bound() -> None:
@@ -439,8 +443,8 @@ def test_answers_over_rest_that_nobody_reads_share_a_bound() -> None:
                     client.send(request)
                 except OSError:
                     continue
-            assert rest.server._client_bytes.unsent.held_bytes <= 3 << 20
-            return rest.server.connections < 60
+            assert rest.server.unsent.held_bytes <= 3 << 20
+            return len(rest.server.connections) < 60
 
         wait_until(ask, limit_s=60)
         answer = socket.create_connection(("127.0.0.1", rest.port), timeout=10)

@@ -23,7 +23,7 @@ from batchtune.server.backends.model import (
     Tensors,
     out_of_memory,
 )
-from batchtune.wire.descriptors import read_varint, varint
+from batchtune.wire.encoding import read_varint, varint
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 

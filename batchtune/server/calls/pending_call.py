@@ -285,15 +285,6 @@ def check_predict_method(signature: Signature) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallKind:
-    """What the metrics call a kind of call: `api` in request_latency, which REST spells in lower case, and
-    `runtime_api` in runtime_latency, which has one spelling (predict_util.cc, classifier.cc, regressor.cc)."""
-
-    api: str
-    runtime_api: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
     """Where calls of one kind on one model leave their micros: `runtime` from submit to outputs, whatever becomes of
     them, and `request` from arrival to an answer that is OK. Looked up once, for a look-up costs as much as the rest.
@@ -315,12 +306,16 @@ class RequestCounts:
         self._failed_names: set[str] = set()
         self._unknown_names = 0  # of them, those that no model had
 
-    def times(self, model_name: str, kind: CallKind) -> ModelTimes:
-        """Where the calls of a kind on a model that is served leave their times."""
+    def times(self, model_name: str, api: str) -> ModelTimes:
+        """Where the calls of one API, such as Predict, on a model that is served leave their times.
+
+        request_latency spells it in lower case for REST, runtime_latency does not (predict_util.cc, classifier.cc).
+        """
+        request_api = api.lower() if self._entrypoint == "REST" else api
         return ModelTimes(
             model_name=model_name,
-            runtime=self._metrics.runtime_times(model_name, kind.runtime_api, _RUNTIME),
-            request=self._metrics.request_times(model_name, kind.api, self._entrypoint),
+            runtime=self._metrics.runtime_times(model_name, api, _RUNTIME),
+            request=self._metrics.request_times(model_name, request_api, self._entrypoint),
         )
 
     def answered(self, model_name: str) -> None:

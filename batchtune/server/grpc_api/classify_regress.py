@@ -18,7 +18,7 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.pending_call import CallKind, Outputs, PendingCall, PendingCalls
+from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCalls
 from batchtune.server.grpc_api.predict import read_model_spec
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import Servable
@@ -77,7 +77,7 @@ class InferenceCalls:
         examples = len(inputs["inputs"])
         running = PendingCall(
             self._pending,
-            self._pending.counts.times(name, _MULTI_INFERENCE),
+            self._pending.counts.times(name, "MultiInference"),
             call,
             started_ns,
             call.deadline_ns,
@@ -119,7 +119,7 @@ class InferenceCalls:
 
         running = PendingCall(
             self._pending,
-            self._pending.counts.times(name, kind.call),
+            self._pending.counts.times(name, kind.api),
             call,
             started_ns,
             call.deadline_ns,
@@ -163,7 +163,7 @@ class InferenceCalls:
 class _Kind:
     """What tells Classify from Regress."""
 
-    call: CallKind
+    api: str
     request: Any
     response: Any
     result_field: str
@@ -172,7 +172,7 @@ class _Kind:
 
 
 _CLASSIFY = _Kind(
-    call=CallKind(api="Classify", runtime_api="Classify"),
+    api="Classify",
     request=ClassificationRequest,
     response=ClassificationResponse,
     result_field="classification_result",
@@ -180,14 +180,13 @@ _CLASSIFY = _Kind(
     result=classification_result,
 )
 _REGRESS = _Kind(
-    call=CallKind(api="Regress", runtime_api="Regress"),
+    api="Regress",
     request=RegressionRequest,
     response=RegressionResponse,
     result_field="regression_result",
     outputs=regression_outputs,
     result=regression_result,
 )
-_MULTI_INFERENCE = CallKind(api="MultiInference", runtime_api="MultiInference")
 _KINDS = {CLASSIFY_METHOD: _CLASSIFY, REGRESS_METHOD: _REGRESS}
 
 

@@ -28,7 +28,6 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.server.calls.pending_call import (
-    CallKind,
     ModelTimes,
     Outputs,
     PendingCall,
@@ -37,7 +36,7 @@ from batchtune.server.calls.pending_call import (
 )
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.wire.descriptors import read_varint, varint
+from batchtune.wire.encoding import Memo, read_varint, varint
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -50,13 +49,8 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, numpy_name, tensor_from_proto
 
-_PREDICT = CallKind(api="Predict", runtime_api="Predict")
-_BINDINGS_MAX = 1024
-_TEMPLATES_MAX = 256
 _LENGTH_DELIMITED = 2
-_LENGTHS_MAX = 512
 _TEMPLATES_PER_LENGTH = 8
-_PLANS_MAX = 512
 _LITERAL_BYTES_MAX = 1024
 """Around the values of a request lie about 60 bytes and 20 for each input."""
 _FIELDS_MAX = 2048
@@ -92,7 +86,7 @@ class PredictCalls:
         self._as_content = as_content
         self._check_methods = check_methods
         self._requests = PredictRequests()
-        self._bindings: dict[PredictPlan, _Binding] = {}
+        self._bindings: Memo[PredictPlan, _Binding] = Memo(1_024)
 
     def start(self, call: GrpcCall) -> None:
         """Start one call; it ends by itself."""
@@ -142,12 +136,10 @@ class PredictCalls:
             defaults=defaults,
             encode=responses.encode,
             refusal=_check_output_filter(plan.output_filter, signature),
-            times=self._pending.counts.times(plan.model_name, _PREDICT),
+            times=self._pending.counts.times(plan.model_name, "Predict"),
         )
         if plan.remembered:
-            if len(self._bindings) >= _BINDINGS_MAX:
-                self._bindings.clear()
-            self._bindings[plan] = binding
+            self._bindings.keep(plan, binding)
         return binding
 
 
@@ -230,7 +222,7 @@ class PredictResponses:
         self._outputs = tuple(outputs)
         self._single = self._outputs[0] if len(self._outputs) == 1 else None
         self._as_content = as_content
-        self._templates: dict[tuple[Any, ...], list[bytes]] = {}
+        self._templates: Memo[tuple[Any, ...], list[bytes]] = Memo(256)
 
     def encode(self, outputs: Outputs) -> bytes:
         """Write the PredictResponse; raises StatusError for a dtype that has no TensorProto."""
@@ -249,9 +241,7 @@ class PredictResponses:
         if template is None:
             if not all(self._is_raw(array) for array in arrays):
                 return self._encode_by_protobuf(arrays)
-            if len(self._templates) >= _TEMPLATES_MAX:
-                self._templates.clear()
-            template = self._templates[key] = self._template(arrays)
+            template = self._templates.keep(key, self._template(arrays))
         pieces = [template[0]]
         for array, after in zip(arrays, template[1:], strict=True):
             pieces += (array.tobytes(), after)
@@ -322,8 +312,8 @@ class PredictRequests:
     """
 
     def __init__(self) -> None:
-        self._templates: dict[int, _Templates] = {}
-        self._plans: dict[tuple[Any, ...], PredictPlan] = {}
+        self._templates: Memo[int, _Templates] = Memo(512)  # by length
+        self._plans: Memo[tuple[Any, ...], PredictPlan] = Memo(512)
 
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
         """Give the plan, and the inputs by name as read-only views of `message` where a template fits, else None
@@ -354,9 +344,7 @@ class PredictRequests:
         if known is not None:
             known.learn(message, request, plan)
         else:
-            if len(self._templates) >= _LENGTHS_MAX:
-                self._templates.clear()
-            self._templates[len(message)] = _Templates()
+            self._templates.keep(len(message), _Templates())
         return plan, None, request
 
     def _plan(self, request: Any) -> PredictPlan:
@@ -384,9 +372,7 @@ class PredictRequests:
                 remembered=sum(map(len, words)) <= _LITERAL_BYTES_MAX,
             )
             if plan.remembered:
-                if len(self._plans) >= _PLANS_MAX:
-                    self._plans.clear()
-                self._plans[key] = plan
+                self._plans.keep(key, plan)
         return plan
 
 

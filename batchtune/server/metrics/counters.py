@@ -160,99 +160,30 @@ class LoopLagSampler:
         self._record((time.monotonic_ns() - handed_ns) / 1000)
 
 
-_OF_A_MODEL = ("batches", "batch_rows", "batch_micros")
+class Sums:
+    """Figures of batches or calls, summed for each combination of labels; safe from any thread."""
 
-
-class ModelUse:
-    """Batches of each model that ran, their rows with padding, and how long they took; safe from any thread."""
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, labels: tuple[str, ...], figures: tuple[str, ...]) -> None:
+        self._name = name
+        self._labels = labels
+        self._figures = figures
         self._lock = threading.Lock()
-        self._sums: dict[str, tuple[int, int, int]] = {}
+        self._sums: dict[tuple[str, ...], list[float]] = {}
 
-    def add(self, model_name: str, rows: int, nanoseconds: int) -> None:
-        """One batch has run."""
+    def add(self, key: tuple[str, ...], *amounts: float) -> None:
+        """Add an amount to each figure, in their order."""
         with self._lock:
-            batches, all_rows, all_ns = self._sums.get(model_name, (0, 0, 0))
-            self._sums[model_name] = batches + 1, all_rows + rows, all_ns + nanoseconds
+            sums = self._sums.setdefault(key, [0] * len(self._figures))
+            for at, amount in enumerate(amounts):
+                sums[at] += amount
 
     def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>model_<figure>_total{model_name="m"}`."""
-        with self._lock:
-            sums = dict(self._sums)
-        for at, figure in enumerate(_OF_A_MODEL):
-            values: dict[Labels, float] = {
-                (("model_name", name),): own[at] / 1000 if figure == "batch_micros" else own[at]
-                for name, own in sums.items()
-            }
-            yield from render_values(f"{prefix}model_{figure}_total", "counter", values)
-
-
-_OF_A_STAGE = ("calls", "rows", "micros", "wait_micros")
-
-
-class StageUse:
-    """Calls of each model's stages, their rows, how long they ran and were waited for; safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[tuple[str, str], list[float]] = {}
-
-    def add(self, model_name: str, stage: str, rows: int, nanoseconds: int) -> None:
-        """One call has run; of a lookup it may be for many requests."""
-        with self._lock:
-            sums = self._of(model_name, stage)
-            sums[0] += 1
-            sums[1] += rows
-            sums[2] += nanoseconds / 1000
-
-    def add_wait(self, model_name: str, stage: str, nanoseconds: int) -> None:
-        """Requests have waited for a stage, so long in all."""
-        with self._lock:
-            self._of(model_name, stage)[3] += nanoseconds / 1000
-
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>stage_<figure>_total{model_name="m",stage="pre"}`; none without stages."""
+        """As Prometheus text: `<prefix><name>_<figure>_total{model_name="m"}`; none before the first."""
         with self._lock:
             sums = {key: list(own) for key, own in self._sums.items()}
-        if not sums:
-            return
-        for at, figure in enumerate(_OF_A_STAGE):
-            values: dict[Labels, float] = {
-                (("model_name", name), ("stage", stage)): own[at] for (name, stage), own in sums.items()
-            }
-            yield from render_values(f"{prefix}stage_{figure}_total", "counter", values)
-
-    def _of(self, model_name: str, stage: str) -> list[float]:
-        return self._sums.setdefault((model_name, stage), [0, 0, 0.0, 0.0])
-
-
-_FIGURES = ("rows", "sent_elements", "padding_elements", "execution_micros")
-_BATCHES = "batches"
-
-
-class LengthUse:
-    """Batches, rows, elements sent, elements of padding and execution time, for each length bucket; not locked."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, dict[str, float]] = {}
-
-    def add(self, record: BatchRecord) -> None:
-        """One batch; of inputs that all have one length there is nothing to count."""
-        if not record.sent_elements:
-            return
-        sums = self._sums.setdefault(record.bucket, dict.fromkeys((_BATCHES, *_FIGURES), 0))
-        sums[_BATCHES] += 1
-        for figure in _FIGURES:
-            sums[figure] += getattr(record, figure)
-
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>length_bucket_<figure>_total{bucket="64"}`; "" without buckets."""
-        for figure in (_BATCHES, *_FIGURES):
-            values: dict[Labels, float] = {
-                (("bucket", bucket),): sums[figure] for bucket, sums in self._sums.items()
-            }
-            yield from render_values(f"{prefix}length_bucket_{figure}_total", "counter", values)
+        for at, figure in enumerate(self._figures):
+            values = _labelled(self._labels, {key: own[at] for key, own in sums.items()})
+            yield from render_values(f"{prefix}{self._name}_{figure}_total", "counter", values)
 
 
 def boundary_lines(prefix: str, boundaries: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
@@ -328,8 +259,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.device = DeviceActivity()
-        self.models = ModelUse()
-        self.stages = StageUse()
+        self.models = Sums("model", ("model_name",), ("batches", "batch_rows", "batch_micros"))
+        self.stages = Sums("stage", ("model_name", "stage"), ("calls", "rows", "micros", "wait_micros"))
         self.emulated = False
         self.emulated_parallel = False
         self.queues: Queues | None = None
@@ -346,7 +277,11 @@ class Metrics:
         self._batches: list[BatchRecord] = []  # not yet counted
         self._run_count = 0
         self._close_reasons: dict[str, int] = {}
-        self._lengths = LengthUse()
+        self._lengths = Sums(
+            "length_bucket",
+            ("bucket",),
+            ("batches", "rows", "sent_elements", "padding_elements", "execution_micros"),
+        )
         self._execution_counts: dict[int, int] = {}
         self._execution_micros: dict[int, float] = {}
         self._rejections: dict[str, int] = {}
@@ -426,7 +361,9 @@ class Metrics:
             _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
             _count(self._close_reasons, record.close_reason)
             self._count_execution(size, record.execution_micros)
-            self._lengths.add(record)
+            if record.sent_elements:  # of inputs that all have one length there is nothing to count
+                elements = (record.sent_elements, record.padding_elements)
+                self._lengths.add((record.bucket,), 1, record.rows, *elements, record.execution_micros)
         self._batches.clear()
 
     def _count_execution(self, rows: int, micros: float) -> None:

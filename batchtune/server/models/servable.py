@@ -325,7 +325,8 @@ class _BatchRun:
         began_ns = time.monotonic_ns()
         with self._device:
             outputs = self._run(inputs)
-        self._models.add(self._name, len(next(iter(inputs.values()))), time.monotonic_ns() - began_ns)
+        micros = (time.monotonic_ns() - began_ns) / 1000
+        self._models.add((self._name,), 1, len(next(iter(inputs.values()))), micros)
         return outputs
 
 

@@ -28,7 +28,6 @@ from batchtune.server.calls.classification import (
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     TIMED_OUT,
-    CallKind,
     ModelTimes,
     Outputs,
     PendingCall,
@@ -56,6 +55,7 @@ from batchtune.server.rest.json.predict_request import (
     signature_name,
     takes_float_rows,
 )
+from batchtune.wire.encoding import Memo
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -171,11 +171,6 @@ _logger = logging.getLogger(__name__)
 Respond = Callable[[int, bytes], None]
 """Takes the HTTP status and the JSON body; called exactly once."""
 
-_PREDICT = CallKind(api="predict", runtime_api="Predict")
-_CLASSIFY = CallKind(api="classify", runtime_api="Classify")
-_REGRESS = CallKind(api="regress", runtime_api="Regress")
-_BINDINGS_MAX = 1024
-
 
 def _reply(respond: Respond, answer: bytes) -> None:
     respond(200, answer)
@@ -204,7 +199,7 @@ class RestCalls:
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
         self._float_rows = FloatRows()
-        self._bindings: dict[int, _Binding] = {}
+        self._bindings: Memo[int, _Binding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call."""
@@ -290,14 +285,12 @@ class RestCalls:
             and (not self._check_methods or signature.method_name in PREDICT_METHODS)
         ):
             input_name = signature.inputs[0].name
-        if len(self._bindings) >= _BINDINGS_MAX:
-            self._bindings.clear()
-        binding = self._bindings[id(servable)] = _Binding(
+        binding = _Binding(
             servable=weakref.ref(servable),
             input_name=input_name,
-            times=self._pending.counts.times(servable.name, _PREDICT),
+            times=self._pending.counts.times(servable.name, "Predict"),
         )
-        return binding
+        return self._bindings.keep(id(servable), binding)
 
     def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         document = parse_request_object(body)
@@ -326,7 +319,7 @@ class RestCalls:
     ) -> None:
         call = PendingCall(
             self._pending,
-            self._pending.counts.times(route.model_name, _PREDICT),
+            self._pending.counts.times(route.model_name, "Predict"),
             respond,
             started_ns,
             started_ns + self._timeout_ns if self._timeout_ns else None,
@@ -356,7 +349,7 @@ class RestCalls:
         answer = _answer_classes if classifies else _answer_values
         call = PendingCall(
             self._pending,
-            self._pending.counts.times(route.model_name, _CLASSIFY if classifies else _REGRESS),
+            self._pending.counts.times(route.model_name, "Classify" if classifies else "Regress"),
             respond,
             started_ns,
             started_ns + self._timeout_ns if self._timeout_ns else None,

@@ -15,6 +15,7 @@ from http import HTTPStatus
 import httptools
 
 from batchtune.server.rest.calls import Route
+from batchtune.wire.encoding import Memo
 from batchtune.wire.listener import SharedLimits
 
 # What the head of a request tells the API, and how the head of an answer reads.
@@ -43,7 +44,6 @@ STATUS_LINES = {
 STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
 _KEPT_BYTES_MAX = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
-_KEPT_HEADS_MAX = 1024
 _PIECES_MAX = 1024
 """Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many."""
 _FIELDS_OF_OTHERS = frozenset({b"content-encoding", b"expect", b"upgrade"})
@@ -127,7 +127,7 @@ class KnownHeads:
 
     def __init__(self, *, but_with: set[bytes]) -> None:
         self._fields_of_others = _FIELDS_OF_OTHERS | but_with
-        self._heads: dict[bytes, Head] = {}
+        self._heads: Memo[bytes, Head] = Memo(1_024)
         self.get = self._heads.get
 
     def keep(self, written: bytes, head: Head) -> None:
@@ -141,9 +141,7 @@ class KnownHeads:
             or not self._fields_of_others.isdisjoint(head.fields)
         ):
             return
-        if len(self._heads) >= _KEPT_HEADS_MAX:
-            self._heads.clear()
-        self._heads[written] = head
+        self._heads.keep(written, head)
 
 
 def origin_form(target: bytes) -> bytes:

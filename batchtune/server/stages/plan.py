@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.counters import StageUse
+from batchtune.server.metrics.counters import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
@@ -199,7 +199,7 @@ class StagePlan:
     post: Stage | None
     code: ModelCode
     opened: ExitStack
-    use: StageUse
+    use: Sums
     model_name: str
     device_shapes: Mapping[str, InputShape]
 
@@ -254,7 +254,7 @@ def plan_of(
     model: LoadedModel,
     *,
     model_name: str,
-    use: StageUse,
+    use: Sums,
     options: BackendOptions,
 ) -> StagePlan:
     """The stages of a loaded model; runs its code's files, loads those that are models.
@@ -285,7 +285,7 @@ def plan_of(
             try:
                 return dict(run(inputs, rows))
             finally:
-                use.add(model_name, name, rows, time.monotonic_ns() - began_ns)
+                use.add((model_name, name), 1, rows, (time.monotonic_ns() - began_ns) / 1000)
 
         return stage
 

@@ -153,7 +153,7 @@ class _StagedRequest:
         """Run `pre` or `post`; on a request thread."""
         now_ns = time.monotonic_ns()
         plan = self._session.plan
-        plan.use.add_wait(plan.model_name, name, now_ns - queued_ns)
+        plan.use.add((plan.model_name, name), 0, 0, 0, (now_ns - queued_ns) / 1000)
         outputs, error = None, None
         if self._deadline_ns is not None and self._deadline_ns <= now_ns:
             error = StatusError("DEADLINE_EXCEEDED", _LATE)
@@ -259,7 +259,7 @@ class _LookupWaits:
 
     def on_batch(self, record: BatchRecord) -> None:
         wait_ns = sum(record.queue_wait_micros) * 1000
-        self._plan.use.add_wait(self._plan.model_name, "lookup", wait_ns)
+        self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)
 
 
 def _answer(stage: Stage, inputs: Tensors, rows: int) -> tuple[Outputs | None, StatusError | None]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.counters import StageUse
+from batchtune.server.metrics.counters import Sums
 from batchtune.server.sessions.batched import BatchObserver, Deliver
 from batchtune.server.sessions.length_buckets import open_axes_of
 from batchtune.server.sessions.pool import Session
@@ -43,7 +43,7 @@ class ModelStages:
         *,
         model_name: str,
         stage: BatchingStage,
-        use: StageUse,
+        use: Sums,
         options: BackendOptions,
         observer: BatchObserver,
         deliver: Deliver,

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import hpack
 
+from batchtune.wire.encoding import Memo
 from batchtune.wire.grpc.framing import MessageBuffer, decode_timeout_ns, encode_grpc_message
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import EMPTY_TABLE, Fields, decode_block, encode_block, new_decoder
@@ -23,7 +24,6 @@ from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 _logger = logging.getLogger(__name__)
 
 _DEFAULT_TABLE_BYTES = 4_096
-_MEMO_ENTRIES = 1_024
 _REMEMBERED_BYTES_MAX = 2_048
 """Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
 _PSEUDO = {":method", ":scheme", ":path", ":authority"}
@@ -48,7 +48,7 @@ class RequestHead:
 
 
 # Only blocks that need no dynamic table (see header_blocks) are kept here, so all connections share them.
-known_heads: dict[bytes, RequestHead] = {}
+known_heads: Memo[bytes, RequestHead] = Memo(1_024)
 
 
 class HeadReader:
@@ -86,10 +86,7 @@ def _remember(block: bytes, fields: Fields) -> RequestHead:
     """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
     if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
         return read_head(fields)
-    if len(known_heads) >= _MEMO_ENTRIES:
-        known_heads.clear()
-    known_heads[block] = head = read_head(fields)
-    return head
+    return known_heads.keep(block, read_head(fields))
 
 
 def read_head(fields: Fields) -> RequestHead:

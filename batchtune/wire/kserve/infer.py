@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import add_messages
+from batchtune.wire.encoding import add_messages
 from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import read_varint
+from batchtune.wire.encoding import read_varint
 from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.

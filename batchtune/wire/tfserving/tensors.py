@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import read_varint, varint
+from batchtune.wire.encoding import read_varint, varint
 from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
 

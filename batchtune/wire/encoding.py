@@ -1,15 +1,32 @@
-"""How does one line of text become the descriptor of a protobuf message, without protoc?
-
-A message is `Name: kind field=1, …`; `kind* field` is repeated. Kinds are protobuf's scalars, or messages of the same
-package.
-"""
+"""What several protocols encode alike: protobuf's numbers and messages, and memos of what was decoded before."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Memo(dict[_Key, _Value]):
+    """Remembers `entries_max` values and then begins anew, for strangers choose the keys."""
+
+    __slots__ = ("_entries_max",)
+
+    def __init__(self, entries_max: int) -> None:
+        super().__init__()
+        self._entries_max = entries_max
+
+    def keep(self, key: _Key, value: _Value) -> _Value:
+        """Remember a value."""
+        if len(self) >= self._entries_max:
+            self.clear()
+        self[key] = value
+        return value
 
 
 def varint(value: int) -> bytes:
@@ -45,7 +62,11 @@ _SCALARS = {
 
 
 def add_messages(file: FileDescriptorProto, declarations: Sequence[str]) -> None:
-    """Add the declared messages; raises ValueError for a field that is no such."""
+    """Add the declared messages, without protoc; raises ValueError for a field that is not one.
+
+    A message is `Name: kind field=1, …`; `kind* field` is repeated. Kinds are protobuf's scalars, or messages of the
+    same package.
+    """
     for declaration in declarations:
         name, _, fields = declaration.partition(":")
         message = file.message_type.add(name=name)

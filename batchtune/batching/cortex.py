@@ -32,7 +32,6 @@ def _words(text: str) -> tuple[str, ...]:
 _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
 _SIZES: Final = (2, 1024)
 _BLOCK: Final = "server_side_batching"
-_BLOCK_KEYS: Final = ("max_batch_size", "batch_interval")
 _WORKERS: Final = ("processes_per_replica", "threads_per_process")
 _PREDICTOR_KEYS: Final = _words(
     "type path models model_path config python_path image tensorflow_serving_image env signature_key "
@@ -52,7 +51,6 @@ _UNITS: Final = {
     "h": "3.6e9",
 }
 _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_DURATION_CHARACTERS_MAX: Final = 64
 
 _Entries = dict[str, yaml.Node]
 
@@ -140,8 +138,9 @@ class _Reader:
         block = predictor.get(_BLOCK)
         if block is None:
             return BatchingFile(dialect="cortex", parameters=BatchingParameters(**values), enabled=False)
-        entries = self._entries(block, _BLOCK_KEYS, _BLOCK)
-        for name in _BLOCK_KEYS:
+        block_keys = ("max_batch_size", "batch_interval")
+        entries = self._entries(block, block_keys, _BLOCK)
+        for name in block_keys:
             if name not in entries:
                 raise self._wrong(block, f"{_BLOCK}.{name}", "missing")
         size = self._whole(entries, "max_batch_size") or 0
@@ -214,7 +213,8 @@ class _Reader:
     def _micros(self, node: yaml.Node) -> int:
         """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if len(text) > _DURATION_CHARACTERS_MAX or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
+        duration_characters_max = 64
+        if len(text) > duration_characters_max or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
             raise self._wrong(
                 node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"
             )

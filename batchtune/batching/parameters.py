@@ -22,7 +22,6 @@ DEFAULT_MAX_BATCH_SIZE = 1000
 DEFAULT_BATCH_TIMEOUT_MICROS = 0
 DEFAULT_MAX_ENQUEUED_BATCHES = 10
 
-_INT64_MAX = 2**63 - 1
 _DAY_MICROS = 86_400_000_000
 SENSIBLE_MOST = {
     "max_batch_size": 2**31 - 1,
@@ -354,7 +353,8 @@ def _whole(name: str, value: Any) -> int:
         raise _wrong_type(name, value, "a whole number") from error
     if isinstance(value, bool):
         raise _wrong_type(name, value, "a whole number")
-    if not -_INT64_MAX - 1 <= number <= _INT64_MAX:
+    int64_max = 2**63 - 1
+    if not -int64_max - 1 <= number <= int64_max:
         raise _wrong_type(name, value, "a whole number of 64 bits")
     return number
 

@@ -67,8 +67,6 @@ _GROUP_FIELDS: Final = _words(
 _QUEUE_FIELDS: Final = _words(
     "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
 )
-_OTHER_BATCHERS: Final = ("sequence_batching", "ensemble_scheduling")
-_ASIDE: Final = ("priority_levels", "default_priority_level", "priority_queue_policy")
 
 
 def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
@@ -79,8 +77,9 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
             batcher than the dynamic one, or a model whose tensors have no batch dimension.
     """
     fields = _known(text_proto.parse_text_proto(text, source=source), MODEL_FIELDS, "ModelConfig", source)
+    other_batchers = ("sequence_batching", "ensemble_scheduling")
     for field in fields:
-        if field.name in _OTHER_BATCHERS:
+        if field.name in other_batchers:
             raise text_proto.failure(source, field.line, f"{field.name}: it is no dynamic batcher")
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -96,12 +95,13 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
     if counts:
         values["num_batch_threads"] = max(counts)
     dynamic = _last(fields, "dynamic_batching")
+    aside = ("priority_levels", "default_priority_level", "priority_queue_policy")
     if dynamic is not None:
         message = text_proto.message(dynamic, source=source)
         for field in _known(message, _DYNAMIC_FIELDS, "dynamic_batching", source):
             if field.name == "max_queue_delay_microseconds":
                 values["batch_timeout_micros"] = _number(field, "batch_timeout_micros", source)
-            elif field.name in _ASIDE:
+            elif field.name in aside:
                 notes.append(f"{source}:{field.line}: {field.name} stays out: no search changes priorities")
             else:
                 _set(settings, field, source)

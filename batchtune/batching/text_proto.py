@@ -68,8 +68,6 @@ _MAPS: Final = frozenset(
     }
 )
 """Fields that are maps where their JSON is an object; `input` is a map in a profile of TensorRT, else a list."""
-_BY_NUMBER: Final = "priority_queue_policy"
-"""The map whose keys are numbers, not texts."""
 
 
 def format_triton(
@@ -117,9 +115,10 @@ def _fields(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _field(name: str, value: Any) -> Iterator[str]:
+    by_number = "priority_queue_policy"  # The map whose keys are numbers, not texts.
     if isinstance(value, Mapping) and name in _MAPS:
         for key, entry in value.items():
-            shown = key if name == _BY_NUMBER else _scalar("", key)
+            shown = key if name == by_number else _scalar("", key)
             yield from _block(name, [f"key: {shown}", *_entry(entry)])
     elif isinstance(value, Mapping):
         yield from _block(name, list(_fields(value)))

@@ -38,8 +38,6 @@ each step of it may pass its check."""
 _OLD: Final = {1: ", whose memory is not the peak since the launch"}
 """What figures of older versions are not."""
 
-_BYTES_MAX: Final = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
@@ -178,8 +176,9 @@ def read_baseline(path: Path) -> Baseline:
     """
     path = path / BASELINE if path.is_dir() else path
     remedy = f"measure it where the check will run: batchtune check SCENARIO.yaml --baseline {path} --update-baseline"
+    bytes_max = 1 << 20
     try:
-        if path.stat().st_size > _BYTES_MAX:
+        if path.stat().st_size > bytes_max:
             raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes are no baseline", hint=remedy)
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:

@@ -27,8 +27,6 @@ SIDE_MIN: Final = 4
 LEAST: Final = 12
 """Values in all. Of fewer even a clear change halfway is not always found: they have too few orders."""
 
-_PERMUTATIONS: Final = 999
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePoint:
@@ -62,9 +60,10 @@ def _splits(series: NDArray[np.float64], first: int, chance: np.random.Generator
         return []
     ranks = _ranks(series)
     statistic, place = _largest(ranks[np.newaxis, :])
-    shuffled = chance.permuted(np.tile(ranks, (_PERMUTATIONS, 1)), axis=1)
+    permutations = 999
+    shuffled = chance.permuted(np.tile(ranks, (permutations, 1)), axis=1)
     as_large = int(np.count_nonzero(_largest(shuffled)[0] >= statistic[0] - 1e-9))
-    if (as_large + 1) / (_PERMUTATIONS + 1) > ERROR_RATE:
+    if (as_large + 1) / (permutations + 1) > ERROR_RATE:
         return []
     at = int(place[0])
     return [

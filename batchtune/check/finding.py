@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from batchtune.check.gate import Gate, Look, bounds, student_bounds
 from batchtune.measure.statistics.quantiles import Estimate
@@ -17,16 +17,6 @@ State = Literal["regressed", "improved", "ok", "open", "not measured"]
 
 BlockFigures = Mapping[str, tuple[float, float]]
 """(before, after) of each figure in one block, by the name of its gate; nan where it was not measured."""
-
-FLOOR_ERRORS: Final = 4.3
-"""A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and 2 so that
-19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py)."""
-
-FLOOR_MOST: Final = 2.5
-"""The noise may raise that margin to so many times what was asked for; beyond it the gate stays open, and says so."""
-
-_ONE_ERROR: Final = 0.1587
-"""The level of a bound that lies one standard error away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +74,10 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
     )
     low, high = min(max(low, student_low), value), max(min(high, student_high), value)
-    clear_limit = max(gate.limit, min(_floor(known, blocks_max), FLOOR_MOST * gate.limit))
+    # The noise may raise that margin to so many times what was asked for; beyond it the gate stays open, and
+    # says so.
+    floor_most = 2.5
+    clear_limit = max(gate.limit, min(_floor(known, blocks_max), floor_most * gate.limit))
     state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
     return Finding(
         gate=gate,
@@ -119,10 +112,14 @@ def _state(known: Sequence[float], *, low: float, high: float, limit: float, cle
 
 def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
     """The smallest change that so many blocks can clear, by the spread of those there are; 0 where they are too few."""
-    value, _, above = bounds(worsenings, low_level=_ONE_ERROR, high_level=_ONE_ERROR)
+    one_error = 0.1587  # The level of a bound that lies one standard error away.
+    value, _, above = bounds(worsenings, low_level=one_error, high_level=one_error)
     if math.isinf(above) or not worsenings:
         return 0.0
-    return FLOOR_ERRORS * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+    # A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and
+    # 2 so that 19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py).
+    floor_errors = 4.3
+    return floor_errors * (above - value) * math.sqrt(len(worsenings) / blocks_max)
 
 
 def _known(value: float) -> float | None:

@@ -30,8 +30,6 @@ LOOKS: Final = (3, 4, 6, 8, 10, 16, 24, 36, 54)
 RANK_FIRST: Final = 6
 """Blocks of the first look of the signed-rank test: the fewest that can say anything at 5 %."""
 
-STUDENT_LAST: Final = 10
-"""Blocks of the last look of Student's t: from then on the rank test needs no more of them."""
 
 ONE_LAUNCH: Final = 8
 """So many blocks share one launch of each server; those between later looks have one of their own: two launches of one
@@ -39,14 +37,6 @@ server may differ by more than many blocks of them would tell."""
 
 ERROR_RATE: Final = 0.05
 """Of the screen over all gates and looks; and once more of the confirmation over the gates that it confirms."""
-
-STUDENT_SHARE: Final = 0.4
-"""Of the error rate, for the looks of Student's t, each as much; the rank test has the rest."""
-
-_SPENDING: Final = 0.75
-"""Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the last can."""
-
-_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +61,13 @@ def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ER
     """What each look may spend: for a flag the error rate over all gates (Bonferroni), so that one false flag among all
     of them is as rare as stated; to clear a gate the whole, because all gates must be cleared for the verdict OK."""
     flag_rate = error_rate / max(gates, 1)
-    flags, clears = (_spent(blocks, (1.0 - STUDENT_SHARE) * rate) for rate in (flag_rate, error_rate))
-    student = [count for count in blocks if 2 < count <= STUDENT_LAST]
-    share = STUDENT_SHARE / max(len(student), 1)
+    # Of the error rate, for the looks of Student's t, each as much; the rank test has the rest.
+    student_share = 0.4
+    flags, clears = (_spent(blocks, (1.0 - student_share) * rate) for rate in (flag_rate, error_rate))
+    # Blocks of the last look of Student's t: from then on the rank test needs no more of them.
+    student_last = 10
+    student = [count for count in blocks if 2 < count <= student_last]
+    share = student_share / max(len(student), 1)
     return tuple(
         Look(
             blocks=count,
@@ -139,8 +133,11 @@ def _student(level: float, freedom: int) -> float:
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
     """What the rank test can use, at each look, of what may be spent until then."""
     levels: list[float] = []
+    # Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the
+    # last can.
+    spending = 0.75
     for count in blocks:
-        allowed = error_rate * (count / blocks[-1]) ** _SPENDING - sum(levels)
+        allowed = error_rate * (count / blocks[-1]) ** spending - sum(levels)
         levels.append(_attained(count, allowed) if count >= RANK_FIRST else 0.0)
     return levels
 
@@ -154,7 +151,8 @@ def _attained(count: int, level: float) -> float:
 def _rank(count: int, level: float) -> int:
     """k such that the k-th smallest Walsh average is a lower bound at this one-sided level; 0: there is none."""
     below = np.cumsum(signed_rank_distribution(count))
-    return int(np.searchsorted(below, level * (1.0 + _ROUNDING), side="right"))
+    rounding = 1e-12
+    return int(np.searchsorted(below, level * (1.0 + rounding), side="right"))
 
 
 DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {

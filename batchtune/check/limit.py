@@ -37,15 +37,6 @@ Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "
 MOVED: Final = 0.02
 """A median that moved by less is told as unchanged."""
 
-SIZE_MOVED: Final = 0.05
-"""Batches that hold so many more or fewer rows explain what follows from their size."""
-
-HOST_MOVED: Final = 0.25
-"""Where the host disturbed so many more of one side's runs, it may be the cause."""
-
-TOLD: Final = 3
-"""Parts that the text names: those that moved most."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -87,7 +78,8 @@ def attribute(
         cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
     parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
     cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
-    if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > HOST_MOVED:
+    host_moved = 0.25  # Where the host disturbed so many more of one side's runs, it may be the cause.
+    if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > host_moved:
         cause = "host"
     if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
         cause = "tail"
@@ -96,7 +88,8 @@ def attribute(
 
 def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
     """From what makes others move to what only follows; CPU alone may be spent anywhere."""
-    if _moved(size, SIZE_MOVED):
+    size_moved = 0.05  # Batches that hold so many more or fewer rows explain what follows from their size.
+    if _moved(size, size_moved):
         return "batch size"
     if _moved(batch, MOVED):
         return "compute"
@@ -113,7 +106,8 @@ def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside
 def _text(cause: Cause, parts: Sequence[Part]) -> str:
     if not parts:
         return "the server reports nothing about its batches, so the cause is not known"
-    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:TOLD]
+    told = 3  # Parts that the text names: those that moved most.
+    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:told]
     texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
     moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"
     match cause:

@@ -29,9 +29,6 @@ from batchtune.sample_models.sizes import (
 # `tokens` [batch, length], word indices as int64, 0 for padding, to `scores` [batch, 2]. Padding is masked: a sequence
 # has the same scores however far it is padded with zeros.
 
-_MASKED = -1e4
-"""Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score."""
-
 
 class SequenceTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
@@ -46,7 +43,9 @@ class SequenceTransformer(nn.Module):  # type: ignore[misc]
         words = tokens.clamp(0, VOCABULARY - 1)
         hidden = self.words(words) + self.positions.weight[: words.shape[1]]
         kept = (words > 0).to(hidden.dtype)
-        mask = ((1.0 - kept) * _MASKED).unsqueeze(1).unsqueeze(2)
+        # Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score.
+        masked = -1e4
+        mask = ((1.0 - kept) * masked).unsqueeze(1).unsqueeze(2)
         for block in self.blocks:
             hidden = block(hidden, mask)
         summed = (hidden * kept.unsqueeze(2)).sum(dim=1)
@@ -148,16 +147,15 @@ def _by_head(projected: Any) -> Any:
     return projected.unflatten(2, (HEADS, EMBEDDING)).transpose(1, 2)
 
 
-BRANCH_GAIN = 0.25
-"""Weight of a residual branch at the start: small, so that an untrained network of many blocks stays in range."""
-
-
 class Residual(nn.Module):  # type: ignore[misc]
     """relu(branch(x) + shortcut(x)); the branch ends in a batch normalisation."""
 
     def __init__(self, branch: Any, shortcut: Any) -> None:
         super().__init__()
-        nn.init.constant_(branch[-1].weight, BRANCH_GAIN)
+        # Weight of a residual branch at the start: small, so that an untrained network of many blocks stays in
+        # range.
+        branch_gain = 0.25
+        nn.init.constant_(branch[-1].weight, branch_gain)
         self.branch = branch
         self.shortcut = shortcut
         self.relu = nn.ReLU()

@@ -125,9 +125,6 @@ def _nothing() -> None:
 
 
 _DRAIN_LIMIT_S = 25.0
-_CLOSE_LIMIT_S = 4.0
-"""For models to end: one that is being loaded, or whose run hangs, cannot be. Both together stay below the 30 s after
-which Kubernetes kills."""
 _STOPPING = (
     f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
 )
@@ -229,7 +226,9 @@ class ModelServer:
         # A thread of its own: whoever waits for models may hold all those of the loop.
         closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
         closing = asyncio.get_running_loop().run_in_executor(closer, self._close)
-        await asyncio.wait([closing], timeout=_CLOSE_LIMIT_S)
+        # For models to end: one that is being loaded, or whose run hangs, cannot be. Both together stay below
+        # the 30 s after which Kubernetes kills.
+        await asyncio.wait([closing], timeout=4.0)
         if not closing.done():
             _exit_now(0)
         closer.shutdown()

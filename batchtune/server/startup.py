@@ -25,8 +25,6 @@ from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.status import StatusError
 
-DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
-OWN_PARAMETERS_FILE = "batching_params.pbtxt"
 _CHANNEL_ARGUMENTS = {
     "grpc.max_concurrent_streams": "max_concurrent_streams",
     "grpc.max_receive_message_length": "max_message_bytes",
@@ -85,7 +83,7 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
     Raises:
         StatusError: INVALID_ARGUMENT.
     """
-    path = version_directory / OWN_PARAMETERS_FILE
+    path = version_directory / "batching_params.pbtxt"
     if not path.is_file():
         return None
     try:
@@ -189,7 +187,7 @@ def monitoring_path(flags: ServerFlags) -> str | None:
                 raise text_proto.failure(
                     str(path), entry.line, f"unknown field {entry.name!r} of PrometheusConfig"
                 )
-    return (where or DEFAULT_MONITORING_PATH) if enabled else None
+    return (where or "/monitoring/prometheus/metrics") if enabled else None
 
 
 def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.live import LiveAggregate
@@ -48,12 +48,6 @@ SEED_STRIDE = 1_000_003
 
 LONE_ANSWERS, LONE_MAX_S = 5, 8.0
 """A lone client goes on until so many answers, where that takes no longer. One answer is a measurement too."""
-
-HOPELESS_RATIO = 0.25
-"""An open loop ends when this share of its time is over and this share of all its requests is far beyond the SLO."""
-
-READY_LIMIT_S: Final = 120.0
-"""How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +464,10 @@ class _Together:
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
         self._cpus = cpus
-        _wait(self._first, READY_LIMIT_S)
+        # How long one load waits for the others' requests to be encoded, and asked alone where answers are
+        # expected.
+        ready_limit_s = 120.0
+        _wait(self._first, ready_limit_s)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
         self._client_cpu_s.append(client_cpu_s)
@@ -522,9 +519,12 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
     if not isinstance(arrivals, Schedule):
         return None
     total = len(arrivals.due_ns)
-    enough_s = warm_up_s + HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
+    # An open loop ends when this share of its time is over and this share of all its requests is far beyond the
+    # SLO.
+    hopeless_ratio = 0.25
+    enough_s = warm_up_s + hopeless_ratio * (arrivals.duration_s - warm_up_s)
 
     def far_beyond(live: LiveAggregate) -> bool:
-        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= HOPELESS_RATIO * total
+        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= hopeless_ratio * total
 
     return far_beyond

@@ -22,8 +22,6 @@ from batchtune.tune.trials.trial import Probe, Trial, TrialRequest
 BURST_S, CLIENTS_MAX = 1.0, 256
 """Measured part of the closed loop, at least, and its clients at most: where more fill a batch it bounds nothing."""
 
-FIRST = 0.7
-"""Of what the closed loop answers, the first rate."""
 
 DOWN, LEAST = (0.7, 0.5), 0.05
 """Steps down until a rate is held; the share of the first rate at which they end."""
@@ -100,7 +98,8 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
 
 def next_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     """The rate to try after these runs, by latency limits in seconds; None: the bracket is closed, or nothing holds."""
-    first_rps = FIRST * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
+    first = 0.7  # Of what the closed loop answers, the first rate.
+    first_rps = first * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
     runs = [(run.rate_rps, run.held) for run in bracket.open_runs if run.rate_rps is not None]
     held_rps, missed_rps = bracket.held_rps, bracket.missed_rps
     if not runs:

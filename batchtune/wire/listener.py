@@ -15,18 +15,8 @@ SWEEP_S = 5.0
 """Between two looks at who moves; a look takes about 1 µs for each connection."""
 BYTES_PER_S_MIN = 1_000
 """Who moves less between two sweeps is slow; a modem moves more."""
-_IDLE_S = 0.25
-"""Without a step, while bytes are held for it, a client is idle; one that reads takes a step within a round trip."""
-_START_S = 1.0
-"""Without a step, and new since the last sweep, a client is slow."""
 _STEP_BYTES = 1_000
 """Moved at once; a window opened by a byte at a time is no step."""
-_KERNEL_BYTES_MAX = 2**17
-"""Of one client's answers, not on their way yet; the default is 4 MB."""
-_ENDED_AT_ONCE = 2
-"""Clients that are cut off in one turn of the loop; one with 4,096 requests begun takes 0.5 ms."""
-_TIGHT_SHARE = 16
-"""A sixteenth of what idle clients may hold is little; busy ones that read reach it for moments only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +102,10 @@ class Listener:
         self._connect = connect
         server = await loop.create_server(connect, host, port, ssl=tls, backlog=backlog)
         self._sockets.append(server)
-        for (
-            listening
-        ) in server.sockets:  # connections inherit the option; nobody counts what the kernel takes
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BYTES_MAX)
+        kernel_bytes_max = 2**17  # Of one client's answers, not on their way yet; the default is 4 MB.
+        # Connections inherit the option; nobody counts what the kernel takes.
+        for listening in server.sockets:
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kernel_bytes_max)
         self.port = int(server.sockets[0].getsockname()[1])
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 
@@ -214,7 +204,9 @@ class SharedBytes:
         else:
             self._bytes_max, self._slow_bytes_max = limits.arriving_bytes_max, limits.slow_arriving_bytes_max
             self._idle_bytes_max = self._untried_bytes_max = self._bytes_max
-        self._tight_bytes = self._idle_bytes_max // _TIGHT_SHARE
+        # A sixteenth of what idle clients may hold is little; busy ones that read reach it for moments only.
+        tight_share = 16
+        self._tight_bytes = self._idle_bytes_max // tight_share
         self._patience_sweeps = max(1, round(limits.patience_s / SWEEP_S))
         self._now_s = now_s
         self._outgoing = outgoing
@@ -250,13 +242,16 @@ class SharedBytes:
         self._end_oldest(self._accounts, self._idle_bytes_max)
 
     def _end_oldest(self, accounts: dict[Connection, _Account], idle_bytes_max: int) -> None:
+        # Without a step, while bytes are held for it, a client is idle; one that reads takes a step within a
+        # round trip.
+        idle_s = 0.25
         while self.held_bytes > idle_bytes_max and accounts and len(self._accounts) > 1:
             client, account = next(iter(accounts.items()))
             held_bytes = client.unsent_bytes if self._outgoing else client.arriving_bytes
             if held_bytes <= account.held_bytes - _STEP_BYTES:  # its socket has taken some meanwhile
                 self.note(client, held_bytes)
                 continue
-            if self.held_bytes <= self._bytes_max and self._now_s() - account.step_s < _IDLE_S:
+            if self.held_bytes <= self._bytes_max and self._now_s() - account.step_s < idle_s:
                 return
             self._end(client)
 
@@ -265,8 +260,9 @@ class SharedBytes:
         self.make_room()
         slow, slow_bytes, now_s = [], 0, self._now_s()
         doomed = []
+        start_s = 1.0  # Without a step, and new since the last sweep, a client is slow.
         for client, account in list(self._accounts.items()):
-            starts = account.is_new and now_s - account.step_s < _START_S
+            starts = account.is_new and now_s - account.step_s < start_s
             moves = starts or account.moved_bytes >= BYTES_PER_S_MIN * SWEEP_S
             account.moved_bytes, account.is_new = 0, False
             if moves or (client.waits_for_us and not self._outgoing):
@@ -286,10 +282,12 @@ class SharedBytes:
         self._end_all(doomed)
 
     def _end_all(self, clients: list[Connection]) -> None:
-        for client in clients[:_ENDED_AT_ONCE]:
+        # Clients that are cut off in one turn of the loop; one with 4,096 requests begun takes 0.5 ms.
+        ended_at_once = 2
+        for client in clients[:ended_at_once]:
             self._end(client)
-        if len(clients) > _ENDED_AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._end_all, clients[_ENDED_AT_ONCE:])
+        if len(clients) > ended_at_once:
+            asyncio.get_running_loop().call_soon(self._end_all, clients[ended_at_once:])
 
     def _end(self, client: Connection) -> None:
         """Cut a client off, unless it is gone or has taken everything since."""
@@ -317,10 +315,6 @@ class SharedBytes:
 # frames takes some 100 ms. So a connection stops reading when its slice is over, and goes on with what it holds in a
 # later turn of the loop, after whatever else was due. Connections that ask for little never wait.
 
-_SLICE_S = 0.0005
-"""What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py)."""
-_SHORT_SLICE_S = 0.0001
-"""What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64 clients)."""
 STRIDE_BYTES = 1_024
 """Between two looks at the clock, which take 0.1 µs each; a smaller read is worked off without one (front_ends.py)."""
 SMALL_FRAME_BYTES = 64
@@ -328,8 +322,6 @@ SMALL_FRAME_BYTES = 64
 looked at after 14 of the smallest; DATA of fewer bytes is small (greedy_clients.py)."""
 LARGE_READ_BYTES = 1 << 16
 """Of a read after which the next one waits for a turn: to copy it takes 0.1 ms (greedy_clients.py, uploads)."""
-_CONNECTIONS_PER_TURN = 2
-"""Of those that wait, in one turn of the loop; each may read 256 KiB afterwards, for 0.2 ms (greedy_clients.py)."""
 
 
 class Turns:
@@ -342,7 +334,12 @@ class Turns:
 
     def slice_end_s(self) -> float:
         """Tell when a slice that begins now is over, on the clock `now_s`."""
-        return self.now_s() + (_SLICE_S if self._is_taking or not self._waiting else _SHORT_SLICE_S)
+        # What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py).
+        slice_s = 0.0005
+        # What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64
+        # clients).
+        short_slice_s = 0.0001
+        return self.now_s() + (slice_s if self._is_taking or not self._waiting else short_slice_s)
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` once, in a later turn of the event loop, after the connections that have waited for longer."""
@@ -353,8 +350,11 @@ class Turns:
     def _take(self) -> None:
         """Let those go on that have waited for longest."""
         self._is_taking = True
+        # Of those that wait, in one turn of the loop; each may read 256 KiB afterwards, for 0.2 ms
+        # (greedy_clients.py).
+        connections_per_turn = 2
         try:
-            for _ in range(min(len(self._waiting), _CONNECTIONS_PER_TURN)):
+            for _ in range(min(len(self._waiting), connections_per_turn)):
                 self._waiting.popleft()()
         finally:
             self._is_taking = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -15,9 +15,6 @@ from batchtune.scenario.reader import ScenarioText, read_scenario, scenario_text
 from batchtune.scenario.spec.knobs import KNOBS
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue, ListSpace
-
-_LISTED_MAX: Final = 200
-"""A range of more values is searched as it is: a list of them would be the run's scenario."""
 
 
 def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -77,6 +74,8 @@ def with_file(
 def _with(written: Any, values: Sequence[KnobValue], value: Any) -> Any:
     """The space with the value in it; as it was where it is there, or where the space is too large to be listed."""
     value = tuple(value) if isinstance(value, list) else value
-    if value in values or len(values) > _LISTED_MAX:
+    # A range of more values is searched as it is: a list of them would be the run's scenario.
+    listed_max = 200
+    if value in values or len(values) > listed_max:
         return written
     return ListSpace.model_validate([*values, value]).model_dump(mode="json")

@@ -71,9 +71,6 @@ def _limits(text: str) -> dict[str, Any]:
 
 Kind = Literal["scenario", "model", "address"]
 
-_STREAMS: Final = ("/dev/stdin", "/dev/fd", "/proc")
-"""A file that is redirected there is one to the system, under a name that says nothing."""
-
 
 def kind_of(argument: str) -> Kind:
     """A `.yaml` is a scenario, there or not; so is what is no plain file (/dev/stdin).
@@ -125,7 +122,9 @@ def model_of(argument: str) -> str:
 
 def _is_stream(argument: str) -> bool:
     path = Path(argument)
-    if any(path.is_relative_to(stream) for stream in _STREAMS):
+    # A file that is redirected there is one to the system, under a name that says nothing.
+    streams = ("/dev/stdin", "/dev/fd", "/proc")
+    if any(path.is_relative_to(stream) for stream in streams):
         return True
     with readable(path):
         return path.exists() and not path.is_file() and not path.is_dir()

@@ -71,16 +71,8 @@ def _asked(question: Question) -> SimpleQueue[Check]:
 
 WATCHED_WINDOWS: Final = 8
 WINDOW_S: Final = 0.5
-NOISY_WINDOWS: Final = 2
-"""One disturbed half second is any machine's; a trial that meets it is repeated."""
 
-MEMORY_BYTES: Final = 2 * 2**30
-"""TensorFlow's server, two load processes and the search hold 1.5 GiB together."""
 DISK_BYTES: Final = 2**30
-LEAST_DISK_BYTES: Final = 2**26
-"""The quickstart's results are 10 MB."""
-FILES: Final = 4096
-"""Of a server that is asked by REST each client holds a connection at both ends."""
 
 
 def cpus(root: Path = Path("/")) -> Check:
@@ -118,7 +110,8 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     slower = max(0.0, *(window.canary_change for window in windows))
     noisy = sum(window.noisy for window in windows)
     watched = f"{len(windows) * WINDOW_S:g} s"
-    if noisy < NOISY_WINDOWS:
+    noisy_windows = 2  # One disturbed half second is any machine's; a trial that meets it is repeated.
+    if noisy < noisy_windows:
         return Check(
             state="ok", text=f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs"
         )
@@ -150,7 +143,8 @@ def memory(root: Path = Path("/")) -> Check:
     """What is free, of the machine and of the control groups."""
     free_bytes = _free_memory_bytes(root)
     text = f"{free_bytes / 2**30:.1f} GiB free"
-    if free_bytes < MEMORY_BYTES:
+    memory_bytes = 2 * 2**30  # TensorFlow's server, two load processes and the search hold 1.5 GiB together.
+    if free_bytes < memory_bytes:
         return Check(state="problem", text=text, advice="free 2 GiB, or serve a model that needs less")
     return Check(state="ok", text=text)
 
@@ -186,7 +180,8 @@ def room_for_results(results: Path) -> Check:
         return Check(state="problem", text=f"{folder} cannot be written", advice=elsewhere)
     free_bytes = shutil.disk_usage(folder).free
     text = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
-    if free_bytes < LEAST_DISK_BYTES:
+    least_disk_bytes = 2**26  # The quickstart's results are 10 MB.
+    if free_bytes < least_disk_bytes:
         return Check(state="problem", text=f"{text}, too little for a sweep", advice=elsewhere)
     return Check(
         state="ok", text=text, advice="" if free_bytes >= DISK_BYTES else f"make room, or {elsewhere}"
@@ -199,7 +194,8 @@ def open_files() -> Check:
     if hard in (resource.RLIM_INFINITY, -1):
         return Check(state="ok", text="no limit of a process")
     text = f"{hard:,} a process (hard limit)"
-    if hard < FILES:
-        advice = f"ulimit -Hn {FILES} as root (or LimitNOFILE=); each connection is a file at both ends"
+    files = 4096  # Of a server that is asked by REST each client holds a connection at both ends.
+    if hard < files:
+        advice = f"ulimit -Hn {files} as root (or LimitNOFILE=); each connection is a file at both ends"
         return Check(state="problem", text=text, advice=advice)
     return Check(state="ok", text=text)

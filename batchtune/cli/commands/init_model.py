@@ -91,9 +91,6 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
     return 0
 
 
-LAUNCH_S: Final = 15.0
-"""Of a sweep beside its budget: the launch, the first look, the report."""
-
 _ARRIVALS: Final[Mapping[str, str]] = {
     "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
     "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
@@ -265,4 +262,5 @@ def _next(scenario: Scenario, address: Address | None, write: Path | None) -> st
         option = f"--rest-url {address.rest_url}" if address.rest_url else f"--grpc-url {address.grpc_url}"
         return f"next: {saved}batchtune load {file} {option}"
     budget_s = scenario.search.time_budget_s or 0.0
-    return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + LAUNCH_S)})"
+    launch_s = 15.0  # Of a sweep beside its budget: the launch, the first look, the report.
+    return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + launch_s)})"

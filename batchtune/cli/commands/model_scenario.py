@@ -51,8 +51,6 @@ CLIENTS: Final = 32
 _ANY_LIMIT: Final = "1s"
 """Of `init`, until the model was asked how fast it is."""
 
-_UNKNOWN_THERE: Final = "is {model} the name under which that server serves it, and has it been loaded?"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedAt:
@@ -137,11 +135,12 @@ def look_at_running(
     scenario = _scenario(base, overrides, model=address.model)
     _refuse_other_transport(address, scenario.request.protocol)
     server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+    unknown_there = "is {model} the name under which that server serves it, and has it been loaded?"
     try:
         signature = server.signature(scenario.request.signature)
     except TargetError as error:
         raise TargetError(
-            error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
+            error.message, hint=error.hint or unknown_there.format(model=address.model)
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
     if is_guessed:

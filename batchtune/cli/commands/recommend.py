@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import (
@@ -53,9 +53,6 @@ from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.space import loads_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
 from batchtune.units import format_duration
-
-_STARTING: Final = ("flags", "k8s", "kserve")
-"""Dialects in which a server's own flags are written."""
 
 
 def run_recommend(
@@ -338,7 +335,8 @@ def formatted(
     name, text = parameters_name(configuration), parameters_text(chosen, model_config)
     file = ParametersFile(name=name, text=text)
     model = "model" if scenario is None else deployed_name(configuration, scenario.target)
-    if scenario is not None and dialect in _STARTING:
+    starting = ("flags", "k8s", "kserve")  # Dialects in which a server's own flags are written.
+    if scenario is not None and dialect in starting:
         configuration = as_started(configuration, scenario)
     return rendered(configuration, dialect, model=model, rows_per_request=chosen.rows_per_request, file=file)
 

@@ -14,10 +14,6 @@ from batchtune.measure.validity.steady_state import Window
 
 LAG_TOLERANCE_S = 0.0005
 BUSY_CPU_RATIO = 0.8
-NEAR_LIMIT_RATIO = 0.5
-THROTTLED_RATIO = 0.1
-LONG_PAUSE_RATIO = 0.25
-"""A pause of a quarter of the limit is told; it makes a run void only where it made more than 1 % of it late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +127,18 @@ def client_caveats(
         caveats.append(caveat("client_behind", sent_ratio=client.sent_ratio))
     if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
         caveats.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
-    if client.paused_ratio > THROTTLED_RATIO:
+    throttled_ratio = 0.1
+    if client.paused_ratio > throttled_ratio:
         caveats.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
-    if client.longest_pause_s > LONG_PAUSE_RATIO * limit_s:
+    # A pause of a quarter of the limit is told; it makes a run void only where it made more than 1 % of it
+    # late.
+    long_pause_ratio = 0.25
+    if client.longest_pause_s > long_pause_ratio * limit_s:
         caveats.append(caveat("client_paused", pause_s=client.longest_pause_s))
     if client.cpu_ratio > BUSY_CPU_RATIO:
         caveats.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
-    if client_max_rps and rate_rps > NEAR_LIMIT_RATIO * client_max_rps:
+    near_limit_ratio = 0.5
+    if client_max_rps and rate_rps > near_limit_ratio * client_max_rps:
         caveats.append(
             caveat(
                 "client_near_limit",

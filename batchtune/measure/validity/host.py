@@ -22,11 +22,9 @@ from batchtune.measure.validity.caveats import Caveat, caveat
 
 MOST_STEAL_RATIO = 0.02
 MOST_CANARY_CHANGE = 0.05
-MUCH_PRESSURE_RATIO = 0.5
 MOST_FOREIGN_RATIO = 0.2
 """A program that takes half of one core of two is a quarter of the machine."""
 
-CANARY_LOOPS = 60_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 Pressed: TypeAlias = Literal["our control group", "this machine"]
@@ -84,7 +82,8 @@ class HostNoise:
             caveats.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
         if self.canary_change > MOST_CANARY_CHANGE:
             caveats.append(caveat("host_canary", canary_change=self.canary_change))
-        if self.pressure_ratio > MUCH_PRESSURE_RATIO:
+        much_pressure_ratio = 0.5
+        if self.pressure_ratio > much_pressure_ratio:
             caveats.append(
                 caveat(
                     "host_pressure",
@@ -227,6 +226,7 @@ def _some_s(path: Path) -> float | None:
 def _canary_s() -> float:
     start = time.perf_counter()
     total = 0
-    for number in range(CANARY_LOOPS):
+    canary_loops = 60_000
+    for number in range(canary_loops):
         total += number & 7
     return time.perf_counter() - start

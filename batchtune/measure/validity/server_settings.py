@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
@@ -13,9 +13,6 @@ from batchtune.batching.parameters import (
     default_num_batch_threads,
 )
 from batchtune.scenario.spec.request import Protocol
-
-UNBATCHED_THREADS_PER_CORE: Final = 4
-"""Without batching TF Serving and the bundled server run so many requests at once for each CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +63,10 @@ def settings_of(
         )
     batching = configuration.batching
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
+    # Without batching TF Serving and the bundled server run so many requests at once for each CPU.
+    unbatched_threads_per_core = 4
     if batching is None:
-        threads = UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(cpus)
+        threads = unbatched_threads_per_core * default_num_batch_threads(cpus)
         if configuration.instances_flag:
             threads = int(dict(configuration.flags).get(configuration.instances_flag, 1))
         return ServerSettings(

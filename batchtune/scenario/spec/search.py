@@ -24,7 +24,6 @@ KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
 Strategy = Literal["guided", "rule", "grid", "optuna"]
 
 DEFAULT_TIME_BUDGET_S = 120.0
-_RANGE_VALUES_MAX = 100_000
 
 
 def _knob_value(given: object) -> object:
@@ -93,9 +92,10 @@ class RangeSpace(Spec):
             and not (isinstance(self.low, int) and isinstance(self.high, int))
         ):
             raise problem("missing: a range of fractions needs a step (or log: true)", at=("step",))
-        if not self.log and (self.high - self.low) / (self.step or 1) >= _RANGE_VALUES_MAX:
+        range_values_max = 100_000
+        if not self.log and (self.high - self.low) / (self.step or 1) >= range_values_max:
             raise problem(
-                f"more than {_RANGE_VALUES_MAX} values", at=("high",), hint="set a step, or log: true"
+                f"more than {range_values_max} values", at=("high",), hint="set a step, or log: true"
             )
         return self
 

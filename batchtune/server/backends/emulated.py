@@ -61,7 +61,6 @@ from batchtune.wire.status import StatusError
 # an idle 2-core virtual machine (tests/benchmarks/server/emulated_device.py): 2 µs, 99th percentile 50 µs; without the
 # early wake-up 50 µs, time.sleep 75 µs.
 
-_TIMER_ABSTIME = 1
 _WAKE_EARLY_NS = 50_000
 
 
@@ -80,12 +79,13 @@ _slack_lowered = threading.local()
 def sleep_until(deadline_ns: int) -> None:
     """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; return at once when it has passed."""
     wake_ns = deadline_ns - _WAKE_EARLY_NS
+    timer_abstime = 1
     if time.monotonic_ns() < wake_ns:
         if not hasattr(_slack_lowered, "done"):
             lower_timer_slack()
             _slack_lowered.done = True
         until = _TimeSpec(*divmod(wake_ns, 1_000_000_000))
-        while _clock_nanosleep(time.CLOCK_MONOTONIC, _TIMER_ABSTIME, until, None) == errno.EINTR:
+        while _clock_nanosleep(time.CLOCK_MONOTONIC, timer_abstime, until, None) == errno.EINTR:
             pass
     while time.monotonic_ns() < deadline_ns:
         _sched_yield()

@@ -36,12 +36,9 @@ Outputs = Mapping[str, NDArray[Any]]
 TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
 
-_NAMES_MAX = 256
-_NAME_CHARACTERS_MAX = 256
 _RUNTIME = "TF1"  # TensorFlow Serving's name of sessions; its other one is TFRT
 _SLOT_BITS = 23  # 2**23 ns = 8.4 ms
 _SLOT_S = (1 << _SLOT_BITS) / 1e9
-_WATCHED_NS = 3600 * 10**9
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +61,8 @@ class Deadlines:
             calls.add(call)
             return
         now_ns = time.monotonic_ns()
-        if deadline_ns - now_ns > _WATCHED_NS:
+        watched_ns = 3600 * 10**9
+        if deadline_ns - now_ns > watched_ns:
             return
         if not self._ticking:
             self._ticking = True
@@ -325,9 +323,11 @@ class RequestCounts:
     def failed(self, model_name: str, code: str) -> None:
         """One request ended otherwise. Of names that no model has, only the first 256, and of each 256 characters, are
         told apart: a client may invent any number, of any length."""
+        names_max = 256
+        name_characters_max = 256
         if model_name not in self._failed_names:
             if model_name not in self._configured():
-                model_name = model_name[:_NAME_CHARACTERS_MAX] if self._unknown_names < _NAMES_MAX else ""
+                model_name = model_name[:name_characters_max] if self._unknown_names < names_max else ""
                 self._unknown_names += model_name not in self._failed_names
             self._failed_names.add(model_name)
         self._metrics.request_count(model_name, code)

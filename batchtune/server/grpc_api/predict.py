@@ -49,14 +49,10 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, numpy_name, tensor_from_proto
 
-_LENGTH_DELIMITED = 2
-_TEMPLATES_PER_LENGTH = 8
 _LITERAL_BYTES_MAX = 1024
 """Around the values of a request lie about 60 bytes and 20 for each input."""
 _FIELDS_MAX = 2048
 """Inputs and names of outputs in one request; 70,000 in 0.8 MB held the event loop for 400 ms."""
-_UNCOUNTED_BYTES_MAX = 1 << 14
-"""A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms."""
 _CONTENT_FIELD = 4
 # What travels as plain little-endian bytes: the packed field of a TensorProto that holds them so, else tensor_content.
 _PACKED_FIELDS = {"float32": 5, "float64": 6}
@@ -64,10 +60,8 @@ _RAW_DTYPES = frozenset(
     [*_PACKED_FIELDS, "float16"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
 _SHAPE_OR_DTYPE = frozenset([1, 2, 3])
-_ENTRY_FIELDS_MAX = 5  # one more than a tensor of plain values has
 # numpy's type character → the packed field whose bytes are the array's own.
 _RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
-_NUMBERS = "fdFDbhilqBHILQe?"
 
 
 class PredictCalls:
@@ -249,7 +243,7 @@ class PredictResponses:
 
     def _is_raw(self, array: NDArray[Any]) -> bool:
         character = array.dtype.char
-        return character in (_NUMBERS if self._as_content else _RAW_FIELDS) and array.dtype.isnative
+        return character in ("fdFDbhilqBHILQe?" if self._as_content else _RAW_FIELDS) and array.dtype.isnative
 
     def _template(self, arrays: Sequence[NDArray[Any]]) -> list[bytes]:
         """The bytes before, between and after the values of the arrays."""
@@ -288,7 +282,8 @@ def _tensor_head(array: NDArray[Any]) -> bytes:
 
 def _head(field: int, size: int) -> bytes:
     """Tag and length of a field of bytes."""
-    return bytes([field << 3 | _LENGTH_DELIMITED]) + varint(size)
+    length_delimited = 2
+    return bytes([field << 3 | length_delimited]) + varint(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -332,7 +327,9 @@ class PredictRequests:
         return self._parse(message, known)
 
     def _parse(self, message: bytes, known: _Templates | None) -> tuple[PredictPlan, None, Any]:
-        if len(message) > _UNCOUNTED_BYTES_MAX and _has_many_fields(message):
+        # A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms.
+        uncounted_bytes_max = 1 << 14
+        if len(message) > uncounted_bytes_max and _has_many_fields(message):
             raise StatusError(
                 "INVALID_ARGUMENT", f"a request with more than {_FIELDS_MAX} inputs and outputs is not read"
             )
@@ -419,7 +416,8 @@ class _Templates:
 
     def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
         """Keep a template, and of the message only what lies around its values, if that is little."""
-        if self._attempts < _TEMPLATES_PER_LENGTH:
+        templates_per_length = 8
+        if self._attempts < templates_per_length:
             self._attempts += 1
             template = _make_template(message, request, plan)
             if template is not None:
@@ -488,17 +486,18 @@ def _has_many_fields(message: bytes) -> bool:
 def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
     """For each input the field that holds its values, and from where to where; None when it is not that simple."""
     spans: dict[str, tuple[int, int, int]] = {}
+    entry_fields_max = 5  # one more than a tensor of plain values has
     try:
         for number, wire_type, start, end in _fields(message, 0, len(message)):
             if number != 2:
                 continue
-            entry = list(islice(_fields(message, start, end), _ENTRY_FIELDS_MAX))
+            entry = list(islice(_fields(message, start, end), entry_fields_max))
             if wire_type != 2 or [(field[0], field[1]) for field in entry] != [(1, 2), (2, 2)]:
                 return None
             name = message[entry[0][2] : entry[0][3]].decode()
-            tensor = list(islice(_fields(message, entry[1][2], entry[1][3]), _ENTRY_FIELDS_MAX))
+            tensor = list(islice(_fields(message, entry[1][2], entry[1][3]), entry_fields_max))
             values = [field for field in tensor if field[0] not in _SHAPE_OR_DTYPE]
-            if name in spans or len(tensor) == _ENTRY_FIELDS_MAX or len(values) != 1 or values[0][1] != 2:
+            if name in spans or len(tensor) == entry_fields_max or len(values) != 1 or values[0][1] != 2:
                 return None
             spans[name] = (values[0][0], values[0][2], values[0][3])
     except (ValueError, IndexError):

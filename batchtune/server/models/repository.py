@@ -167,7 +167,6 @@ class VersionBook:
 
 # At the start such a failure is final: the files are wrong, not late.
 _FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
-_LONGEST_WAIT_S = 3600.0
 
 _logger = logging.getLogger(__name__)
 
@@ -358,7 +357,8 @@ class ModelRepository:
             for entry in versions.values()
             if entry.retry_at_s is not None
         ]
-        return max(0.0, min([self._options.poll_wait_s or _LONGEST_WAIT_S, *due]))
+        longest_wait_s = 3600.0
+        return max(0.0, min([self._options.poll_wait_s or longest_wait_s, *due]))
 
     def _is_settled(self) -> bool:
         return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))

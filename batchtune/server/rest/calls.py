@@ -75,7 +75,6 @@ _STATUS = re.compile(
     rb"/v1/models(?:/([^/:]+))?(?:(?:/versions/([0-9]+))|(?:/labels/([^/:]+)))?(?:/(metadata))?",
     re.IGNORECASE,
 )
-_VERSION_MAX = 2**63 - 1
 
 Action = Literal["classify", "regress", "predict", "status", "metadata"]
 
@@ -113,7 +112,8 @@ def find_route(method: str, raw_path: bytes) -> Route:
 
 
 def _route(action: str, name: bytes | None, version: bytes | None, label: bytes | None) -> Route:
-    if version is not None and (len(version) > 19 or int(version) > _VERSION_MAX):
+    version_max = 2**63 - 1
+    if version is not None and (len(version) > 19 or int(version) > version_max):
         raise StatusError("INVALID_ARGUMENT", f"Failed to convert version: {version.decode()} to numeric.")
     return Route(
         action=cast("Action", action),

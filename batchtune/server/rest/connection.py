@@ -17,8 +17,6 @@ from batchtune.wire.listener import LARGE_READ_BYTES, Listener
 # its socket. So does what takes longer than a slice, until it is this connection's turn again.
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
-_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
-_LINGER_S = 2.0  # for a client that still sends to read why it was refused
 
 
 class RestConnection(asyncio.Protocol):
@@ -83,7 +81,7 @@ class RestConnection(asyncio.Protocol):
             self.abort()
         else:
             self._unparsed.clear()
-            self._parser.refuse(503, _TOO_MUCH)
+            self._parser.refuse(503, "incomplete requests, of all clients together, hold too much memory")
             self._advance()
 
     def drain(self) -> None:
@@ -291,10 +289,11 @@ class RestConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        linger_s = 2.0  # for a client that still sends to read why it was refused
         if self._parser.ended and transport.can_write_eof():
             transport.write_eof()
             self._resume_reading()
-            self._loop.call_later(_LINGER_S, transport.abort)
+            self._loop.call_later(linger_s, transport.abort)
         else:
             transport.close()
 

@@ -43,9 +43,6 @@ STATUS_LINES = {
 }
 STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
-_KEPT_BYTES_MAX = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
-_PIECES_MAX = 1024
-"""Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many."""
 _FIELDS_OF_OTHERS = frozenset({b"content-encoding", b"expect", b"upgrade"})
 _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t]*)?(?:,|$)", re.IGNORECASE)
 
@@ -109,10 +106,12 @@ class Request:
     def add(self, piece: bytes) -> None:
         """Take the next piece of the body; after many they are put together, for each may have a single byte."""
         self.size += len(piece)
-        if len(self.pieces) < _PIECES_MAX:
+        # Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many.
+        pieces_max = 1024
+        if len(self.pieces) < pieces_max:
             self.pieces.append(piece)
             return
-        if len(self.pieces) == _PIECES_MAX:
+        if len(self.pieces) == pieces_max:
             self.pieces.append(bytearray())
         self.pieces[-1] += piece
 
@@ -132,8 +131,9 @@ class KnownHeads:
 
     def keep(self, written: bytes, head: Head) -> None:
         """Remember a head that is short, keeps its connection, and whose body follows plainly in the length told."""
+        kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
         if (
-            len(written) > _KEPT_BYTES_MAX
+            len(written) > kept_bytes_max
             or not head.keep_alive
             or head.is_http_1_0
             or head.body_bytes < 0
@@ -156,9 +156,6 @@ def origin_form(target: bytes) -> bytes:
 
 
 _PIECE_BYTES = 1 << 14
-_CHUNKED_PIECE_BYTES = 1 << 12
-_AHEAD_BYTES = 1 << 9
-"""Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +208,15 @@ class RequestParser:
     def piece_bytes(self) -> int:
         """How much to feed next: of a body what is left of it, and little of what follows."""
         request = self._request
+        # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is
+        # answered.
+        ahead_bytes = 1 << 9
         if request is None:
-            return _AHEAD_BYTES
+            return ahead_bytes
+        chunked_piece_bytes = 1 << 12
         if request.head.body_bytes < 0:
-            return _CHUNKED_PIECE_BYTES
-        return min(_PIECE_BYTES, request.head.body_bytes - request.size + _AHEAD_BYTES)
+            return chunked_piece_bytes
+        return min(_PIECE_BYTES, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
         """Parse; gives what is to be fed next, before all else that has arrived."""

@@ -20,16 +20,12 @@ from typing import Generic, Protocol, TypeVar
 
 from batchtune.wire.status import StatusError
 
-_PR_SET_TIMERSLACK = 29
-
 
 def lower_timer_slack() -> None:
     """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2); Linux only)."""
+    pr_set_timerslack = 29
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
-_LONGEST_SLEEP_S = 3600.0
+        ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
 
 
 class Parker(Protocol):
@@ -86,8 +82,9 @@ class _MonotonicParker:
             self._permit.acquire()
             return
         remaining_s = (until_micros * 1000 - time.monotonic_ns()) / 1e9
+        longest_sleep_s = 3600.0
         if remaining_s > 0:
-            self._permit.acquire(timeout=min(remaining_s, _LONGEST_SLEEP_S))
+            self._permit.acquire(timeout=min(remaining_s, longest_sleep_s))
         else:
             self._permit.acquire(blocking=False)
 

@@ -187,10 +187,6 @@ class BatchObserver(Protocol):
         """One request was refused: queue_full, too_large; or dropped: expired."""
 
 
-_MAX_OUTPUT_SETS = 64
-_SHAPES_MAX = 64
-"""Looking up a whole shape is 0.3 µs cheaper than the checks; clients send a model few."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -306,17 +302,20 @@ class BatchingSession:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")
         rows = self._inputs.count_rows(inputs)
-        if self._only_input and len(self._rows_by_shape) < _SHAPES_MAX:
+        # Looking up a whole shape is 0.3 µs cheaper than the checks; clients send a model few.
+        shapes_max = 64
+        if self._only_input and len(self._rows_by_shape) < shapes_max:
             self._rows_by_shape[inputs[self._only_input].shape] = rows
         return rows
 
     def _queue_for(self, output_names: tuple[str, ...]) -> SessionQueue:
         wanted = frozenset(output_names)
         queue = self._queues.get(wanted)
+        max_output_sets = 64
         if queue is None:
             if not wanted <= set(self._output_names):
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
-            if len(self._queues) > _MAX_OUTPUT_SETS:
+            if len(self._queues) > max_output_sets:
                 return self._queue
             queue = self._queues[wanted] = self._new_queue()
         return queue
@@ -438,8 +437,6 @@ def _all_expired(tasks: list[Request], now_ns: int) -> bool:
 
 LengthPadding = Literal["off", "first_element", "zero"]
 
-_MAX_PADDED_RANK = 6
-
 
 def merge_tensors(
     name: str,
@@ -525,7 +522,8 @@ def _pad_lengths(
 ) -> Sequence[NDArray[Any]]:
     shapes = {array.shape[1:] for array in arrays}
     ranks = {len(shape) for shape in shapes}
-    if max(ranks) >= _MAX_PADDED_RANK:
+    max_padded_rank = 6
+    if max(ranks) >= max_padded_rank:
         raise StatusError("INVALID_ARGUMENT", "Only tensors with rank from 1 to 6 can be padded.")
     if len(shapes) == 1:
         return arrays

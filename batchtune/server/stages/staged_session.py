@@ -35,8 +35,6 @@ from batchtune.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
 
-_LATE = "Deadline passed while the request waited for a thread"
-
 
 class StagedSession:
     """Takes requests of a staged signature; `device` is the session of its model that is in force now.
@@ -156,7 +154,7 @@ class _StagedRequest:
         plan.use.add((plan.model_name, name), 0, 0, 0, (now_ns - queued_ns) / 1000)
         outputs, error = None, None
         if self._deadline_ns is not None and self._deadline_ns <= now_ns:
-            error = StatusError("DEADLINE_EXCEEDED", _LATE)
+            error = StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
         else:
             outputs, error = _answer(stage, inputs, self._rows)
         self._session.deliver([(after, outputs, error)])

@@ -43,15 +43,6 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
 from batchtune.units import counted, rounded
 
-WIDE_SIZES = 4
-"""The largest size seen must be this many times the smallest."""
-
-PAYS_FROM = 1.1
-"""A row that gets cheaper by less than this factor pays for no batching."""
-
-SEEN_BATCHES_MIN = 5
-"""Batches of a size whose mean time counts."""
-
 
 def cannot_pay(trials: Sequence[Trial]) -> str | None:
     """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
@@ -60,11 +51,13 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     when larger batches do more rows per second, or when too few sizes were seen.
     """
     times = _execution_times(trials)
-    if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
+    wide_sizes = 4  # The largest size seen must be this many times the smallest.
+    if len(times) < 2 or max(times) < wide_sizes * min(times):
         return None
     least, most = min(times), max(times)
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
-    if per_row_s[least] / min(per_row_s.values()) >= PAYS_FROM:
+    pays_from = 1.1  # A row that gets cheaper by less than this factor pays for no batching.
+    if per_row_s[least] / min(per_row_s.values()) >= pays_from:
         return None
     longer = rounded(times[most] / times[least])
     return (
@@ -91,13 +84,10 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
                 batches, spent_s = spent.get(rows, (0, 0.0))
                 more = server.batches_by_rows.get(rows, 0)
                 spent[rows] = (batches + more, spent_s + more * mean_s)
+    seen_batches_min = 5  # Batches of a size whose mean time counts.
     return {
-        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= SEEN_BATCHES_MIN
+        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= seen_batches_min
     }
-
-
-TRADE = 0.05
-"""An alternative has this much more throughput, or this much less p95."""
 
 
 def trades(
@@ -109,6 +99,7 @@ def trades(
     logs.
     """
     trading = []
+    trade = 0.05  # An alternative has this much more throughput, or this much less p95.
     for other in others:
         p95 = other.latency_s.get("p95")
         if (
@@ -127,7 +118,7 @@ def trades(
             p95_ratio=p95.value / figures["p95_s"],
             confirmations=other.fresh,
         )
-        least = max(math.log1p(TRADE), 2.0 * spread)
+        least = max(math.log1p(trade), 2.0 * spread)
         if _signs(alternative, least) in ((1, -1), (-1, 1)):
             trading.append(alternative)
     front = [

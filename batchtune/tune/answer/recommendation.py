@@ -33,10 +33,6 @@ Helps = Literal["yes", "no", "not distinguishable"]
 Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
 
 
-SAME_RATIO = 0.005
-"""Ratios closer to 1 than this round to the same per cent."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
@@ -57,9 +53,10 @@ class Alternative:
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
         more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
         slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
-        if abs(throughput) < SAME_RATIO:
+        same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
+        if abs(throughput) < same_ratio:
             return f"{slower} at the same throughput"
-        if abs(p95) < SAME_RATIO:
+        if abs(p95) < same_ratio:
             return f"{more} at the same p95"
         if throughput > 0 and p95 < 0:
             return f"{more} and {slower}"

@@ -26,9 +26,6 @@ from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
 REPEATS_SHARE = 0.5
 """Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
 
-RETRIES = 1
-"""A variant that fails is tried again so often in its block: a server may die of what has nothing to do with it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
@@ -137,6 +134,9 @@ def compare(
     repeats_left = int(REPEATS_SHARE * blocks * len(variants))
     number = first_number - 1
     orders = balanced_orders(variants, blocks=first_block - 1 + blocks, seed=variants[0].scenario.load.seed)
+    # A variant that fails is tried again so often in its block: a server may die of what has nothing to do with
+    # it.
+    retries = 1
     for block, order in enumerate(orders[first_block - 1 :], start=first_block):
         if len(working) < min(2, len(variants)):
             return
@@ -152,7 +152,7 @@ def compare(
                 yield done
                 if done.trial.state == "failed":
                     failures += 1
-                    if failures <= RETRIES:
+                    if failures <= retries:
                         continue
                     working.discard(variant.name)
                     break

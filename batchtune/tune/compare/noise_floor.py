@@ -29,9 +29,7 @@ from batchtune.tune.compare.variant import (
 )
 from batchtune.tune.trials.trial import Trial
 
-BLOCKS_SHOWN: Final = (6, 10, 20)
 ARMS: Final = ("A", "A again")
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,8 @@ class NoiseFloor:
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
         plain = fields_to_plain(self)
-        return {"schema_version": SCHEMA_VERSION, "figures": plain.pop("floors"), **plain}
+        schema_version = 1
+        return {"schema_version": schema_version, "figures": plain.pop("floors"), **plain}
 
 
 def arms_of(scenario: Scenario) -> list[Variant]:
@@ -108,5 +107,6 @@ def _floor(pairs: list[tuple[float, float]]) -> Floor | None:
     if ratio is None:
         return None
     spread = spread_about_zero(log_ratios(pairs))
-    smallest = {blocks: math.expm1(detectable_shift(blocks) * spread.value) for blocks in BLOCKS_SHOWN}
+    blocks_shown = (6, 10, 20)
+    smallest = {blocks: math.expm1(detectable_shift(blocks) * spread.value) for blocks in blocks_shown}
     return Floor(spread=spread, ratio=ratio, smallest=smallest)

@@ -24,8 +24,6 @@ from batchtune.tune.compare.variant import (
 )
 from batchtune.tune.trials.trial import Trial
 
-SCHEMA_VERSION = 1
-
 HARDLY = 0.05
 """A gain below this, sure as it may be, is called hardly any."""
 
@@ -77,7 +75,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
         plain = fields_to_plain(self)
-        return {"schema_version": SCHEMA_VERSION, "batching": plain.pop("answers"), **plain}
+        schema_version = 1
+        return {"schema_version": schema_version, "batching": plain.pop("answers"), **plain}
 
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:

@@ -26,8 +26,6 @@ ANSWERED = 0.97
 FRESH = 3
 """Fresh runs that must hold, and three times as many as miss: fewer, and stated rates are 2-50 % too high."""
 
-CONFIRMING = 200
-"""Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a row)."""
 
 BACK = 0.85
 """Of the lowest missed rate: what is believed where runs held, but no rate won its vote."""
@@ -136,6 +134,9 @@ class Bracket:
     @cached_property
     def confirmed_rps(self) -> float:
         """The highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
+        # Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a
+        # row).
+        confirming = 200
         return max(
             (
                 _rate(run)
@@ -143,7 +144,7 @@ class Bracket:
                 if run.fresh
                 and run.held
                 and self.held(_rate(run), fresh=True) >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
-                and self._requests(_rate(run)) >= CONFIRMING
+                and self._requests(_rate(run)) >= confirming
             ),
             default=0.0,
         )

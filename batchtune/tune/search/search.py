@@ -45,19 +45,13 @@ COMPARE_SHARE = 0.7
 RUN_SHARE, FRESH_SHARE = 0.055, 0.08
 """Of the budget, that one run and one fresh run may last."""
 
-SPARE_CLIENTS = 64
-"""Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
 
 MIDDLE, LARGE = 16, 128
 """Requests of the middle and of the large batch that are scouted, at most."""
 
-WAY_S = 0.005
-"""No answer is on its way for longer than this."""
 
 CLIENTS_MAX = 2000
 
-GRID_MOST = 10_000
-"""Points of a space that strategy grid names: more are not run in a day."""
 
 _PACED = tuple(1 << power for power in range(12))
 """Rows at which a run is told how long a batch takes."""
@@ -68,15 +62,9 @@ LONE_S, SCOUT_S = 0.5, 0.7
 OVERHEAD_S = 0.4
 """What a run takes beside its length, until some were made."""
 
-MISLEADING = 0.2
-"""Where the shift between the curve's word and the brackets differs by more between contenders (standard deviation by
-the median, in logs: one may have been disturbed), the curve is left aside: a wrong model costs more than none."""
 
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal spread over its median deviation."""
-
-TRUSTED_FROM = 3
-"""Contenders that must contradict each other before that is believed."""
 
 
 class Search(ABC):
@@ -215,8 +203,9 @@ class Search(ABC):
         strategy = self.scenario.search.strategy
         if strategy in ("guided", "grid") and self.has_curve:
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
+        grid_most = 10_000  # Points of a space that strategy grid names: more are not run in a day.
         if strategy == "grid":
-            self.contenders.whole(GRID_MOST)
+            self.contenders.whole(grid_most)
         elif strategy == "guided":
             self.contenders.grid(self.hopes_max)
         elif strategy == "optuna":
@@ -323,8 +312,11 @@ class Search(ABC):
         """A closed loop that fills every batch of a contender."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
+        # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
+        spare_clients = 64
+        way_s = 0.005  # No answer is on its way for longer than this.
         if contender.configuration.batching is not None and batch_s > 0.0:
-            clients += int(min(max(WAY_S * contender.rows / self._rows / batch_s, 4), SPARE_CLIENTS))
+            clients += int(min(max(way_s * contender.rows / self._rows / batch_s, 4), spare_clients))
         return self.loop(
             contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer"
         )
@@ -401,7 +393,12 @@ class Search(ABC):
         ]
         shift = statistics.median(shifts) if shifts else 0.0
         differ = NORMAL_MAD * statistics.median(abs(other - shift) for other in shifts) if shifts else 0.0
-        self.trusts_curve = self.has_curve and not (len(shifts) >= TRUSTED_FROM and differ > MISLEADING)
+        # Where the shift between the curve's word and the brackets differs by more between contenders (standard
+        # deviation by the median, in logs: one may have been disturbed), the curve is left aside: a wrong model
+        # costs more than none.
+        misleading = 0.2
+        trusted_from = 3  # Contenders that must contradict each other before that is believed.
+        self.trusts_curve = self.has_curve and not (len(shifts) >= trusted_from and differ > misleading)
         for contender in self.contenders:
             if self.trusts_curve or not known:
                 contender.hope = contender.model_says * math.exp(shift)

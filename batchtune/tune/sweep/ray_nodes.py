@@ -123,9 +123,6 @@ class NodeBenches:
 # The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same
 # for all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).
 
-ENDING_S = 5.0
-"""How long a trial in flight may take to end once its server is gone."""
-
 
 class NodeStation:
     """A node's server under test; `open` before anything else runs, `close` ends everything."""
@@ -186,8 +183,9 @@ class NodeStation:
         """Stop the server and the load; a trial in flight fails by that."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
         if self._running is not None:
-            wait([self._running.trial], ENDING_S)
+            wait([self._running.trial], ending_s)
 
     def _note(self, _plan: Plan, live: LiveAggregate) -> None:
         if self._running is not None:
@@ -217,7 +215,6 @@ class _RunningTrial:
         raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error
 
 
-LOOK_STEP_S: Final = 0.25
 LONG_CALL_LIMIT_S: Final = 120.0
 """Starting a node's load process, and moving the samples of a trial: 49 bytes a request."""
 
@@ -371,6 +368,7 @@ class _NodeTrials:
 
     def run(self, plan: Plan) -> FinishedTrial:
         self._station.begin(plan)
+        look_step_s = 0.25
         while not self.closed:
             progress = self._station.look()
             if progress.ended:
@@ -378,7 +376,7 @@ class _NodeTrials:
                 return self._station.result()
             if progress.live is not None:
                 self.live = plan, progress.live
-            self._sleep(LOOK_STEP_S)
+            self._sleep(look_step_s)
         raise HostLostError("the sweep has ended")
 
 

@@ -11,8 +11,6 @@ from batchtune.target.endpoint import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.trial import Trial
 
-_WORDS_MAX: Final = 200
-
 _OVERLOAD: Final = frozenset(
     status.name.lower()
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
@@ -85,7 +83,8 @@ def _words(trial: Trial) -> str:
 
 def _in_a_line(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WORDS_MAX else f"{line[: _WORDS_MAX - 1]}…"
+    words_max = 200
+    return line if len(line) <= words_max else f"{line[: words_max - 1]}…"
 
 
 def _meaning(trial: Trial) -> str:

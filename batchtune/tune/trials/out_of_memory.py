@@ -10,7 +10,6 @@ from typing import Any
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
-_WORDS_MAX = 60
 _OUT_OF_MEMORY = re.compile(
     r"\bOOM\b|out of memory|bad_alloc|failed to allocate|allocate memory|exited with (?:137|-9)\b"
     r"|no available memory for the cache|not enough memory\b",
@@ -25,10 +24,11 @@ def out_of_memory(trial: Trial) -> str | None:
     requests may have been answered.
     """
     texts = (*(trial.failure or "").splitlines(), *trial.error_texts.values())
+    words_max = 60
     for text in texts:
         match = _OUT_OF_MEMORY.search(text)
         if match is not None:
-            return " ".join(text[match.start() :].split())[:_WORDS_MAX]
+            return " ".join(text[match.start() :].split())[:words_max]
     return None
 
 

@@ -28,9 +28,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-STREAM_CLIENTS = 64
-"""Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences."""
-
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that keep a server without batching busy."""
 
@@ -171,8 +168,10 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     """Clients of a closed loop that keep every batch full: two batches for each thread; 16 without batching."""
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
+    # Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences.
+    stream_clients = 64
     if scenario.streams and "max_batch_size" not in {name for name, _, _ in configuration.words}:
-        return STREAM_CLIENTS
+        return stream_clients
     requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
     threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

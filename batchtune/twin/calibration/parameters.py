@@ -25,12 +25,8 @@ from batchtune.twin.simulator.replica import Batcher
 
 THROUGHPUT_BETWEEN_SD = 0.03
 LATENCY_BETWEEN_SD = {"p50": 0.04, "p95": 0.06}
-BATCH_ROWS_SD = 0.10
-"""Spread of logarithms between two runs of one configuration, before any repeat is seen."""
 
 FEWEST_BATCHES = 3
-FEWEST_FOR_P95 = 20
-"""Of fewer requests the 95th percentile is the slowest of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +122,10 @@ def merged(runs: Sequence[FitRun]) -> FitRun:
 
 def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float], dict[str, float]]:
     targets, sds = {}, {}
+    fewest_for_p95 = 20  # Of fewer requests the 95th percentile is the slowest of them.
     for name, between in LATENCY_BETWEEN_SD.items():
         latency = measured.latency_s.get(name)
-        if name == "p95" and measured.requests < FEWEST_FOR_P95:
+        if name == "p95" and measured.requests < fewest_for_p95:
             continue
         if latency is not None and math.isfinite(latency.value) and latency.value > 0.0:
             targets[name] = math.log(latency.value)
@@ -139,9 +136,11 @@ def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float],
         targets["throughput"] = math.log(traffic.clients / cycle_s)
         sds["throughput"] = math.hypot(THROUGHPUT_BETWEEN_SD, _within(measured.throughput_rps))
     batch_rows = None if measured.server is None else measured.server.mean_batch_rows
+    # Spread of logarithms between two runs of one configuration, before any repeat is seen.
+    batch_rows_sd = 0.10
     if batch_rows:
         targets["batch_rows"] = math.log(batch_rows)
-        sds["batch_rows"] = BATCH_ROWS_SD
+        sds["batch_rows"] = batch_rows_sd
     return targets, sds
 
 
@@ -208,25 +207,11 @@ SCALARS: Final = 8
 _STARTS_S: Final = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
 _SPREAD: Final = 1.0
 
-CROWDING_START_S: Final = 3e-6
 _CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
 
-WITNESSED: Final = 20
-"""A size that was run fewer times is no witness of its execution time,"""
-
-WITNESSED_SHARE: Final = 0.2
-"""unless it is this share of a run's batches: a slow model runs few of them, and each is timed well."""
-
-FAR_OCTAVES: Final = 0.9
 
 ALONE: Final = 1.1
 """Up to so many batches at once an execution time counts as that of a batch alone on the device."""
-
-ANCHORS_MAX: Final = 6
-TOLD_SD: Final = 0.04
-GUESSED_SD: Final = 0.4
-UNKNOWN_CONTENTION: Final = (0.7, 0.35)
-KNOWN_CONTENTION_SD: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,10 +246,6 @@ class Law:
         )
 
 
-LOAD_MOST: Final = 0.97
-"""Of the saturation: beyond, a latency tells no more than that the server is near it."""
-
-
 def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
     """The runs with latencies as unsure as the load makes them.
 
@@ -273,9 +254,10 @@ def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
     """
     tried = [law.reading(law.start) for law in laws(runs)]
     loaded = []
+    load_most = 0.97  # Of the saturation: beyond, a latency tells no more than that the server is near it.
     for run in runs:
         saturation_rps = min(reading.saturation_rps(run.batcher, run.traffic) for reading in tried)
-        load = min(run.rate_rps / saturation_rps, LOAD_MOST)
+        load = min(run.rate_rps / saturation_rps, load_most)
         spread = THROUGHPUT_BETWEEN_SD * load / (1.0 - load)
         sds = {
             name: math.hypot(sd, spread) if name in LATENCY_BETWEEN_SD else sd for name, sd in run.sds.items()
@@ -298,9 +280,10 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     first = _guessed_times(runs)
     if timed:
         first = _told_times(runs, _Slower(serial=serial, contention=contention, crowding_s=crowding_s))
+    anchors_max = 6
     if anchors is None:
         low, high = math.log2(max(first.rows[0], 1.0)), math.log2(max(first.rows[-1], 1.0))
-        count = min(ANCHORS_MAX, len(first.rows), 1 + round(high - low)) if high > low else 1
+        count = min(anchors_max, len(first.rows), 1 + round(high - low)) if high > low else 1
         anchors = np.linspace(low, high, max(count, 1))
     overheads = [run.overhead_s for run in runs if run.overhead_s is not None and run.overhead_s > 0.0]
     smallest_s = min((math.exp(run.targets["p50"]) for run in runs if "p50" in run.targets), default=1e-3)
@@ -316,7 +299,9 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
         start[at] = math.log(seconds)
     sd = np.full(len(start), _SPREAD)
     sd[CONTENTION] = contention_sd
-    sd[SCALARS:] = TOLD_SD if timed else GUESSED_SD
+    told_sd = 0.04
+    guessed_sd = 0.4
+    sd[SCALARS:] = told_sd if timed else guessed_sd
     return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd, length=runs[0].length)
 
 
@@ -344,8 +329,9 @@ class _Slower:
 def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
     """κ from execution times with several batches at once against those with one, by least squares over κ."""
     crowded = [run for run in runs if run.timed and run.executing > ALONE]
+    unknown_contention = (0.7, 0.35)
     if not crowded:
-        return UNKNOWN_CONTENTION
+        return unknown_contention
     judged = [run for run in crowded if run.traffic.closed] or crowded
     alone = [run for run in runs if run.timed and run.executing <= ALONE]
     alone = [run for run in alone if run.traffic.closed] or alone
@@ -354,21 +340,23 @@ def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
         _disagreement(alone, judged, _Slower(serial=False, contention=float(contention), crowding_s=0.0))
         for contention in candidates
     ]
-    return float(candidates[np.argmin(off)]), KNOWN_CONTENTION_SD
+    known_contention_sd = 0.3
+    return float(candidates[np.argmin(off)]), known_contention_sd
 
 
 def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> float:
     """From execution times in open loops against those in closed ones; what runs differ by anyway is no evidence."""
     opened = [run for run in runs if run.timed and not run.traffic.closed]
     closed = [run for run in runs if run.timed and run.traffic.closed]
+    crowding_start_s = 3e-6
     if not opened or not closed:
-        return CROWDING_START_S
+        return crowding_start_s
     off = [
         _disagreement(
             closed, opened, _Slower(serial=serial, contention=contention, crowding_s=float(crowding_s))
         )
         / THROUGHPUT_BETWEEN_SD**2
-        + (math.log(crowding_s / CROWDING_START_S) / _SPREAD) ** 2
+        + (math.log(crowding_s / crowding_start_s) / _SPREAD) ** 2
         for crowding_s in _CROWDINGS_S
     ]
     return float(_CROWDINGS_S[np.argmin(off)])
@@ -400,10 +388,11 @@ def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
         tiers[place] += entries
         witnesses[place] += _witnesses(entries)
     known = witnesses[0] or tiers[0]
+    far_octaves = 0.9
     for at in range(1, len(tiers)):
         tier = witnesses[at] if known else tiers[at]
         sizes = np.log2([entry[0] for entry in known]) if known else np.array([-math.inf])
-        far = [entry for entry in tier if np.min(np.abs(math.log2(entry[0]) - sizes)) >= FAR_OCTAVES]
+        far = [entry for entry in tier if np.min(np.abs(math.log2(entry[0]) - sizes)) >= far_octaves]
         if at == len(tiers) - 1 and known:
             far = [entry for entry in far if not sizes.min() <= math.log2(entry[0]) <= sizes.max()]
         known = known + far
@@ -413,8 +402,11 @@ def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
 def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
     """The sizes of one run that were executed often enough to say how long they take."""
     batches = math.fsum(count for _, _, count in entries)
-    few = max(FEWEST_BATCHES, WITNESSED_SHARE * batches)
-    return [entry for entry in entries if entry[2] >= min(WITNESSED, few)]
+    # unless it is this share of a run's batches: a slow model runs few of them, and each is timed well.
+    witnessed_share = 0.2
+    few = max(FEWEST_BATCHES, witnessed_share * batches)
+    witnessed = 20  # A size that was run fewer times is no witness of its execution time,
+    return [entry for entry in entries if entry[2] >= min(witnessed, few)]
 
 
 def _guessed_times(runs: Sequence[FitRun]) -> ServiceTime:

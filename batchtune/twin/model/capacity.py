@@ -57,14 +57,9 @@ def _full_queue_s(batcher: Batcher, traffic: Traffic, fit: Fitted) -> float:
     return batches * (batcher.batch_rows_max or 1) / rows_per_s + fit.delay_s
 
 
-LEAST_SERVED = 0.98
-"""A server that answers less than this share of what is offered falls behind."""
-
 PRECISION = 0.01
 """A search ends where the rate is known to this, or the latency this near to its limit (in logs)."""
 
-FAR = 3.0
-"""Margins are cut here: a server that falls behind shows no more than that it does."""
 
 _DOWN = (1.0, 0.9, 0.75, 0.55, 0.35, 0.18, 0.08, 0.03, 0.01)
 _STEP = 0.07
@@ -95,6 +90,10 @@ def highest_rates(
     # each of ten emulated devices capacities are then -1 to +3 % off; by half a prediction's they were -4 to +9 %.
     requests = min(2 * enough_requests(batcher, traffic), MOST_REQUESTS) if replicas == 1 else None
 
+    least_served = 0.98  # A server that answers less than this share of what is offered falls behind.
+
+    far = 3.0  # Margins are cut here: a server that falls behind shows no more than that it does.
+
     def margin_of(reading: Fitted) -> Margin:
         @cache
         def margin(log_rate: float) -> float:
@@ -109,13 +108,13 @@ def highest_rates(
                 routing=routing,
             )
             errors = float(played.error_ratio[0])
-            if errors > error_ratio or played.throughput_rps[0] < LEAST_SERVED * rate_rps * (1.0 - errors):
-                return -FAR
+            if errors > error_ratio or played.throughput_rps[0] < least_served * rate_rps * (1.0 - errors):
+                return -far
             kept = zip(limits, played.latency_s[0], strict=True)
             least = min(
-                (_log_ratio(limit.seconds, float(latency_s)) for limit, latency_s in kept), default=FAR
+                (_log_ratio(limit.seconds, float(latency_s)) for limit, latency_s in kept), default=far
             )
-            return 0.0 if abs(least) < PRECISION else float(np.clip(least, -FAR, FAR))
+            return 0.0 if abs(least) < PRECISION else float(np.clip(least, -far, far))
 
         return margin
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.model.traffic import Traffic
-
-TOLD_APART: Final = 1.2
-"""The longest requests of some batches must be this many times as long as those of others, on the mean."""
-
-FEWEST_BATCHES: Final = 10
-OCTAVES: Final = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +54,35 @@ def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> Leng
     )
     elements = elements / per_length
     longest = elements / rows
-    if longest.max() < TOLD_APART * longest.min():
+    # The longest requests of some batches must be this many times as long as those of others, on the mean.
+    told_apart = 1.2
+    if longest.max() < told_apart * longest.min():
         return None
     design = np.stack([np.ones_like(rows), rows, elements], axis=1)
     weights = np.sqrt(batches) / seconds
     from scipy.optimize import nnls
 
     fixed_s, per_row_s, per_element_s = nnls(design * weights[:, np.newaxis], seconds * weights)[0].tolist()
+    octaves = 13
     return LengthCost(
         fixed_s=fixed_s,
         per_row_s=per_row_s,
         per_element_s=per_element_s,
-        longest=tuple(traffic.mean_longest((), float(1 << octave)) for octave in range(OCTAVES)),
+        longest=tuple(traffic.mean_longest((), float(1 << octave)) for octave in range(octaves)),
     )
 
 
 def _told(server: ServerActivity) -> list[tuple[float, ...]]:
     """(rows, elements, elements sent, seconds, batches), all but the last of one batch on the mean, by bucket."""
     points = []
+    fewest_batches = 10
     for bucket, batches in server.bucket_batches.items():
         rows, micros = server.bucket_rows.get(bucket, 0), server.bucket_execution_micros.get(bucket, 0)
         sent, padding = (
             server.bucket_sent_elements.get(bucket, 0),
             server.bucket_padding_elements.get(bucket, 0),
         )
-        if batches >= FEWEST_BATCHES and rows and sent and micros:
+        if batches >= fewest_batches and rows and sent and micros:
             whole = (rows, sent + padding, sent, micros / 1e6)
             points.append((*(value / batches for value in whole), float(batches)))
     return points

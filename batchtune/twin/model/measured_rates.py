@@ -15,9 +15,6 @@ from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher
 
-MOST_FACTOR = 30.0
-"""A twin is made at most so many times slower or faster."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRates:
@@ -63,11 +60,13 @@ def held_to(
         return twin, twin_rps
     wanted_rps = float(measured.clipped(np.array([twin_rps]))[0])
 
+    most_factor = 30.0  # A twin is made at most so many times slower or faster.
+
     def off(log_factor: float) -> float:
         rate_rps = highest(math.exp(log_factor))
-        return math.log(rate_rps / wanted_rps) if rate_rps > 0.0 else -math.log(MOST_FACTOR)
+        return math.log(rate_rps / wanted_rps) if rate_rps > 0.0 else -math.log(most_factor)
 
-    ends = (0.0, math.log(MOST_FACTOR)) if twin_rps > wanted_rps else (-math.log(MOST_FACTOR), 0.0)
+    ends = (0.0, math.log(most_factor)) if twin_rps > wanted_rps else (-math.log(most_factor), 0.0)
     if off(ends[0]) < 0.0 or off(ends[1]) > 0.0:
         return twin, twin_rps  # what limits the twin is not its batches
     from scipy.optimize import brentq

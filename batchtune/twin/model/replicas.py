@@ -25,7 +25,6 @@ POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
 
 SURE_RATIO: Final = 0.95
-REPLICAS_MOST: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +193,11 @@ class Fleet:
                 f"no rate keeps {promise} with these parameters, by the model of the server",
                 hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
             )
-        needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))
-        if _enough(needed) >= REPLICAS_MOST:
+        replicas_most = 10_000_000
+        needed = _replicas(rate_rps, np.maximum(shares, rate_rps / replicas_most))
+        if _enough(needed) >= replicas_most:
             raise TwinError(
-                f"{REPLICAS_MOST:,} replicas are not enough for {rate_rps:,.0f} requests/s, by the model of the server",
+                f"{replicas_most:,} replicas are not enough for {rate_rps:,.0f} requests/s, by the model of the server",
                 hint="plan for a lower rate, or relax the limit if it is near what a single request takes",
             )
         return needed, shares

@@ -13,12 +13,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-KNOTS_PER_OCTAVE = 3
-"""Batch sizes nearer to each other than this are pooled into one knot."""
-
-FEWEST_BATCHES = 3
-"""A size that was run fewer times than this tells nothing, unless no size was run more often."""
-
 LEAST_SHARE = 0.2
 """Below the smallest size measured a batch takes at least this share of that size's time."""
 
@@ -71,15 +65,18 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
     Raises:
         ValueError: no batch was timed.
     """
-    counted = [size for size in timed if size[1] > 0.0 and size[2] >= FEWEST_BATCHES]
+    # A size that was run fewer times than this tells nothing, unless no size was run more often.
+    fewest_batches = 3
+    counted = [size for size in timed if size[1] > 0.0 and size[2] >= fewest_batches]
     counted = counted or [size for size in timed if size[1] > 0.0 and size[2] > 0.0]
     if not counted:
         raise ValueError("no batch was timed")
     from scipy.optimize import isotonic_regression
 
     bins: dict[int, list[tuple[float, float, float]]] = {}
+    knots_per_octave = 3  # Batch sizes nearer to each other than this are pooled into one knot.
     for size in counted:
-        bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(size[0], 1.0))), []).append(size)
+        bins.setdefault(round(knots_per_octave * math.log2(max(size[0], 1.0))), []).append(size)
     points = []
     for members in bins.values():
         weight = sum(batches for _, _, batches in members)

@@ -342,8 +342,6 @@ def normals_of(seed: int) -> NDArray[np.float64]:
 #
 # One batch fills up after another, so that they are played one by one, as plain traffic is.
 
-NO_BATCH = -1
-
 
 def run_early(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
@@ -389,13 +387,14 @@ def simulate_early(
     device_free_s = covered_s = last_done_s = -math.inf
     busy_s = 0.0
     request = batches = thread = 0
+    no_batch = -1
     while request < requests:
         for other in range(plan.threads):
             if free_s[other] < free_s[thread]:
                 thread = other
         if free_s[thread] > due_s[request] or rows[request] > plan.size:
             run.latency_s[request] = math.inf
-            run.batch[request] = NO_BATCH
+            run.batch[request] = no_batch
             request += 1
             continue
         first = request

@@ -139,8 +139,6 @@ class ClientStreams:
 NOT_PROCESSED = "the peer did not process the stream"
 """How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""
 
-_WRITE_BUFFER_BYTES = 2**24
-_ABORT_ABOVE_BYTES = 2**16
 _DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
 
 
@@ -241,7 +239,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=2**24)
         self._transport.write(OPENING)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -421,7 +419,8 @@ class GrpcClientConnection(asyncio.Protocol):
             return
         if self._out:
             transport.write(b"".join(self._out))
-        if transport.get_write_buffer_size() > _ABORT_ABOVE_BYTES:  # the peer does not read
+        abort_above_bytes = 2**16
+        if transport.get_write_buffer_size() > abort_above_bytes:  # the peer does not read
             transport.abort()
         else:
             transport.close()

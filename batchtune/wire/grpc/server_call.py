@@ -23,9 +23,6 @@ from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 
 _logger = logging.getLogger(__name__)
 
-_DEFAULT_TABLE_BYTES = 4_096
-_REMEMBERED_BYTES_MAX = 2_048
-"""Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
 _PSEUDO = {":method", ":scheme", ":path", ":authority"}
 _OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _BAD_IN_NAME = re.compile("[\0- A-Z:\x7f-\xff]")
@@ -76,15 +73,15 @@ class HeadReader:
             decoder = new_decoder(table_bytes=0, header_list_bytes=self._header_list_bytes)
             return _remember(block, decode_block(decoder, block))
         if self._decoder is None:
-            self._decoder = new_decoder(
-                table_bytes=_DEFAULT_TABLE_BYTES, header_list_bytes=self._header_list_bytes
-            )
+            self._decoder = new_decoder(table_bytes=4_096, header_list_bytes=self._header_list_bytes)
         return read_head(decode_block(self._decoder, block))
 
 
 def _remember(block: bytes, fields: Fields) -> RequestHead:
     """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
-    if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
+    # Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand.
+    remembered_bytes_max = 2_048
+    if sum(len(name) + len(value) for name, value in fields) > remembered_bytes_max:
         return read_head(fields)
     return known_heads.keep(block, read_head(fields))
 
@@ -141,8 +138,6 @@ def _malformation(fields: Fields, values: dict[str, str]) -> str:
     return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""
 
 
-_MESSAGE_CHARACTERS_MAX = 1_024
-"""TensorFlow Serving cuts longer error messages (grpc_status_util.cc)."""
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _HEAD_BLOCK = encode_block([(":status", "200"), _CONTENT_TYPE])
 _OK_BLOCK = encode_block([("grpc-status", "0")], opens_table=False)
@@ -251,8 +246,9 @@ class GrpcCall:
     def refuse(self, error: StatusError) -> None:
         """Answer with an error, its message cut as TensorFlow Serving cuts it."""
         message = error.message
-        if len(message) > _MESSAGE_CHARACTERS_MAX:
-            message = message[:_MESSAGE_CHARACTERS_MAX] + "...TRUNCATED"
+        message_characters_max = 1_024  # TensorFlow Serving cuts longer error messages (grpc_status_util.cc).
+        if len(message) > message_characters_max:
+            message = message[:message_characters_max] + "...TRUNCATED"
         self.fail(error.code, message)
 
     def cancel(self) -> None:

@@ -27,21 +27,17 @@ from batchtune.wire.inflating import Inflating
 from batchtune.wire.listener import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES, Listener
 from batchtune.wire.status import StatusError
 
-_FREE_FRAMES = 8
-"""Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
-windows for each, and may send a message's prefix by itself (tests/benchmarks/server/greedy_clients.py)."""
-_LINGER_S = 2.0  # for a client to read our last GOAWAY
-
 
 def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> None:
     """Name the client's fault and close; what it does not read of that is dropped soon."""
     writer.out.append(h2.goaway_frame(last_id, error.code, error.reason))
     writer.flush()
     transport = writer.transport
+    linger_s = 2.0  # for a client to read our last GOAWAY
     if transport is not None:
         transport.close()
         if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+            asyncio.get_running_loop().call_later(linger_s, transport.abort)
     writer.abandon()
 
 
@@ -50,8 +46,6 @@ StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 
 _SHAPE = h2.END_HEADERS | h2.PADDED
 _DRAIN_PING = b"draining"
-_STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
-_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
 class RateLimit:
@@ -244,9 +238,10 @@ class GrpcServerConnection(asyncio.Protocol):
         writer = self._writer
         if writer is None:
             return
-        self._held.refuse(_TOO_MUCH)
-        if not fail_begun(writer, _TOO_MUCH) or self._unread or self._partial.held or self._block.held_bytes:
-            close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+        too_much = "incomplete requests, of all clients together, hold too much memory"
+        self._held.refuse(too_much)
+        if not fail_begun(writer, too_much) or self._unread or self._partial.held or self._block.held_bytes:
+            close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, too_much))
             self._writer = None
 
     def _note_unsent(self, unsent_bytes: int) -> bool:
@@ -331,6 +326,7 @@ class GrpcServerConnection(asyncio.Protocol):
             return
         self._last_id = stream_id
         self._opened += 1
+        stream_message_bytes_max = 2**16  # questions of reflection and health; inflated on the event loop
         if head.malformed:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif self._draining or writer.is_full:
@@ -340,7 +336,7 @@ class GrpcServerConnection(asyncio.Protocol):
         else:
             writer.begun_streams += 1
             if self._streams and head.path in self._streams:
-                stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
+                stream = GrpcStream(writer, stream_id, head, stream_message_bytes_max)
                 writer.streams[stream_id] = stream
                 self._streams[head.path](stream)
             else:
@@ -418,7 +414,11 @@ class GrpcServerConnection(asyncio.Protocol):
 
     def _count_small(self, writer: AnswerWriter) -> None:
         """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each stream and frame of an answer."""
-        if self._free_spent < (self._opened + writer.progress) * _FREE_FRAMES:
+        # Small frames that a client may send for each request, and for each frame of an answer that had to
+        # wait: it opens two windows for each, and may send a message's prefix by itself
+        # (tests/benchmarks/server/greedy_clients.py).
+        free_frames = 8
+        if self._free_spent < (self._opened + writer.progress) * free_frames:
             self._free_spent += 1
         else:
             self._control.count()

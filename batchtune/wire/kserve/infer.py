@@ -181,7 +181,6 @@ _JSON_TYPES: dict[str, set[type]] = {
     "V": {int, float},  # bfloat16
     "O": {str},
 }
-_MAX_DIMENSION = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 
@@ -267,8 +266,9 @@ def from_contents(contents: Any, datatype: str, shape: Sequence[int]) -> NDArray
 
 
 def _count(shape: Sequence[Any]) -> int:
+    max_dimension = 2**63 - 1
     if len(shape) > MAX_RANK or any(
-        not isinstance(size, int) or not 0 <= size <= _MAX_DIMENSION for size in shape
+        not isinstance(size, int) or not 0 <= size <= max_dimension for size in shape
     ):
         raise ValueError(f"{list(shape)} is no shape of a tensor")
     return math.prod(shape)

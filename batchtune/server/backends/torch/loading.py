@@ -42,8 +42,6 @@ Specs = tuple[TensorSpec, ...]
 FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, MemoryError)
 """What a module may end with; torch's OutOfMemoryError and AcceleratorError are RuntimeErrors."""
 
-_ROWS_TRIED = 2
-
 
 class Forward:
     """A module on tensors of its device: a tensor, a tuple or a dict that comes back is made a list.
@@ -115,9 +113,10 @@ def forward_in(
 
 def _fault(torch: Any, forward: Forward, device: Device, inputs: Specs) -> str | None:
     """Why a batch of zeros does not run; None where it does."""
+    rows_tried = 2
     try:
         with torch.inference_mode():
-            forward([device.to_device(device.staged(zeros(spec, _ROWS_TRIED))) for spec in inputs])
+            forward([device.to_device(device.staged(zeros(spec, rows_tried))) for spec in inputs])
     except FAILURES as error:
         if device.is_out_of_memory(error):
             raise

@@ -31,8 +31,6 @@ from batchtune.wire.status import FAULT, StatusError
 
 PREDICT_ON_LOOP_BYTES_MAX = 128 << 10
 EXAMPLES_ON_LOOP_BYTES_MAX = 32 << 10
-_TRIMMED_BYTES_MIN = 1 << 20  # of a body after which the process lets go of memory: 5 ms
-_WAITING_BYTES_MAX = 256 << 20  # of bodies: four of the largest that are taken by default
 
 _Read = TypeVar("_Read")
 
@@ -71,17 +69,19 @@ class LargeBodies:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, read: Callable[..., _Read | Refusal], body: bytes, *arguments: Any) -> _Read:
-        if self._waiting_bytes + len(body) > _WAITING_BYTES_MAX:
+        waiting_bytes_max = 256 << 20  # of bodies: four of the largest that are taken by default
+        if self._waiting_bytes + len(body) > waiting_bytes_max:
             raise StatusError("RESOURCE_EXHAUSTED", "Too many large request bodies wait to be read")
         self._waiting_bytes += len(body)
         pool = self._pool
+        trimmed_bytes_min = 1 << 20  # of a body after which the process lets go of memory: 5 ms
         try:
             if pool is None:
                 context = multiprocessing.get_context("spawn")
                 pool = ProcessPoolExecutor(1, mp_context=context, initializer=_live_with_the_server)
                 self._pool = pool
             outcome = await asyncio.get_running_loop().run_in_executor(pool, read, body, *arguments)
-            if len(body) > _TRIMMED_BYTES_MIN:
+            if len(body) > trimmed_bytes_min:
                 with suppress(RuntimeError):  # the pool has ended
                     pool.submit(trim)  # its queue, too, holds what it sent until it sends something else
         except BrokenProcessPool as error:  # killed for its memory, say; the next body starts another

@@ -98,9 +98,6 @@ def _is_matrix(body: bytes, rows: Any, count: int, width: int) -> bool:
 warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning, re.escape(__name__))
 
 
-_MAX_PACKED_VALUES = 1 << 16
-
-
 class JsonPredict(NamedTuple):
     """A predict call: the inputs by name, and whether it came by row, so that the answer goes by row."""
 
@@ -280,8 +277,9 @@ def _packer(count: int, code: str) -> struct.Struct:
 
 def _packed(flat: list[Any], shape: list[int], dtype: str, wire_type: tuple[str, str]) -> NDArray[Any] | None:
     code, wire_dtype = wire_type
+    max_packed_values = 1 << 16
     try:
-        if len(flat) <= _MAX_PACKED_VALUES:
+        if len(flat) <= max_packed_values:
             tensor = np.frombuffer(_packer(len(flat), code).pack(*flat), wire_dtype)
         else:
             tensor = np.frombuffer(array(code, flat), wire_dtype)

@@ -29,7 +29,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
 _SIZES: Final = (2, 1024)
 _BLOCK: Final = "server_side_batching"
 _WORKERS: Final = ("processes_per_replica", "threads_per_process")
@@ -82,8 +81,9 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
             hint="search a batch_timeout_micros of at least 1, or write batch_interval: 1us by hand",
         )
     processes = parameters.num_batch_threads or 1
+    translated = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
     lines = [
-        f"# {name} has no counterpart in Cortex" for name in to_dict(parameters) if name not in _TRANSLATED
+        f"# {name} has no counterpart in Cortex" for name in to_dict(parameters) if name not in translated
     ]
     if parameters.num_batch_threads is None:
         lines.append(

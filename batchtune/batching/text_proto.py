@@ -39,8 +39,6 @@ from batchtune.errors import BatchingParametersError
 
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 
-_TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
-_ENUMERATIONS: Final = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
 _LONG_NUMBERS: Final = frozenset(
     {
         "dim",
@@ -81,8 +79,9 @@ def format_triton(
     if parameters is None:
         return "# no dynamic_batching block: every request is executed by itself\n"
     size = DEFAULT_MAX_BATCH_SIZE if parameters.max_batch_size is None else parameters.max_batch_size
+    translated = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
     lines = [
-        f"# {name} has no counterpart in Triton" for name in to_dict(parameters) if name not in _TRANSLATED
+        f"# {name} has no counterpart in Triton" for name in to_dict(parameters) if name not in translated
     ]
     lines += [f"max_batch_size: {size}", "dynamic_batching {"]
     if parameters.batch_timeout_micros is not None:
@@ -153,7 +152,8 @@ def _scalar(name: str, value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if name in _ENUMERATIONS | _LONG_NUMBERS:
+    enumerations = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
+    if name in enumerations | _LONG_NUMBERS:
         return str(value)
     return json.dumps(str(value), ensure_ascii=False)
 
@@ -171,7 +171,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CLOSING = {"{": "}", "<": ">"}
 _INT64_MAX = 2**63 - 1
 
@@ -385,10 +384,12 @@ class _Parser:
 
 
 def _unquoted(literal: str) -> str:
+    escaped = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
     def character(match: re.Match[str]) -> str:
         hexadecimal, octal, single = match.groups()
         if hexadecimal or octal:
             return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
-        return _ESCAPED.get(single, single)
+        return escaped.get(single, single)
 
     return _ESCAPE.sub(character, literal[1:-1])

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from batchtune.check.limit import Attribution, attribute
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
-from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
-
-_WITHOUT_TIME: Final[frozenset[Metric]] = frozenset({"errors", "memory", "gpu_memory", "startup"})
-"""What the parts of a request's way do not explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +75,9 @@ def attributed(
     moved = {
         finding.gate.metric for finding in conclusion.findings if finding.state in ("regressed", "improved")
     }
-    if not moved - _WITHOUT_TIME:
+    # What the parts of a request's way do not explain.
+    without_time = frozenset({"errors", "memory", "gpu_memory", "startup"})
+    if not moved - without_time:
         return None
     sides = [
         [trial.measurement for trial in runs_of(trials, name).values() if trial.measurement is not None]

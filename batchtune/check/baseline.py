@@ -35,9 +35,6 @@ DRIFT: Final = 0.03
 """So much worse than the best baseline that was kept, or the figure's own margin where that is more, is a slow drift:
 each step of it may pass its check."""
 
-_OLD: Final = {1: ", whose memory is not the peak since the launch"}
-"""What figures of older versions are not."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
@@ -192,8 +189,9 @@ def read_baseline(path: Path) -> Baseline:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ArchiveError(f"{path}: not a baseline of batchtune", hint=remedy)
     version = document.get("schema_version")
+    old = {1: ", whose memory is not the peak since the launch"}  # What figures of older versions are not.
     if version != SCHEMA_VERSION:
-        why = _OLD.get(version, "") if isinstance(version, int) else ""
+        why = old.get(version, "") if isinstance(version, int) else ""
         raise BaselineError(
             f"{path}: schema_version {version!r}{why}, and this batchtune reads {SCHEMA_VERSION}",
             hint=f"use the batchtune that wrote it, or {remedy}",

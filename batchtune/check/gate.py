@@ -178,8 +178,6 @@ OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
 }
 """What is guarded where nobody says: latencies at two different capacities tell nothing of each other."""
 
-_OF_THE_SERVER: Final[frozenset[Metric]] = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
-"""What is not any model's own."""
 
 OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
 """The runs of one server would be one draw of these, however many there are."""
@@ -274,14 +272,16 @@ def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[s
         UsageError: no such figure, a margin that says nothing, a capacity that no run searches, or a figure of the
             server where it has several models.
     """
+    # What is not any model's own.
+    of_the_server = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
     if models:
-        shared = _OF_THE_SERVER & margins.keys()
+        shared = of_the_server & margins.keys()
         if shared:
             raise UsageError(
                 f"{min(shared)}: of several models the server has one account for all",
                 hint=f"gate what each of them gives: {', '.join(METRICS[:1] + METRICS[2:6])}",
             )
-        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in _OF_THE_SERVER]
+        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in of_the_server]
         return tuple(replace(gate, model=model) for model in models for gate in gates)
     if not margins:
         return default_gates(objective)

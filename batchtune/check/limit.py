@@ -192,7 +192,6 @@ def _noisy_share(runs: Sequence[Measurement]) -> float:
 
 State = Literal["kept", "missed", "open", "not measured"]
 
-LIMITED: Final[tuple[Metric, ...]] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
 _AT_LEAST: Final = frozenset({"throughput"})
 
 
@@ -276,7 +275,8 @@ def _parsed(item: str) -> Limit:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals:
         raise UsageError(f"expected FIGURE=LIMIT, such as p95=20ms; was {item!r}")
-    for metric in LIMITED:
+    limited: tuple[Metric, ...] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
+    for metric in limited:
         if metric == name:
             match metric:
                 case "throughput":
@@ -285,8 +285,8 @@ def _parsed(item: str) -> Limit:
                     return Limit(metric=metric, value=_share(text))
                 case _:
                     return Limit(metric=metric, value=parse_duration_s(text))
-    near = get_close_matches(name, LIMITED, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(LIMITED)}"
+    near = get_close_matches(name, limited, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(limited)}"
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)
 
 

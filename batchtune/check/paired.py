@@ -148,10 +148,6 @@ Measure = Callable[[Phase, int, Collection[Gate]], Sequence[BlockFigures]]
 """The blocks of a phase, at least so many of them, with what these gates need: measured until there are. Fewer: they
 could not be measured."""
 
-_APART: Final[frozenset[Metric]] = frozenset({"cpu"})
-"""What takes more time than the runs: once cleared it stays so. The looks spend their error rate whether used or not,
-so that no verdict is dearer for it; it halves a check of equal servers (tests/benchmarks/check/live_check.py)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
@@ -219,9 +215,14 @@ def run_check(
     counts = looks_up_to(blocks_max)
     settled: dict[tuple[Phase, Gate], Finding] = {}
 
+    # What takes more time than the runs: once cleared it stays so. The looks spend their error rate whether
+    # used or not, so that no verdict is dearer for it; it halves a check of equal servers
+    # (tests/benchmarks/check/live_check.py).
+    apart = frozenset({"cpu"})
+
     def look_after(phase: Phase, guarded: Sequence[Gate], look: Look) -> tuple[int, tuple[Finding, ...]]:
         asked = [gate for gate in guarded if (phase, gate) not in settled]
-        first = [gate for gate in asked if gate.metric not in _APART] or asked
+        first = [gate for gate in asked if gate.metric not in apart] or asked
         blocks = measure(phase, look.blocks, first)
         latest = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
         later = [gate for gate in asked if gate not in first]
@@ -234,7 +235,7 @@ def run_check(
             latest |= {gate: replace(latest[gate], state="open", margin=gate.margin) for gate in later}
         findings = tuple(latest.get(gate) or settled[phase, gate] for gate in guarded)
         for gate, finding in latest.items():
-            if gate.metric in _APART and finding.state in ("ok", "improved"):
+            if gate.metric in apart and finding.state in ("ok", "improved"):
                 settled[phase, gate] = finding
         on_look(phase, len(blocks), findings)
         return len(blocks), findings
@@ -251,7 +252,7 @@ def run_check(
         unclear = {
             finding.gate: finding
             for finding in findings
-            if finding.state == "regressed" or (finding.state == "open" and finding.gate.metric not in _APART)
+            if finding.state == "regressed" or (finding.state == "open" and finding.gate.metric not in apart)
         }
         for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
             fresh, again = look_after("confirmation", tuple(unclear), look)

@@ -86,10 +86,6 @@ def _boundary(bucket: str) -> float:
     return float(bucket) if bucket.isdecimal() else float("inf")
 
 
-CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
-"""Client limits that the send lag does not show in full."""
-
-
 MOST_MISSES = 0.95
 
 
@@ -182,7 +178,9 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
         return decision, reason
     if noise is not None:
         return "NOISY", noise.text
-    if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
+    # Client limits that the send lag does not show in full.
+    client_untold = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
+    if decision == "FAIL" and not any(caveat.code in client_untold for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
             return "FAIL", f"{reason}, and the client's own lag is not what broke it"

@@ -91,10 +91,6 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
     return 0
 
 
-_ARRIVALS: Final[Mapping[str, str]] = {
-    "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
-    "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
-}
 _COMMENTS: Final[Mapping[str, str]] = {
     "name": "results go to results/<name>/",
     "target.cpus": "that the server may run on",
@@ -222,10 +218,14 @@ def _text(looked: LookedAt, scenario: Scenario, argument: str, write: Path | Non
 
 
 def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
+    arrivals = {
+        "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
+        "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
+    }
     comments = {
         **_COMMENTS,
         "target.model": f"takes {inputs_of(looked.signature)}",
-        "load.arrivals": _ARRIVALS.get(scenario.load.arrivals, ""),
+        "load.arrivals": arrivals.get(scenario.load.arrivals, ""),
         "objective": wants_of(scenario) if "search" in looked.document else "",
     }
     guessed = [note.replace(" (--", "; --").removesuffix(")") for note in looked.notes]

@@ -286,9 +286,6 @@ def _given_budget_s(scenario: Scenario) -> float:
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
-_QUICK_TIMES: Final = {"warm_up": "500ms", "duration": "2s"}
-"""Of such a trial; of a slower model they follow from its speed."""
-
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
     """`lone_s` is the time of one request, `larger_s` of one with `larger_rows` rows."""
@@ -310,8 +307,10 @@ def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
         search["grow"] = True
         search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
     load: dict[str, Any] = {}
+    # Of such a trial; of a slower model they follow from its speed.
+    quick_times = {"warm_up": "500ms", "duration": "2s"}
     if quick and not {"warm_up_s", "duration_s"} & scenario.load.model_fields_set:
-        load = dict(_QUICK_TIMES)
+        load = dict(quick_times)
     named = {*scenario.search.space, *scenario.fixed}
     queued_batches = 100  # The server's own 10 refuse a burst that 100 would answer in time.
     fixed = {} if "max_enqueued_batches" in named else {"max_enqueued_batches": queued_batches}

@@ -35,6 +35,12 @@ def fields_to_plain(value: Any) -> dict[str, Any]:
     return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
 
 
+def check_version(values: Mapping[str, Any], version: int) -> None:
+    """Raise ValueError where a document has another schema version."""
+    if values.get("schema_version") != version:
+        raise ValueError(f"schema_version {values.get('schema_version')!r} where {version} is read")
+
+
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:
     """The inverse of `fields_to_plain`, also after a journey through JSON, whose keys are strings.
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchtune.check.limit import Attribution, attribute
-from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
+from batchtune.check.paired import Conclusion, Verdict
+from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of, runs_of
@@ -32,18 +33,10 @@ class Account:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON; without an error rate where the baseline was stored."""
-        return {
-            **self.conclusion.to_dict(),
-            "schema_version": SCHEMA_VERSION,
-            "error_rate": None if self.stored else self.conclusion.error_rate,
-            "scenario": self.scenario,
-            "baseline": self.baseline,
-            "candidate": self.candidate,
-            "attribution": None if self.attribution is None else self.attribution.to_dict(),
-            "seconds": self.seconds,
-            "run": self.run,
-            "note": self.note,
-        }
+        plain = fields_to_plain(self)
+        if plain.pop("stored"):
+            plain["error_rate"] = None
+        return {**plain.pop("conclusion"), **plain}
 
 
 def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:

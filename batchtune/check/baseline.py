@@ -19,7 +19,7 @@ from batchtune.check.finding import BlockFigures
 from batchtune.check.gate import DEFAULT_MARGINS, Gate, default_gates
 from batchtune.check.paired import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
@@ -78,17 +78,7 @@ class Baseline:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "schema_version": SCHEMA_VERSION,
-            "scenario": self.scenario,
-            "utc": self.utc,
-            "commit": self.commit,
-            "workload": self.workload,
-            "host": self.host,
-            "runs": [to_plain(run) for run in self.runs],
-            "best": to_plain(self.best),
-        }
+        return {"kind": KIND, "schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
         """Each run that ended beside one of the baseline's; a confirmation takes these from the other end."""

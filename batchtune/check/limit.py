@@ -15,7 +15,7 @@ from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.plain_values import fields_to_plain, to_plain
+from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import Metric
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import (
@@ -59,9 +59,6 @@ class Attribution:
     cause: Cause
     text: str
     parts: tuple[Part, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_plain(self)
 
 
 def attribute(

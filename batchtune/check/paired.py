@@ -32,6 +32,7 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement
+from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import runs_of
@@ -188,19 +189,9 @@ class Conclusion:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": self.verdict,
-            "exit_code": self.exit_code,
-            "reason": self.reason,
-            "error_rate": self.error_rate,
-            "confirms": self.confirms,
-            "target_failed": self.target_failed,
-            "blocks": self.blocks,
-            "fresh_blocks": self.fresh_blocks,
-            "blocks_max": self.blocks_max,
-            "gates": [finding.to_dict() for finding in self.findings],
-        }
+        plain = fields_to_plain(self)
+        gates = plain.pop("findings")
+        return {"schema_version": SCHEMA_VERSION, "exit_code": self.exit_code, **plain, "gates": gates}
 
 
 def run_check(

@@ -15,7 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.plain_values import fields_to_plain, from_plain, to_plain
+from batchtune.plain_values import check_version, fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, runs_of
@@ -64,10 +64,6 @@ class Alternative:
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_plain(self), "trade": self.trade}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
-        return from_plain(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +136,6 @@ class Promise:
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_plain(self), "spare_ratio": to_plain(self.spare_ratio)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Promise:
-        return from_plain(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +238,7 @@ class Recommendation:
             ValueError: another schema version.
             KeyError, TypeError: not a recommendation.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
+        check_version(values, SCHEMA_VERSION)
         return from_plain(cls, values)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchtune.plain_values import fields_to_plain, from_plain
+from batchtune.plain_values import check_version, fields_to_plain, from_plain
 
 SCHEMA_VERSION = 1
 
@@ -50,10 +50,7 @@ class SearchSummary:
         Raises:
             ValueError: another schema version, a value of the wrong type, or no summary at all.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
+        check_version(values, SCHEMA_VERSION)
         try:
             return from_plain(cls, values)
         except TypeError as error:

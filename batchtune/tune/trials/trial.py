@@ -11,7 +11,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.load.record.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import fields_to_plain, from_plain
+from batchtune.plain_values import check_version, fields_to_plain, from_plain
 from batchtune.target.telemetry import ServerActivity
 
 SCHEMA_VERSION = 1
@@ -182,10 +182,7 @@ class Trial:
         Raises:
             ValueError: another schema version, a key that is missing, or a value of the wrong type.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
+        check_version(values, SCHEMA_VERSION)
         try:
             # An older ledger has these names in capitals, and those of the errors not.
             texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}

@@ -11,7 +11,7 @@ from typing import Final
 
 from batchtune.archive.run import BATCHING_PARAMETERS, JOINT_RECOMMENDATION, Run, write_whole
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.tfserving import parameters_file
+from batchtune.batching.tfserving_file import parameters_file
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare

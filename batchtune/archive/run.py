@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.text_proto import format_config_pbtxt, format_triton
-from batchtune.batching.tfserving import parameters_file, rendered
+from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.batching.batching_file import BatchingFile
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     SENSIBLE_MOST,
+    BatchingFile,
     BatchingParameters,
     did_you_mean,
     to_dict,

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from batchtune.batching.batching_file import UINT32_MAX, requests_a_batch
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
+    UINT32_MAX,
     BatchingParameters,
+    requests_a_batch,
     to_dict,
 )
 from batchtune.errors import BatchingParametersError

@@ -34,7 +34,7 @@ from batchtune.measure.statistics.quantiles import (
     time_slices,
 )
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat, caveat
-from batchtune.measure.validity.client import (
+from batchtune.measure.validity.client_limits import (
     client_activity,
     client_caveats,
     error_counts,

@@ -10,15 +10,15 @@ from typing import Any
 from batchtune.batching import text_proto
 from batchtune.batching.length_buckets import parse_length_buckets
 from batchtune.batching.parameters import BatchingParameters, validate
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
-from batchtune.server.flags import ServerFlags
 from batchtune.server.log import note
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
-from batchtune.server.models.repository import RepositoryOptions
+from batchtune.server.models.model_repository import RepositoryOptions
 from batchtune.server.models.servable import ConcurrencyLimit
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Self
 
 from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.tfserving import parameters_file, rendered
+from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.errors import TargetError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.http_server import ReadySpec

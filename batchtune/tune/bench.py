@@ -21,7 +21,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.measure.validity.host import HostGuard, HostNoise
+from batchtune.measure.validity.host_noise import HostGuard, HostNoise
 from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet

@@ -18,7 +18,7 @@ import pytest
 
 from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run, write_whole
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.tune.answer.recommend import recommend

@@ -17,7 +17,7 @@ from batchtune.cli.checks import backends, machine
 from batchtune.cli.checks.backends import Backend, backend, simulator
 from batchtune.cli.checks.machine import Check, answers
 from batchtune.cli.commands import doctor
-from batchtune.measure.validity.host import HostNoise
+from batchtune.measure.validity.host_noise import HostNoise
 
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
 BUSY = HostNoise(steal_ratio=0.0, pressure_ratio=0.9, canary_change=0.0, foreign_ratio=0.43)

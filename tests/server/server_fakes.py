@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import VersionStatus
-from batchtune.server.rest.app import RestApi, RestOptions, make_app
+from batchtune.server.models.model_repository import VersionStatus
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
+from batchtune.server.rest.rest_api import RestApi, RestOptions, make_app
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.signature import Signature, TensorSpec

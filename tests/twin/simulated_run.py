@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.run import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulation import ClosedTraffic, OpenTraffic, run_closed, run_open
 from batchtune.twin.simulator.summary import Outcome, order_statistics
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from batchtune.batching.reading import read_batching_file
+from batchtune.batching.formats import read_batching_file
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.reader import ScenarioText, read_scenario, scenario_text
 from batchtune.scenario.spec.knobs import KNOBS

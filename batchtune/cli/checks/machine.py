@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Final, Literal, TypeAlias
 
 from batchtune.cpus import control_groups, quota_cpus, schedulable_cpus, text_of
-from batchtune.measure.validity.host import (
+from batchtune.measure.validity.host_noise import (
     MOST_CANARY_CHANGE,
     MOST_FOREIGN_RATIO,
     MOST_STEAL_RATIO,

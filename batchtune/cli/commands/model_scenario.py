@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import yaml
 
 from batchtune.archive.run import SCENARIO
+from batchtune.batching.formats import read_batching_file
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.reading import read_batching_file
 from batchtune.cli.arguments.file_parameters import with_file
 from batchtune.cli.arguments.load_request import (
     LoadRequest,

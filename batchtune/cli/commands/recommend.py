@@ -22,7 +22,7 @@ from batchtune.archive.run import (
     write_whole,
 )
 from batchtune.batching.kubernetes import ParametersFile
-from batchtune.batching.tfserving import RenderedDialect, rendered, without_counterpart
+from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
 from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo_options import in_place_of, promised

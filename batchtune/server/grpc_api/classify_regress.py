@@ -20,7 +20,7 @@ from batchtune.server.calls.classification import (
 )
 from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCalls
 from batchtune.server.grpc_api.predict import read_model_spec
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import Queued
 from batchtune.wire.grpc.server_call import GrpcCall

@@ -34,7 +34,7 @@ from batchtune.server.calls.pending_call import (
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.wire.encoding import Memo, read_varint, varint
 from batchtune.wire.grpc.server_call import GrpcCall

@@ -19,7 +19,7 @@ from batchtune.server.calls.pending_call import PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
 from batchtune.server.grpc_api.predict import PredictCalls, read_model_spec
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, dispatcher
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (

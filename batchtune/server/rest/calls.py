@@ -35,7 +35,7 @@ from batchtune.server.calls.pending_call import (
     check_predict_method,
 )
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.rest.json.answers import error_answer, predict_answer
 from batchtune.server.rest.json.parsing_process import (

@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import cast
 
-from batchtune.server.rest.app import RestApi
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import CONTINUE, STATUS_LINES, Head, Request, RequestParser, RestLimits
+from batchtune.server.rest.rest_api import RestApi
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener
 
 # What makes it cheap: a request whose head is known byte for byte, and whose body came with it, is started without

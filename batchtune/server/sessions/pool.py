@@ -33,7 +33,7 @@ from batchtune.server.sessions.batched import (
     Queued,
     SessionScheduler,
 )
-from batchtune.server.sessions.length_buckets import LengthBuckets, LengthWindow, open_axes_of
+from batchtune.server.sessions.bucketed_session import LengthBuckets, LengthWindow, open_axes_of
 from batchtune.server.sessions.unbatched import (
     HANDLERS_MAX,
     HandlerThreads,

@@ -18,7 +18,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.counters import Sums
 from batchtune.server.sessions.batched import BatchObserver, Deliver
-from batchtune.server.sessions.length_buckets import open_axes_of
+from batchtune.server.sessions.bucketed_session import open_axes_of
 from batchtune.server.sessions.pool import Session
 from batchtune.server.stages.model_code import RequestThreads, rows_of
 from batchtune.server.stages.plan import Named, StagePlan, plan_of

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psutil
 
 from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
-from batchtune.batching.tfserving import format_tfserving_text
+from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.cpus import text_of
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario

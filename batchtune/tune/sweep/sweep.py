@@ -12,7 +12,7 @@ from typing import Any, Final
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.host_noise import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S

@@ -26,7 +26,7 @@ from batchtune.twin.calibration.least_squares import (
     simulated,
     solve_again,
 )
-from batchtune.twin.calibration.parameters import FitRun, fit_run_of, law_of, merged, with_load
+from batchtune.twin.calibration.twin_parameters import FitRun, fit_run_of, law_of, merged, with_load
 from batchtune.twin.model.length_cost import fit_length_cost
 from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.traffic import Traffic, traffic_of

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.calibration.parameters import (
+from batchtune.twin.calibration.twin_parameters import (
     CONTENTION,
     SCALARS,
     THROUGHPUT_BETWEEN_SD,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.measure.slo import Limit
-from batchtune.twin.model.capacity import PRECISION, highest_rates
+from batchtune.twin.model.saturation import PRECISION, highest_rates
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher

@@ -14,8 +14,8 @@ from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
-from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.measured_rates import MeasuredRates, held_to
+from batchtune.twin.model.saturation import highest_rates
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing

@@ -21,7 +21,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.target.telemetry import Counters
 from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.run import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulation import ClosedTraffic, OpenTraffic, run_closed, run_open
 from batchtune.twin.simulator.summary import Outcome
 from tests.benchmarks.noisy.devices import SimulatedDevice
 from tests.benchmarks.noisy.hosts import Host, VirtualClock, stalls_of

@@ -16,7 +16,6 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
-from batchtune.server.flags import ServerFlags
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
@@ -28,8 +27,9 @@ from batchtune.server.models.model_config import (
     models_of,
     read_model_config_file,
 )
-from batchtune.server.models.repository import ModelRepository, RepositoryOptions
+from batchtune.server.models.model_repository import ModelRepository, RepositoryOptions
 from batchtune.server.models.servable import Servable
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.startup import configured_models
 from batchtune.wire.status import StatusError

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.connection import RestConnection
 from batchtune.server.rest.parser import RestLimits
+from batchtune.server.rest.rest_api import RestOptions, make_app
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener, SharedLimits
 from tests.server.server_fakes import FakeModels
 from tests.wire.wire_peers import MemoryTransport

@@ -21,7 +21,7 @@ import orjson
 from batchtune.errors import BatchingParametersError
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import PROXY_FIELDS, Head, KnownHeads, Request

@@ -24,7 +24,6 @@ from batchtune.server import startup
 from batchtune.server.backends.model import nothing_to_prepare
 from batchtune.server.backends.registry import load_model
 from batchtune.server.calls.pending_call import LoopPort
-from batchtune.server.flags import ServerFlags
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.memory import Trimming
@@ -32,11 +31,12 @@ from batchtune.server.metrics.counters import LoopLagSampler, Metrics
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import read_model_config_file
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
-from batchtune.server.rest.app import RestOptions, make_app
 from batchtune.server.rest.connection import serve_rest
+from batchtune.server.rest.rest_api import RestOptions, make_app
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.grpc.server_writer import ServerLimits

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching import text_proto
-from batchtune.batching.batching_file import UINT32_MAX, BatchingFile, FileDialect
 from batchtune.batching.cortex import parse_cortex
 from batchtune.batching.docker_run import (
     OF_THE_MODEL,
@@ -32,12 +31,15 @@ from batchtune.batching.parameters import (
     PER_MODEL_FLAG,
     SENSIBLE_MOST,
     SWITCH_FLAG,
+    UINT32_MAX,
+    BatchingFile,
     BatchingParameters,
+    FileDialect,
     did_you_mean,
     require_sensible,
 )
 from batchtune.batching.text_proto import Field, Message
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.batching.triton_words import ACTIONS
 from batchtune.errors import BatchingParametersError
 

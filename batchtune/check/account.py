@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchtune.check.limit import Attribution, attribute
-from batchtune.check.paired import Conclusion, Verdict
+from batchtune.check.paired_check import Conclusion, Verdict
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.variant import figures_of, runs_of
+from batchtune.tune.compare.blocks import Variant, figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
 
 

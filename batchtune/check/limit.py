@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from batchtune.check.gate import listed
-from batchtune.check.paired import run_figures
+from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
@@ -103,8 +103,8 @@ def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside
 def _text(cause: Cause, parts: Sequence[Part]) -> str:
     if not parts:
         return "the server reports nothing about its batches, so the cause is not known"
-    told = 3  # Parts that the text names: those that moved most.
-    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:told]
+    most_parts = 3  # Parts that the text names: those that moved most.
+    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:most_parts]
     texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
     moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"
     match cause:

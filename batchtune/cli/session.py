@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from batchtune.report.live_view import View
     from batchtune.target.triton.repository import OriginalModel
     from batchtune.tune.compare.blocks import Variant
-    from batchtune.tune.trials.search_summary import SearchSummary
-    from batchtune.tune.trials.trial import FinishedTrial, Trial
+    from batchtune.tune.trials.trial import FinishedTrial, SearchSummary, Trial
 
     Keep = Callable[[OriginalModel], None]
 

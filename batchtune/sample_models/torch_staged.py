@@ -19,6 +19,16 @@ from batchtune.sample_models import text_stages
 from batchtune.sample_models.sizes import EMBEDDING, SEED
 from batchtune.sample_models.torch_layers import ImdbTransformer
 
+STAGES = """\
+pre: stages.py:preprocess     # cleaned, cut into pieces, looked up, embedded
+post: stages.py:postprocess   # the label of the higher score
+inputs: {text: {dtype: string}}
+outputs:
+  label: {dtype: string}
+  scores: {dtype: float32, shape: [2]}
+request_threads: 1            # Python runs on one CPU at a time
+"""
+
 
 class EmbeddedTransformer(ImdbTransformer):
     """The transformer after its table of words."""
@@ -37,16 +47,7 @@ def write_stages(version_path: Path) -> None:
     vocabulary = ["", *pieces()]
     embeddings = np.random.default_rng(SEED).uniform(-0.05, 0.05, (len(vocabulary), EMBEDDING))
     embeddings[0] = 0.0
-    stages = """\
-    pre: stages.py:preprocess     # cleaned, cut into pieces, looked up, embedded
-    post: stages.py:postprocess   # the label of the higher score
-    inputs: {text: {dtype: string}}
-    outputs:
-      label: {dtype: string}
-      scores: {dtype: float32, shape: [2]}
-    request_threads: 1            # Python runs on one CPU at a time
-    """
-    (version_path / "stages.yaml").write_text(stages, encoding="utf-8")
+    (version_path / "stages.yaml").write_text(STAGES, encoding="utf-8")
     (version_path / "vocabulary.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     np.save(version_path / "embeddings.npy", embeddings.astype(np.float32))
     shutil.copyfile(text_stages.__file__, version_path / "stages.py")

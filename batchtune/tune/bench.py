@@ -30,7 +30,7 @@ from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.loader import PATIENCE, Figures, Fleet, Guard, Loader, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
-from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
+from batchtune.tune.trials.failures import is_overload, texts_by_class, unanswered, undecodable
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (

@@ -23,7 +23,7 @@ from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.sweep.sweep import sweep
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
 PROVENANCE = {"host": "test"}

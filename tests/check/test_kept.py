@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import CHECK
+from batchtune.check.baseline import account_from, read_account
 from batchtune.check.gate import default_gates
-from batchtune.check.kept import account_from, read_account
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.errors import ArchiveError
 from batchtune.report.gate.statement import closing_lines, gate_rows, headline
 from tests.check.check_fakes import account, regressed

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from batchtune.check.account import Account, attributed, judged
+from batchtune.check.baseline import account_from
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
-from batchtune.check.kept import account_from
-from batchtune.check.paired import judge_fixed, variant_figures
+from batchtune.check.paired_check import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison

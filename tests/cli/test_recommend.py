@@ -25,7 +25,7 @@ from batchtune.errors import (
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of

@@ -19,9 +19,8 @@ from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.noise_floor import ARMS
-from batchtune.tune.compare.result import summarise
-from batchtune.tune.compare.variant import runs_of
+from batchtune.tune.compare.blocks import runs_of
+from batchtune.tune.compare.result import ARMS, summarise
 from tests.report.pages import (
     EVIL,
     NOISY_BLOCK,

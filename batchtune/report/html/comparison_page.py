@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from batchtune.archive.run import COMPARISON, Run
-from batchtune.measure.statistics.paired import BLOCKS_NEEDED
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.statistics.quantiles import BLOCKS_NEEDED, Estimate
 from batchtune.report.comparison import (
     METRICS,
     PAYS,
@@ -56,9 +55,8 @@ from batchtune.report.tables import Marks, ratio, without_empty_columns
 from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.blocks import Variant, is_noisy
+from batchtune.tune.compare.blocks import Metric, Variant, VariantFigures, figure_of, is_noisy, runs_of
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
-from batchtune.tune.compare.variant import Metric, VariantFigures, figure_of, runs_of
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, rounded, rounded_duration
 

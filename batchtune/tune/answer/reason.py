@@ -16,7 +16,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import Run, keeps, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.failure_texts import explain_failure
+from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration, three_digits

@@ -37,10 +37,9 @@ from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search import Search
-from batchtune.tune.trials.failure_texts import explain_failure
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
+from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
 from batchtune.units import counted, rounded
 
 

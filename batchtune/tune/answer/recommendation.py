@@ -20,9 +20,8 @@ from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
-from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial, without_superseded
+from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
 
 SCHEMA_VERSION = 3

@@ -19,7 +19,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off
 from batchtune.tune.evidence.bracket import Bracket, Run
-from batchtune.tune.trials.out_of_memory import is_beyond_memory
+from batchtune.tune.trials.failures import is_beyond_memory
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
 from batchtune.tune.trials.trial import Source
 from batchtune.units import rounded, rounded_duration

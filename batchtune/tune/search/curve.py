@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
+from batchtune.twin.simulator.replica import Batcher, Device, Summary, batcher_of
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.summary import Summary
 
 _ROWS_MAX = 4096
 _ARRIVALS = 5000, 80_000

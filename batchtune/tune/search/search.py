@@ -30,7 +30,7 @@ from batchtune.tune.search.contenders import (
 )
 from batchtune.tune.search.curve import Curve
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, points_beyond_memory
+from batchtune.tune.trials.failures import memory_ceiling_rows, points_beyond_memory
 from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest

@@ -22,12 +22,12 @@ from batchtune.tune.loader import Fleet, Target
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search import Search
 from batchtune.tune.sweep.ray_nodes import Nodes, OneServer
-from batchtune.tune.trials.out_of_memory import out_of_memory
+from batchtune.tune.trials.failures import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
-from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
+    SearchSummary,
     Source,
     Trial,
     TrialRequest,

@@ -24,7 +24,7 @@ from batchtune.twin.calibration.twin_parameters import (
 )
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError, enough_requests, play
-from batchtune.twin.simulator.summary import Summary
+from batchtune.twin.simulator.replica import Summary
 
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.model.length_cost import LengthCost
 from batchtune.twin.model.reading import Fitted, crowding
-from batchtune.twin.model.service_time import ServiceTime, fit_service_time, linear_service_time
+from batchtune.twin.model.service_time import LengthCost, ServiceTime, fit_service_time, linear_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher
 

@@ -15,9 +15,8 @@ from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.plain_values import to_plain
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Summary
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.summary import Summary
 from batchtune.units import counted, percentage, rounded
 
 MOST_REQUESTS = 40_000

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.summary import Summary, summarise
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows, Summary, summarise
 
 
 def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count

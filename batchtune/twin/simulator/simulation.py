@@ -27,8 +27,7 @@ from batchtune.twin.simulator.event_kernel import (
     simulate,
     simulate_plain,
 )
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.summary import Outcome
+from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.tune.sweep.sweep import Watcher, sweep
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import Twin

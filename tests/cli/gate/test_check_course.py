@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from batchtune.check.gate import Gate
-from batchtune.check.paired import paired_figures
+from batchtune.check.paired_check import paired_figures
 from batchtune.cli.commands.gate.course import Course, needs_relaunches
 from batchtune.errors import TargetError
 from batchtune.tune.compare.blocks import Variant

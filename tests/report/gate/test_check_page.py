@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import CHECK, Run
+from batchtune.check.baseline import read_account
 from batchtune.check.gate import Gate
-from batchtune.check.kept import read_account
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.report.gate.statement import gate_rows
 from batchtune.report.html.check_page import check_document, gate_changes
 from batchtune.report.html.load_page import kind_of

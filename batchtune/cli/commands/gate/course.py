@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
-from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
+from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
 from batchtune.cli.arguments.file_parameters import file_knobs
 from batchtune.cli.arguments.sides import SideWords
 from batchtune.cli.benches import Benches
@@ -46,8 +46,7 @@ from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
-    from batchtune.check.finding import BlockFigures, Finding
-    from batchtune.check.gate import Gate
+    from batchtune.check.gate import BlockFigures, Finding, Gate
     from batchtune.report.live_view import View
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace

@@ -27,7 +27,7 @@ from batchtune.check.baseline import (
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.history import read_history, series_of, track_record
-from batchtune.check.paired import REGRESSION_EXIT_CODE, Conclusion
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell

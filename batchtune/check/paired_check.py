@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from batchtune.check.finding import BlockFigures, Finding, find
 from batchtune.check.gate import (
     ERROR_RATE,
     RANK_FIRST,
+    BlockFigures,
+    Finding,
     Gate,
     Look,
     figure_name,
+    find,
     looks_up_to,
     planned_looks,
 )
@@ -34,8 +36,7 @@ from batchtune.errors import (
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
-from batchtune.tune.compare.blocks import Variant, paired_arms
-from batchtune.tune.compare.variant import runs_of
+from batchtune.tune.compare.blocks import Variant, paired_arms, runs_of
 from batchtune.tune.evidence.best_point import rows_per_request
 from batchtune.tune.trials.trial import Trial
 
@@ -139,7 +140,7 @@ def _per_request(measured: Measurement, seconds: float | None) -> float:
     return seconds / requests if requests else math.nan
 
 
-SCHEMA_VERSION = 1
+CHECK_VERSION = 1
 
 Phase = Literal["screen", "confirmation"]
 Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INCOMPARABLE", "SLO MISSED"]
@@ -191,7 +192,7 @@ class Conclusion:
         """Safe for JSON."""
         plain = fields_to_plain(self)
         gates = plain.pop("findings")
-        return {"schema_version": SCHEMA_VERSION, "exit_code": self.exit_code, **plain, "gates": gates}
+        return {"schema_version": CHECK_VERSION, "exit_code": self.exit_code, **plain, "gates": gates}
 
 
 def run_check(

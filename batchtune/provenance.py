@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from batchtune.cpus import control_groups, quota_cpus, schedulable_cpus
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus
 
 _PACKAGES = (
     "batchtune",

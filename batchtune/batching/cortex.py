@@ -112,10 +112,10 @@ def parse_cortex(text: str, *, source: str) -> BatchingFile:
         raise BatchingParametersError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if root is None:
         raise BatchingParametersError(f"{source}: the file is empty")
-    return _Reader(source).file(_Reader(source).predictor(root))
+    return _CortexReader(source).file(_CortexReader(source).predictor(root))
 
 
-class _Reader:
+class _CortexReader:
     """Takes the nodes of a specification apart; `source` names them in errors."""
 
     def __init__(self, source: str) -> None:

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from batchtune.batching import triton_words
-from batchtune.cpus import schedulable_cpus
 from batchtune.errors import BatchingParametersError
+from batchtune.system import schedulable_cpus
 
 DEFAULT_MAX_BATCH_SIZE = 1000
 DEFAULT_BATCH_TIMEOUT_MICROS = 0

@@ -20,7 +20,7 @@ from batchtune.check.gate import DEFAULT_MARGINS, ERROR_RATE, BlockFigures, Find
 from batchtune.check.limit import Attribution
 from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError, TargetError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batchtune.errors import UsageError
-from batchtune.measure.statistics.quantiles import Estimate, signed_rank_distribution, walsh_averages
+from batchtune.measure.quantiles import Estimate, signed_rank_distribution, walsh_averages
 from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.units import parse_ratio, rounded

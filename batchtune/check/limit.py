@@ -13,7 +13,7 @@ from batchtune.check.gate import listed
 from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import Metric
@@ -193,7 +193,7 @@ _AT_LEAST: Final = frozenset({"throughput"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class FigureLimit:
     """At most so much of a figure, in its own unit; of throughput at least."""
 
     metric: Metric
@@ -204,7 +204,7 @@ class Limit:
 class LimitFinding:
     """What a load test says of a limit; `open`: the interval of its figure holds it."""
 
-    limit: Limit
+    limit: FigureLimit
     figure: Estimate
     state: State
 
@@ -228,7 +228,7 @@ class LimitFinding:
         }
 
 
-def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
+def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
     """`p95=20ms,throughput=500/s,errors=1%,cpu=200us`, in one text or several.
 
     Raises:
@@ -240,13 +240,13 @@ def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
         raise UsageError(f"--gate: {error.message}", hint=error.hint) from error
 
 
-def judge_limits(limits: Sequence[Limit], trial: Trial) -> list[LimitFinding]:
+def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
     """Each limit against the figure of one load test, with its interval where it has one."""
     figures = run_figures(trial)
     return [_judged(limit, _estimate(limit.metric, trial, figures[limit.metric])) for limit in limits]
 
 
-def _judged(limit: Limit, figure: Estimate) -> LimitFinding:
+def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
     sign = -1.0 if limit.metric in _AT_LEAST else 1.0
     ends = sorted((sign * figure.low, sign * figure.high))
     state: State = "open"
@@ -268,7 +268,7 @@ def _estimate(metric: Metric, trial: Trial, value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value)
 
 
-def _parsed(item: str) -> Limit:
+def _parsed(item: str) -> FigureLimit:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals:
         raise UsageError(f"expected FIGURE=LIMIT, such as p95=20ms; was {item!r}")
@@ -277,11 +277,11 @@ def _parsed(item: str) -> Limit:
         if metric == name:
             match metric:
                 case "throughput":
-                    return Limit(metric=metric, value=parse_rate_rps(text))
+                    return FigureLimit(metric=metric, value=parse_rate_rps(text))
                 case "errors":
-                    return Limit(metric=metric, value=_share(text))
+                    return FigureLimit(metric=metric, value=_share(text))
                 case _:
-                    return Limit(metric=metric, value=parse_duration_s(text))
+                    return FigureLimit(metric=metric, value=parse_duration_s(text))
     near = get_close_matches(name, limited, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(limited)}"
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)

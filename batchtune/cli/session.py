@@ -37,7 +37,7 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.repository import ModelRepository, OriginalModel
+from batchtune.target.triton.repository import OriginalModel, TritonRepository
 from batchtune.target.triton.target import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
@@ -314,7 +314,7 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
     view.event(DIFFERENCES)
-    for name in ModelRepository(target.endpoint).ensembles():
+    for name in TritonRepository(target.endpoint).ensembles():
         view.event(
             f"{name} is an ensemble that asks it: Triton serves that only while max_batch_size is not below its own"
         )

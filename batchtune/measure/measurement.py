@@ -11,6 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.quantiles import (
+    QUANTILES,
+    UNDEFINED,
+    Z_95,
+    Estimate,
+    design_effect,
+    latency_quantiles,
+    quantile_design_effect,
+    rate_estimate,
+    time_slices,
+)
 from batchtune.measure.slo import (
     Decision,
     Figure,
@@ -21,17 +32,6 @@ from batchtune.measure.slo import (
     primary_limit,
     strict_decision,
     times_longer,
-)
-from batchtune.measure.statistics.quantiles import (
-    QUANTILES,
-    UNDEFINED,
-    Z_95,
-    Estimate,
-    design_effect,
-    latency_quantiles,
-    quantile_design_effect,
-    rate_estimate,
-    time_slices,
 )
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat, caveat
 from batchtune.measure.validity.client_limits import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.measurement import padding_share, saved_text
-from batchtune.measure.statistics.quantiles import BLOCKS_NEEDED
+from batchtune.measure.quantiles import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
@@ -27,7 +27,7 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.measure.statistics.quantiles import Estimate
+    from batchtune.measure.quantiles import Estimate
     from batchtune.tune.compare.result import NoiseFloor
 
 

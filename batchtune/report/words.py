@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words

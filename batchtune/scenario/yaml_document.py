@@ -129,7 +129,7 @@ def parse_yaml(text: str, *, source: str) -> Document:
         raise ScenarioError(
             f"{source}:{_line(root)}: expected keys such as name: and target:, not a list or a word"
         )
-    reader = _Reader(source)
+    reader = _NodeReader(source)
     data = reader.plain(root, ())
     return Document(data=data, places=reader.places)
 
@@ -156,7 +156,7 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
         raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
     if root is None:
         raise empty_value(name.strip(), option=option)
-    data: Any = _Reader(source).plain(root, ())
+    data: Any = _NodeReader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
     in_lists = tuple(int(key) if key in _NUMBERS else key for key in keys)
@@ -185,7 +185,7 @@ def empty_value(key: str, *, option: str) -> ScenarioError:
     )
 
 
-class _Reader:
+class _NodeReader:
     """Turns nodes into plain data and notes where each stands."""
 
     def __init__(self, source: str) -> None:

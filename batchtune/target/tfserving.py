@@ -21,7 +21,7 @@ from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 from batchtune.target.endpoint import (
     Endpoint,
     control_client,

@@ -19,8 +19,8 @@ from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Status
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.host_noise import HostGuard, HostNoise
 from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
@@ -28,10 +28,10 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
-from batchtune.tune.loader import PATIENCE, Figures, Fleet, Guard, Loader, LoadRun, Served, Target
+from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadGenerator, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.failures import is_overload, texts_by_class, unanswered, undecodable
-from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
@@ -85,7 +85,7 @@ class Bench:
         self,
         scenario: Scenario,
         target: Target,
-        fleet: Fleet | Mapping[str, Fleet],
+        fleet: LoadGenerator | Mapping[str, LoadGenerator],
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -102,7 +102,7 @@ class Bench:
         if isinstance(fleet, Mapping):
             guard = self._together = _Together(target, HostGuard() if guard is None else guard)
 
-        def model(own: Scenario, served: Served, sender: Fleet) -> _ModelBench:
+        def model(own: Scenario, served: Served, sender: LoadGenerator) -> _ModelBench:
             loader = Loader(own, served, sender, sleep=sleep, guard=guard, client_max_rps=client_max_rps)
             return _ModelBench(own, loader, on_live=self._show, now_s=now_s, together=self._together)
 
@@ -362,7 +362,7 @@ class _ModelBench:
         )
         return self._loader.run(longer, on_live=lambda live: self._on_live(plan, live))
 
-    def _times(self, plan: Plan) -> Times:
+    def _times(self, plan: Plan) -> RunTimes:
         scenario = self.scenario
         load = scenario.load
         if plan.pace is not None:
@@ -375,7 +375,7 @@ class _ModelBench:
                 short_s=plan.request.duration_s,
             )
         short = plan.request.duration_s is not None
-        return Times(
+        return RunTimes(
             warm_up_s=min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s,
             duration_s=load.duration_s if plan.request.duration_s is None else plan.request.duration_s,
             timeout_s=scenario.request.timeout_s,

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cpus import schedulable_cpus
 from batchtune.load.cluster.fleet import WorkerLostError
 from batchtune.load.first_tries import require_answer, with_lone_answers
 from batchtune.load.live import LiveAggregate
@@ -28,6 +27,7 @@ from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.system import schedulable_cpus
 from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
 from batchtune.wire.signature import Signature
@@ -77,7 +77,7 @@ class Guard(Protocol):
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise: ...
 
 
-class Fleet(Protocol):
+class LoadGenerator(Protocol):
     """Load generators that run one job at a time."""
 
     def run(
@@ -136,7 +136,7 @@ class Loader:
         self,
         scenario: Scenario,
         target: Served,
-        fleet: Fleet,
+        fleet: LoadGenerator,
         *,
         sleep: Callable[[float], None] = time.sleep,
         guard: Guard | None = None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import Bracket, Run, runs_of
+from batchtune.tune.evidence.bracket import Bracket, BracketRun, runs_of
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
@@ -75,7 +75,7 @@ def find_capacity(
     search_s = search_seconds(scenario, configuration, pace)
     ends_s = now_s() + search_s
     ask = replace(plain, concurrency=_burst_clients(scenario, configuration), duration_s=BURST_S)
-    tried: list[tuple[Run, Figures]] = []
+    tried: list[tuple[BracketRun, Figures]] = []
     while True:
         figures = load(ask, len(tried))
         tried.append((_judged(ask, figures, scenario), figures))
@@ -128,7 +128,7 @@ def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     return min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
 
 
-def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> Run:
+def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> BracketRun:
     """A load as every trial is judged."""
     trial = Trial(
         number=0,
@@ -142,10 +142,10 @@ def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> Run:
     return runs_of([trial], scenario.slo, scenario)[0]
 
 
-def _telling(tried: Sequence[tuple[Run, Figures]], bracket: Bracket) -> Figures:
+def _telling(tried: Sequence[tuple[BracketRun, Figures]], bracket: Bracket) -> Figures:
     """Of the run that held nearest to what the bracket says (of several the longest), else of the lowest rate."""
 
-    def rank(run: Run) -> tuple[bool, float, int]:
+    def rank(run: BracketRun) -> tuple[bool, float, int]:
         rate_rps = run.rate_rps or math.inf
         apart = abs(math.log(rate_rps / bracket.held_rps)) if run.held else rate_rps
         return not run.held, apart, -run.requests

@@ -10,7 +10,7 @@ from batchtune.check.gate import BlockFigures, Gate
 from batchtune.check.limit import Attribution
 from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial, TrialRequest
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from batchtune.check.gate import LOOKS, ONE_LAUNCH, BlockFigures, Gate
 from batchtune.check.paired_check import Phase
-from batchtune.measure.statistics.quantiles import balanced_orders
+from batchtune.measure.quantiles import balanced_orders
 from batchtune.scenario.spec.check import Metric
 
 Host = Literal["steady", "drifting", "two-speed", "lumpy"]

@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.several_models import print_joint
 from batchtune.report.words import question_text
 from batchtune.tune.answer.recommendation import OpenQuestion

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
 from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
 from batchtune.twin.calibration.twin_parameters import fit_run_of

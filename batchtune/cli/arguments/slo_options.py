@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from batchtune.cli.arguments.options import of_option
 from batchtune.errors import UsageError
-from batchtune.measure.statistics.quantiles import QUANTILES
+from batchtune.measure.quantiles import QUANTILES
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.units import parse_duration_s, parse_ratio
 

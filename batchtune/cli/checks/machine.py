@@ -13,7 +13,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, Literal, TypeAlias
 
-from batchtune.cpus import control_groups, quota_cpus, schedulable_cpus, text_of
 from batchtune.measure.validity.host_noise import (
     MOST_CANARY_CHANGE,
     MOST_FOREIGN_RATIO,
@@ -22,6 +21,7 @@ from batchtune.measure.validity.host_noise import (
     HostNoise,
     read_host,
 )
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
 from batchtune.units import percentage
 
 

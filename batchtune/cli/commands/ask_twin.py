@@ -36,7 +36,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.replicas import Fleet, MeasuredRates, ReplicaPlan, held_to
+from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to
 from batchtune.twin.model.saturation import long_run
 from batchtune.twin.model.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.model.twin import Twin
@@ -468,7 +468,7 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
             f"--set asks for {len(configurations)} configurations; a plan is for one",
             hint="compare them with `batchtune simulate`, then plan with the best",
         )
-    fleet = Fleet(
+    fleet = Replicas(
         calibrated.twin,
         batcher_of(configurations[0], cpus=scenario.target.cpus),
         traffic_of(scenario, rate_rps=rate_rps),

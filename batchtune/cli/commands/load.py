@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.check.limit import Limit, LimitFinding, judge_limits, parse_limits
+from batchtune.check.limit import FigureLimit, LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     Question,
@@ -197,7 +197,7 @@ def _code_of(verdict: str | None) -> int:
     return 0
 
 
-def _gated(points: Sequence[Trial], limits: Sequence[Limit]) -> list[LimitFinding]:
+def _gated(points: Sequence[Trial], limits: Sequence[FigureLimit]) -> list[LimitFinding]:
     """What the best point says of each limit; nothing where no point counts."""
     best = best_point(points)
     return [] if best is None else judge_limits(limits, best.point)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from batchtune.cpus import control_groups, schedulable_cpus
 from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.system import control_groups, schedulable_cpus
 
 MOST_STEAL_RATIO = 0.02
 MOST_CANARY_CHANGE = 0.05

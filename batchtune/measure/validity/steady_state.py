@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.quantiles import Z_95, t_quantile
 from batchtune.measure.slo import ALPHA, Decision, Limit
-from batchtune.measure.statistics.quantiles import Z_95, t_quantile
 from batchtune.units import rounded
 
 # Whether a run can stop already: a verdict that grows with the run.

@@ -15,7 +15,7 @@ from batchtune.check.gate import Finding, State, margin_text
 from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, series_of
 from batchtune.check.paired_check import Verdict
 from batchtune.errors import ArchiveError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.gate.statement import (
     HEADINGS,
     advice_text,

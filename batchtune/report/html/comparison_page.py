@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from batchtune.archive.run import COMPARISON, Run
-from batchtune.measure.statistics.quantiles import BLOCKS_NEEDED, Estimate
+from batchtune.measure.quantiles import BLOCKS_NEEDED, Estimate
 from batchtune.report.comparison import (
     METRICS,
     PAYS,

@@ -178,7 +178,7 @@ _BURNT = bytes(4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceTime:
+class EmulatedServiceTime:
     """How long a batch holds the device; see the module for each term."""
 
     base_ms: float = 0.0
@@ -264,7 +264,7 @@ class EmulatedDevice:
     """
 
     def __init__(
-        self, service_time: ServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
+        self, service_time: EmulatedServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
     ) -> None:
         self._service_time = service_time
         self._rows_max = rows_max
@@ -372,7 +372,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     document = read_emulated_file(version_directory / "emulated.yaml")
     inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
     signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
-    service_time = ServiceTime(**document["service_time"])
+    service_time = EmulatedServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
     return LoadedModel(
         platform="emulated",

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.cpus import schedulable_cores
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
     BackendOptions,
@@ -23,6 +22,7 @@ from batchtune.server.backends.model import (
     Tensors,
     out_of_memory,
 )
+from batchtune.system import schedulable_cores
 from batchtune.wire.encoding import read_varint, varint
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError

@@ -84,7 +84,7 @@ class InferenceCalls:
             lambda _: join.encode(examples),
             examples,
         )
-        join = _Join(servable, tasks, running)
+        join = _TaskJoin(servable, tasks, running)
         for index, task in enumerate(tasks):
             part = _Part(join, index)
             self._pending.turn.submit(
@@ -199,7 +199,7 @@ class _Task:
     outputs: tuple[str, ...]
 
 
-class _Join:
+class _TaskJoin:
     """Waits for all tasks of a MultiInference call."""
 
     def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
@@ -244,7 +244,7 @@ class _Part:
 
     __slots__ = ("_index", "_join", "submitted_ns")
 
-    def __init__(self, join: _Join, index: int) -> None:
+    def __init__(self, join: _TaskJoin, index: int) -> None:
         self._join = join
         self._index = index
         self.submitted_ns = 0

@@ -52,7 +52,7 @@ class Histogram:
         self.total += sum(ordered) * times
 
 
-class Times(list[float]):
+class Timings(list[float]):
     """Values that are put into their histogram FOLDED_AT at once, which costs less than half as much each."""
 
     __slots__ = ("_histogram",)
@@ -263,8 +263,8 @@ class Metrics:
         self.gpus: GpuSampler | None = None
         self._lock = threading.Lock()
         self._request_counts: dict[tuple[str, str], int] = {}
-        self._request_latencies: dict[tuple[str, str, str], Times] = {}
-        self._runtime_latencies: dict[tuple[str, str, str], Times] = {}
+        self._request_latencies: dict[tuple[str, str, str], Timings] = {}
+        self._runtime_latencies: dict[tuple[str, str, str], Timings] = {}
         self._example_counts: dict[str, Histogram] = {}
         self._queuing_latency = Histogram(_QUEUE_BOUNDS)
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
@@ -290,12 +290,12 @@ class Metrics:
         key = (model_name, status)
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
-    def request_times(self, model_name: str, api: str, entrypoint: str) -> Times:
+    def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
         """Takes the micros of each request that ended OK; TF Serving's api is "Predict" over GRPC, "predict" over
         REST."""
         return _times(self._request_latencies, (model_name, api, entrypoint))
 
-    def runtime_times(self, model_name: str, api: str, runtime: str) -> Times:
+    def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
         """Takes the micros of each request from the session's submit to its outputs, queueing included."""
         return _times(self._runtime_latencies, (model_name, api, runtime))
 
@@ -465,14 +465,14 @@ def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float
     return histogram
 
 
-def _times(times_by_key: dict[_Key, Times], key: _Key) -> Times:
+def _times(times_by_key: dict[_Key, Timings], key: _Key) -> Timings:
     times = times_by_key.get(key)
     if times is None:
-        times = times_by_key[key] = Times(_LATENCY_BOUNDS)
+        times = times_by_key[key] = Timings(_LATENCY_BOUNDS)
     return times
 
 
-def _folded(times_by_key: Mapping[_Key, Times]) -> dict[_Key, Histogram]:
+def _folded(times_by_key: Mapping[_Key, Timings]) -> dict[_Key, Histogram]:
     """The histograms that have values: a request that failed may have asked for its own."""
     histograms = {key: times.fold() for key, times in times_by_key.items()}
     return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}

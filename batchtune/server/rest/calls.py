@@ -199,7 +199,7 @@ class RestCalls:
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
         self._float_rows = FloatRows()
-        self._bindings: Memo[int, _Binding] = Memo(1_024)
+        self._bindings: Memo[int, _ModelBinding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call."""
@@ -276,7 +276,7 @@ class RestCalls:
         call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
         return True
 
-    def _bind(self, servable: Servable) -> _Binding:
+    def _bind(self, servable: Servable) -> _ModelBinding:
         signature = servable.signatures.get(DEFAULT_SIGNATURE)
         input_name = ""
         if (
@@ -285,7 +285,7 @@ class RestCalls:
             and (not self._check_methods or signature.method_name in PREDICT_METHODS)
         ):
             input_name = signature.inputs[0].name
-        binding = _Binding(
+        binding = _ModelBinding(
             servable=weakref.ref(servable),
             input_name=input_name,
             times=self._pending.counts.times(servable.name, "Predict"),
@@ -378,7 +378,7 @@ class RestCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Binding:
+class _ModelBinding:
     """What calls on a version have in common; it keeps no version alive. `input_name`: of the default signature's
     only input, if that is a matrix of floats, else ""."""
 

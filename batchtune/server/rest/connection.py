@@ -7,7 +7,7 @@ from functools import partial
 from typing import cast
 
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.parser import CONTINUE, STATUS_LINES, Head, Request, RequestParser, RestLimits
+from batchtune.server.rest.parser import CONTINUE, STATUS_LINES, Head, HttpRequest, RequestParser, RestLimits
 from batchtune.server.rest.rest_api import RestApi
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener
 
@@ -263,7 +263,7 @@ class RestConnection(asyncio.Protocol):
         else:
             self._advance()
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: HttpRequest) -> None:
         self._answering = request.head
         if request.refused is None:
             self._service.start(request, self._peer, self.respond)

@@ -92,7 +92,7 @@ class Head:
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))
 
 
-class Request:
+class HttpRequest:
     """A request on its way in: its head and the pieces of its body, or why it is `refused` (status and text)."""
 
     __slots__ = ("head", "pieces", "refused", "size")
@@ -188,7 +188,7 @@ class RequestParser:
         on_head: Callable[[Head], None],
         now_s: Callable[[], float],
     ) -> None:
-        self.ready: deque[Request] = deque()
+        self.ready: deque[HttpRequest] = deque()
         self.arriving = self.ended = self.owes_continue = False
         self.begun_s = 0.0  # when the request that is arriving began
         self.arrived_bytes = 0  # of it
@@ -197,7 +197,7 @@ class RequestParser:
         self._on_head = on_head
         self._now_s = now_s
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        self._request: Request | None = None  # the one arriving, once its head has ended
+        self._request: HttpRequest | None = None  # the one arriving, once its head has ended
         self._target = b""
         self._fields: dict[bytes, bytes] = {}
         self._field_count = self._head_bytes = 0
@@ -286,7 +286,7 @@ class RequestParser:
         if parser.should_upgrade():
             self._upgrading = head
             return
-        self._request = Request(head)
+        self._request = HttpRequest(head)
         if head.body_bytes > self._body_bytes_max:
             self._refuse_body()
         self.owes_continue = head.wants_continue
@@ -340,7 +340,7 @@ class RequestParser:
         """Put an answer in line after which the connection ends; the first reason is told."""
         if not self.ended:
             head = Head("", b"", {}, keep_alive=False, is_http_1_0=False)
-            self.ready.append(Request(head, (status, text)))
+            self.ready.append(HttpRequest(head, (status, text)))
         self._request = None
         self.ended = True
         self.arriving = self.owes_continue = False

@@ -24,7 +24,7 @@ from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.parser import PROXY_FIELDS, Head, KnownHeads, Request
+from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest, KnownHeads
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
@@ -198,7 +198,7 @@ class RestApi:
         except StatusError:
             return None
 
-    def start(self, request: Request, peer: str, respond: Respond) -> None:
+    def start(self, request: HttpRequest, peer: str, respond: Respond) -> None:
         """Start any request; `respond(status, answer, *header_lines)` is called once."""
         head = request.head
         if self.options.gzip_answers and head.takes_gzip:

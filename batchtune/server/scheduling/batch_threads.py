@@ -122,7 +122,7 @@ class BatchSource(Protocol[BatchT]):
         """Whether something waits that another thread should run or watch; called with the lock held."""
 
 
-class _Worker:
+class _BatchThread:
     __slots__ = ("counted", "idle", "parker", "thread")
     thread: threading.Thread
 
@@ -140,9 +140,9 @@ class BatchThreads(Generic[BatchT]):
         self.clock = clock
         self._name = name
         self._source = source
-        self._idle: list[_Worker] = []
+        self._idle: list[_BatchThread] = []
         self._count = count
-        self._timekeeper: _Worker | None = None
+        self._timekeeper: _BatchThread | None = None
         self._timer_micros = NEVER_MICROS
         self._unsettled = count
         if count < 1:
@@ -193,14 +193,14 @@ class BatchThreads(Generic[BatchT]):
                 worker.thread.join()
         self.clock.unwatch(self._settled)
 
-    def _new_worker(self, index: int) -> _Worker:
-        worker = _Worker(self.clock.parker())
+    def _new_worker(self, index: int) -> _BatchThread:
+        worker = _BatchThread(self.clock.parker())
         worker.thread = threading.Thread(
             target=self._run, args=(worker,), name=f"{self._name}_{index}", daemon=True
         )
         return worker
 
-    def _run(self, worker: _Worker) -> None:
+    def _run(self, worker: _BatchThread) -> None:
         lower_timer_slack()
         while True:
             with self.lock:
@@ -230,7 +230,7 @@ class BatchThreads(Generic[BatchT]):
             with self.lock:
                 owner.finished(batch)
 
-    def _lie_down(self, worker: _Worker, due_micros: int) -> int | None:
+    def _lie_down(self, worker: _BatchThread, due_micros: int) -> int | None:
         worker.idle = True
         self._idle.append(worker)
         if due_micros >= self._timer_micros:
@@ -239,7 +239,7 @@ class BatchThreads(Generic[BatchT]):
         self._timer_micros = due_micros
         return due_micros
 
-    def _get_up(self, worker: _Worker) -> None:
+    def _get_up(self, worker: _BatchThread) -> None:
         if worker.idle:  # time woke it, no other thread did
             worker.idle = False
             self._idle.remove(worker)

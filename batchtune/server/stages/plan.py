@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
+from batchtune.server.backends.emulated import EmulatedDevice, EmulatedServiceTime
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics.counters import Sums
@@ -95,7 +95,7 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
     if stage.redis is not None:
         return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
     if stage.emulated is not None:
-        service_time = ServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
+        service_time = EmulatedServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
         return EmulatedDevice(service_time, rows_max=None, outputs=stage.outputs)
     return code.function("lookup.code", stage.code, stage.outputs)
 

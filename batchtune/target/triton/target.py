@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.triton_config import FoundBatching, found_batching, other_batching, with_batching
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
-from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.system import interrupts_noted
 from batchtune.target.claim import Claim
 from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options
 from batchtune.target.model_files import served_name
@@ -28,8 +28,8 @@ from batchtune.target.triton.launched import LaunchedTriton
 from batchtune.target.triton.repository import (
     ADDED,
     EXPLICIT,
-    ModelRepository,
     OriginalModel,
+    TritonRepository,
     left_behind,
     put_back,
 )
@@ -325,8 +325,8 @@ class TritonTarget:
             raise TargetError("the server has not been reached yet")
         return self._original
 
-    def _repository(self) -> ModelRepository:
-        return ModelRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
+    def _repository(self) -> TritonRepository:
+        return TritonRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
 
 
 def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -353,7 +353,7 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     claim = Claim(endpoint.rest_url, original.model)
     try:
         claim.hold()
-        put_back(ModelRepository(endpoint, limit_s=spec.ready_timeout_s), original)
+        put_back(TritonRepository(endpoint, limit_s=spec.ready_timeout_s), original)
         claim.settle()
     finally:
         claim.release()

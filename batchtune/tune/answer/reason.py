@@ -9,12 +9,12 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.measurement import Measurement, padding_per_element, padding_share, saved_text
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
-from batchtune.tune.evidence.bracket import Run, keeps, runs_of
+from batchtune.tune.evidence.bracket import BracketRun, keeps, runs_of
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
@@ -257,7 +257,7 @@ def _failed(trials: Sequence[Trial]) -> str:
     return f"nothing to recommend: {counted(len(failures), 'trial')} failed{cause}"
 
 
-def violation(run: Run, slo: SloSpec) -> float:
+def violation(run: BracketRun, slo: SloSpec) -> float:
     """How far a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in slo.limits().items()]
     errors = run.error_ratio / slo.error_ratio if slo.error_ratio > 0.0 else 1.0 + run.error_ratio
@@ -266,7 +266,7 @@ def violation(run: Run, slo: SloSpec) -> float:
     return max(values, default=math.inf)
 
 
-def _miss(run: Run, slo: SloSpec) -> str:
+def _miss(run: BracketRun, slo: SloSpec) -> str:
     """What the nearest run missed each limit by."""
     misses = []
     for name, limit_s in slo.limits().items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -32,7 +32,7 @@ from batchtune.tune.answer.recommendation import (
     range_of,
 )
 from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
-from batchtune.tune.evidence.bracket import Run
+from batchtune.tune.evidence.bracket import BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import search_of
@@ -440,20 +440,20 @@ class _Answer:
 
     # Figures.
 
-    def _measured(self, runs: Iterable[Run]) -> list[Measurement]:
+    def _measured(self, runs: Iterable[BracketRun]) -> list[Measurement]:
         trials = (self._by_number.get(run.trial) for run in runs)
         return [trial.measurement for trial in trials if trial is not None and trial.measurement is not None]
 
-    def _runs_trials(self, runs: Iterable[Run]) -> list[Trial]:
+    def _runs_trials(self, runs: Iterable[BracketRun]) -> list[Trial]:
         return [self._by_number[run.trial] for run in runs if run.trial in self._by_number]
 
-    def _latency(self, runs: Sequence[Run]) -> dict[str, Estimate]:
+    def _latency(self, runs: Sequence[BracketRun]) -> dict[str, Estimate]:
         names = dict.fromkeys(name for run in runs for name in run.latency_s)
         return {
             name: range_of([run.latency_s[name] for run in runs if name in run.latency_s]) for name in names
         }
 
-    def _promises(self, runs: Sequence[Run]) -> tuple[Promise, ...]:
+    def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
         promises = []
         for name, limit_s in self._slo.limits().items():
             values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
@@ -535,7 +535,7 @@ class _Answer:
         return any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1)
 
 
-def _throughput(runs: Sequence[Run]) -> Estimate:
+def _throughput(runs: Sequence[BracketRun]) -> Estimate:
     """Of the runs that did not fail."""
     return range_of([run.answered_rps for run in runs if run.latency_s])
 

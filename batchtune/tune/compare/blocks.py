@@ -21,7 +21,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.measurement import Measurement, padding_per_element
-from batchtune.measure.statistics.quantiles import Estimate, balanced_orders, typical
+from batchtune.measure.quantiles import Estimate, balanced_orders, typical
 from batchtune.measure.validity.caveats import HOST_CODES, Caveat
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench

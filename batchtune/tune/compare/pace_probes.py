@@ -10,7 +10,7 @@ from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.fleet import DuetPlan
-from batchtune.measure.statistics.quantiles import balanced_orders, hodges_lehmann, log_ratios
+from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
-from batchtune.measure.statistics.quantiles import (
+from batchtune.measure.quantiles import (
     Estimate,
     detectable_shift,
     log_ratios,

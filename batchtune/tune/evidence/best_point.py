@@ -9,12 +9,12 @@ from functools import cache
 from typing import Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cpus import usable_cpus
 from batchtune.measure.bottleneck import TRY_BATCHING, Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.system import usable_cpus
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import rounded

@@ -44,7 +44,7 @@ SATURATED = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BracketRun:
     """One load of one configuration, judged by an SLO.
 
     `rate_rps`: that of an open loop; None: a closed loop of `clients`. `full`: its clients fill every batch, so that
@@ -71,10 +71,10 @@ class Run:
 class Bracket:
     """The capacity of one configuration: the highest rate held, and the lowest missed; requests/s."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[BracketRun, ...]
 
     @cached_property
-    def open_runs(self) -> tuple[Run, ...]:
+    def open_runs(self) -> tuple[BracketRun, ...]:
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
@@ -185,7 +185,7 @@ class Bracket:
         )
 
     @property
-    def fresh(self) -> tuple[Run, ...]:
+    def fresh(self) -> tuple[BracketRun, ...]:
         """Fresh runs at the rate stated."""
         return tuple(
             run
@@ -194,16 +194,16 @@ class Bracket:
         )
 
 
-def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[Run]:
+def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
     """Every load of these trials, judged by this SLO: each rate of an older search for a capacity too.
 
     A trial that failed is a miss by far at the rate that was asked.
     """
-    runs: list[Run] = []
+    runs: list[BracketRun] = []
     for trial in trials:
         if trial.probes:
             runs += [
-                Run(
+                BracketRun(
                     trial=trial.number,
                     rate_rps=probe.rate_rps,
                     clients=None,
@@ -227,7 +227,7 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
     )
 
 
-def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
+def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
     measured = trial.measurement
     rate_rps = trial.request.rate_rps if trial.request.concurrency is None else None
     if rate_rps is None and trial.request.concurrency is None and trial.concurrency is None:
@@ -247,7 +247,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
             spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
             held = held and answered_rps >= ANSWERED * rate_rps - spare
             far = not held and answered_rps < FAR_ANSWERED * rate_rps - spare
-    return Run(
+    return BracketRun(
         trial=trial.number,
         rate_rps=rate_rps,
         clients=clients,
@@ -263,5 +263,5 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
     )
 
 
-def _rate(run: Run) -> float:
+def _rate(run: BracketRun) -> float:
     return run.rate_rps or 0.0

@@ -19,7 +19,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Objective, Scenario

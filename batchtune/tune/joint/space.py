@@ -15,7 +15,7 @@ from batchtune.scenario.spec.knobs import configuration_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue
 from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
-from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, Run
+from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, BracketRun
 from batchtune.tune.trials.trial import Trial, TrialRequest
 
 FAR_OVER = 2.0
@@ -47,7 +47,7 @@ class JointLoad:
         return bool(self.trials) and all(_kept(trial) for trial in self.trials.values())
 
     @property
-    def run(self) -> Run:
+    def run(self) -> BracketRun:
         """A vote for or against its scale; that of the model that did worst."""
         judged = self.trials.values()
         answered = min((_answered(trial) for trial in judged), default=0.0)
@@ -56,7 +56,7 @@ class JointLoad:
             or answered < FAR_ANSWERED
             or (self.tightness >= FAR_OVER and not self.spoilt)
         )
-        return Run(
+        return BracketRun(
             trial=self.trial.number,
             rate_rps=self.asked.scale,
             clients=None,

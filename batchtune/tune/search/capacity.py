@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket, Run
+from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket, BracketRun
 from batchtune.tune.one_capacity import TINY_S
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import (
@@ -259,7 +259,7 @@ class CapacitySearch(Search):
             return max(LOOP_SHARE * run.answered_rps * self._gaps_room(run) for run in contender.runs)
         return held or (BACK * upper if math.isfinite(upper) else 0.0)
 
-    def _gaps_room(self, run: Run) -> float:
+    def _gaps_room(self, run: BracketRun) -> float:
         """Less than 1 where the gaps between tokens of a loop are too long: a step takes too long at that rate."""
         limits = {
             name: limit for name, limit in self.scenario.slo.limits().items() if name.startswith("itl_")

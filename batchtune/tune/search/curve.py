@@ -33,7 +33,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class CurvePrediction:
     """What a load would give: requests/s answered, p95 in seconds, and the largest share of its limit that a latency
     takes; inf: too many requests are refused."""
 
@@ -108,7 +108,7 @@ class Curve:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
         return self._cache[batcher]
 
-    def closed(self, configuration: Configuration, clients: int) -> Prediction:
+    def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
         """What so many clients in a closed loop get, by simulation."""
         summary = closed_summary(
             clients,
@@ -121,7 +121,7 @@ class Curve:
         )
         return self._prediction(summary)
 
-    def open(self, configuration: Configuration, rate_rps: float) -> Prediction:
+    def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
         """What Poisson arrivals at this rate get, by simulation."""
         return self._open(self._batcher(configuration), rate_rps)
 
@@ -135,7 +135,7 @@ class Curve:
             low, high = (rate, high) if kept else (low, rate)
         return low
 
-    def _open(self, batcher: Batcher, rate_rps: float) -> Prediction:
+    def _open(self, batcher: Batcher, rate_rps: float) -> CurvePrediction:
         batches = 60  # Requests of a simulated run, at least and at most: so many full batches between.
         requests = batches * (batcher.max_batch_size or 1) // self._rows
         arrivals = self._arrivals[: min(max(requests, _ARRIVALS[0]), _ARRIVALS[1])]
@@ -149,11 +149,11 @@ class Curve:
         )
         return self._prediction(summary)
 
-    def _prediction(self, summary: Summary) -> Prediction:
+    def _prediction(self, summary: Summary) -> CurvePrediction:
         latency_s = dict(zip(self._quantiles, map(float, summary.latency_s[0]), strict=True))
         shares = [latency_s[quantile] / limit for quantile, limit in self._limits_s.items()]
         too_many = float(summary.error_ratio[0]) > max(self._error_ratio, 0.01)
-        return Prediction(
+        return CurvePrediction(
             answered_rps=float(summary.throughput_rps[0]),
             p95_s=latency_s[0.95],
             of_limit=math.inf if too_many else max(shares, default=0.0),

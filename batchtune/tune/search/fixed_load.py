@@ -15,7 +15,7 @@ from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, Run
+from batchtune.tune.evidence.bracket import FRESH, BracketRun
 from batchtune.tune.search.capacity import HOPELESS, OPEN, RIVAL, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search import (
@@ -79,14 +79,14 @@ class FixedLoadSearch(Search):
 
     # What runs say.
 
-    def merit(self, run: Run) -> float:
+    def merit(self, run: BracketRun) -> float:
         """NaN where it has none."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if not (math.isfinite(value) and value > 0.0):
             return math.nan
         return -math.log(value) if self._is_latency else math.log(value)
 
-    def own_runs(self, contender: Contender) -> list[Run]:
+    def own_runs(self, contender: Contender) -> list[BracketRun]:
         """Those of the scenario's own load."""
         return [run for run in contender.runs if run.trial not in self._foreign]
 
@@ -381,7 +381,7 @@ class FixedLoadSearch(Search):
 
     # Hopes.
 
-    def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
+    def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """A closed loop keeps the device busy: what its batches held, and how many rows were done, are a reading."""
         super()._learn(contender, run, measured)
         if run.full or run.clients is None or measured is None or run.error_ratio > 0.1:

@@ -16,7 +16,7 @@ from itertools import islice
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
+from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
 from batchtune.tune.search.contenders import (
     SIZE,
     THREADS,
@@ -115,7 +115,7 @@ class Search(ABC):
             contender.add(run)
             self._learn(contender, run, trial.measurement)
 
-    def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
+    def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """A loop in which every batch is full teaches the curve: what rows others had is not known."""
         busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
         if busy and self.has_curve and measured is not None and run.error_ratio <= 0.1:

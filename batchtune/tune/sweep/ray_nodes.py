@@ -221,7 +221,7 @@ LONG_CALL_LIMIT_S: Final = 120.0
 KEY: Final = "search.parallel"
 
 
-class Station(Protocol):
+class RemoteNode(Protocol):
     """What a head asks of a node: the methods of `NodeStation`."""
 
     def place(self) -> Place: ...
@@ -276,7 +276,7 @@ class RayNodes:
 
 
 class _RayStation:
-    """A Station by way of an actor's calls."""
+    """A RemoteNode by way of an actor's calls."""
 
     def __init__(self, actor: RayActor) -> None:
         self._actor = actor
@@ -315,7 +315,7 @@ class ServerNodes(NodeBenches):
     def __init__(
         self,
         scenario: Scenario,
-        stations: Sequence[Station],
+        stations: Sequence[RemoteNode],
         *,
         gpus: float = 0.0,
         on_event: Callable[[str], None] = lambda _text: None,
@@ -360,7 +360,7 @@ class ServerNodes(NodeBenches):
 class _NodeTrials:
     """The trials of one node, waited for."""
 
-    def __init__(self, station: Station, *, sleep: Callable[[float], None]) -> None:
+    def __init__(self, station: RemoteNode, *, sleep: Callable[[float], None]) -> None:
         self._station = station
         self._sleep = sleep
         self.live: tuple[Plan, LiveAggregate] | None = None

@@ -18,7 +18,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
 from batchtune.tune.joint.search import JointSearch
-from batchtune.tune.loader import Fleet, Target
+from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search import Search
 from batchtune.tune.sweep.ray_nodes import Nodes, OneServer
@@ -90,7 +90,7 @@ FAILURES_TO_END = 6
 def sweep(
     scenario: Scenario,
     target: Target,
-    fleet: Fleet | Mapping[str, Fleet],
+    fleet: LoadGenerator | Mapping[str, LoadGenerator],
     *,
     finished: Sequence[Trial] = (),
     watcher: Watcher = NOBODY,

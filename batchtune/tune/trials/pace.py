@@ -79,7 +79,7 @@ SIDE_BY_SIDE: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class RunTimes:
     """Of one load, in seconds: what is thrown away, what counts, how long an answer is waited for.
 
     `batch_s` is what a batch of it is expected to take, `turn_s` how long the last in the queue waits.
@@ -139,7 +139,7 @@ def times_of(
     clients: int | None = None,
     rate_rps: float | None = None,
     short_s: float | None = None,
-) -> Times:
+) -> RunTimes:
     """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
 
     `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
@@ -174,7 +174,7 @@ def times_of(
         if math.isnan(pace.lone_s):
             patience_s = lone_timeout_s
         timeout_s = max(timeout_s, min(patience_s, TIMEOUT_MAX_S))
-    return Times(
+    return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from batchtune.batching.parameters import Configuration
 from batchtune.load.record.samples import Samples
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import check_version, fields_to_plain, from_plain
 from batchtune.target.telemetry import ServerActivity
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.model.reading import Fitted, crowding
 from batchtune.twin.model.service_time import LengthCost, ServiceTime, fit_service_time, linear_service_time

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import TwinError
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
 from batchtune.twin.model.saturation import PRECISION, highest_rates
 from batchtune.twin.model.traffic import Traffic
@@ -165,7 +165,7 @@ class ReplicaPlan:
         return {**fields_to_plain(self), "limits": limits, "extrapolated": self.extrapolated}
 
 
-class Fleet:
+class Replicas:
     """Replicas that are all alike, and share the traffic's pattern; asks the simulator about pools of them.
 
     Up to POOL_MOST of them are simulated as they are, with the whole stream. A larger fleet is represented by a pool of

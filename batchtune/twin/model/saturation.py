@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.measure.quantiles import QUANTILES
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import MOST_REQUESTS, Prediction, Twin, enough_requests, play

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.plain_values import to_plain
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic

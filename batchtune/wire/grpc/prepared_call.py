@@ -88,7 +88,7 @@ def _head_of(fields: Fields) -> ResponseHead:
     )
 
 
-class Answer:
+class CollectedAnswer:
     """An answer in several frames, compressed, or broken; collects until the stream ends."""
 
     __slots__ = ("_buffer", "_failure", "_head", "_messages", "unacknowledged_bytes")

@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.rest.parser import Head, Request, RestLimits
+from batchtune.server.rest.parser import Head, HttpRequest, RestLimits
 from batchtune.wire.status import HTTP_CODES, StatusError
 from tests.server.server_fakes import (
     FakeServable,
@@ -301,7 +301,9 @@ def ask_app(rest: RunningRest, method: str, target: bytes, *, peer: str, **field
     named = {name.encode(): value for name, value in fields.items()}
     head = Head(method, target, named, keep_alive=True, is_http_1_0=False)
     statuses: list[int] = []
-    rest.thread.call(lambda: rest.api.start(Request(head), peer, lambda status, *_: statuses.append(status)))
+    rest.thread.call(
+        lambda: rest.api.start(HttpRequest(head), peer, lambda status, *_: statuses.append(status))
+    )
     return statuses[0]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import requests
 
-from batchtune.server.rest.parser import Head, Request, RequestParser, RestLimits
+from batchtune.server.rest.parser import Head, HttpRequest, RequestParser, RestLimits
 from tests.server.server_fakes import FakeServable, RunningRest, count_answers, running_rest
 from tests.waiting import wait_until
 
@@ -502,7 +502,7 @@ def test_draining_answers_what_was_pipelined() -> None:
 
 
 def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
-    request = Request(Head("POST", b"/", {}, keep_alive=True, is_http_1_0=False))
+    request = HttpRequest(Head("POST", b"/", {}, keep_alive=True, is_http_1_0=False))
     body = bytes(range(256)) * 1600
     tracemalloc.start()
     for start in range(0, len(body), 2):
@@ -512,7 +512,7 @@ def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
     assert kept_bytes < 1.5 * len(body)
     assert request.size == len(body)
     assert request.body() == body
-    short = Request(request.head)
+    short = HttpRequest(request.head)
     assert short.body() == b""
     for pieces in (1, 2):
         short.add(b"ab")

@@ -18,7 +18,7 @@ from batchtune.tune.evidence.bracket import (
     UNSTEADY,
     WIDTH,
     Bracket,
-    Run,
+    BracketRun,
     runs_of,
 )
 from batchtune.tune.trials.trial import Probe
@@ -36,8 +36,8 @@ def run(
     clients: int | None = None,
     answered: float | None = None,
     full: bool = False,
-) -> Run:
-    return Run(
+) -> BracketRun:
+    return BracketRun(
         trial=1,
         rate_rps=rate,
         clients=clients,
@@ -51,7 +51,7 @@ def run(
     )
 
 
-def bracket(*runs: Run) -> Bracket:
+def bracket(*runs: BracketRun) -> Bracket:
     return Bracket(tuple(runs))
 
 
@@ -76,7 +76,7 @@ def bracket(*runs: Run) -> Bracket:
     ],
 )
 def test_a_rate_is_held_by_more_runs_than_missed_it(
-    runs: tuple[Run, ...], held: float, missed: float
+    runs: tuple[BracketRun, ...], held: float, missed: float
 ) -> None:
     assert bracket(*runs).held_rps == pytest.approx(held)
     assert bracket(*runs).missed_rps == pytest.approx(missed)
@@ -120,7 +120,7 @@ RUNS = st.lists(
 def judged(given_runs: list[tuple[float, float, float, bool]], limit_s: float) -> Bracket:
     return Bracket(
         tuple(
-            Run(
+            BracketRun(
                 trial=at,
                 rate_rps=rate,
                 clients=None,

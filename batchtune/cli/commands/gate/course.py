@@ -28,7 +28,7 @@ from batchtune.report.gate.files import code_quality, comment, github_annotation
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
 from batchtune.tune.compare.pace_probes import (

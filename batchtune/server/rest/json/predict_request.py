@@ -136,13 +136,13 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
             raise malformed(document, "Expecting 'instances' to be an list/array")
         if not instances:
             raise malformed(document, "No values in 'instances' array")
-        reader = _Reader(_may_hold_booleans(body, document))
+        reader = _JsonReader(_may_hold_booleans(body, document))
         return JsonPredict(
             signature=signature, row_format=True, inputs=reader.rows(instances, signature.inputs)
         )
     if "inputs" not in document:
         raise invalid_argument("Missing 'inputs' or 'instances' key")
-    reader = _Reader(_may_hold_booleans(body, document))
+    reader = _JsonReader(_may_hold_booleans(body, document))
     inputs = reader.columns(document["inputs"], signature.inputs)
     return JsonPredict(signature=signature, row_format=False, inputs=inputs)
 
@@ -163,7 +163,7 @@ def signature_name(document: Mapping[str, Any]) -> str:
     return name
 
 
-class _Reader:
+class _JsonReader:
     """Turns the JSON values of one request into arrays."""
 
     __slots__ = ("_may_hold_booleans",)

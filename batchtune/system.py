@@ -1,7 +1,7 @@
 """The machine under a process: CPUs that it may use, signals that end it, and folders for scratch files.
 
-Affinity and the quota of control groups limit different things. Affinity says on which CPUs it runs; a quota (docker's --cpus, a Kubernetes limit) says
-how much of their time it gets, whichever they are. TensorFlow counts its threads by affinity alone and knows no quota
+Affinity says on which CPUs a process runs; a quota of its control groups (docker's --cpus, a Kubernetes limit) says how
+much of their time it gets, whichever they are. TensorFlow counts its threads by affinity alone and knows no quota
 (`port::MaxParallelism` is `NumSchedulableCPUs`, the CPU_COUNT of sched_getaffinity; tsl/platform/default/port.cc).
 """
 
@@ -136,7 +136,7 @@ def interrupts_noted() -> Iterator[list[int]]:
 # Each folder has a file that its owner keeps locked (flock) while it lives: the kernel unlocks it however the owner
 # ends.
 
-PREFIX: Final = "batchtune-"
+_SCRATCH_PREFIX: Final = "batchtune-"
 _OWNER: Final = "owner"
 
 
@@ -145,7 +145,7 @@ class ScratchFolder:
 
     def __init__(self) -> None:
         remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
         unseen = self.path / f".{_OWNER}"
         self._lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -168,7 +168,7 @@ class ScratchFolder:
 
 def remove_abandoned() -> None:
     """Remove the scratch folders of this user whose owner has died."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*/"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue

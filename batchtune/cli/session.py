@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.archive.run import (
     SCENARIO,
@@ -83,8 +83,10 @@ class MeasuringSession:
     restored: bool = True
     _begun: bool = False
 
-    def begin(self, scenario: Scenario) -> Run | None:
+    def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
         """Open the run, once, for this process alone, and say where it is; None: nothing is kept.
+
+        `provenance`: as collected before; None: it is collected now.
 
         Raises:
             ArchiveError: the folder cannot be made, or another process measures for the run.
@@ -93,7 +95,7 @@ class MeasuringSession:
         if self.results is None or self._begun:
             return self.run
         self.run = self.run or create_run(
-            scenario, format_scenario(scenario), root=self.results, kind=self.kind
+            scenario, format_scenario(scenario), root=self.results, kind=self.kind, provenance=provenance
         )
         self.run.hold()
         self.view.event(f"results go to {self.run.path}")
@@ -143,6 +145,13 @@ class MeasuringSession:
         run = self.begin(scenario)
         if run is not None and not isinstance(target, ExternalTarget):
             target.keep_log(run.path / SERVER_LOG)
+
+    def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
+        """The run, opened if it is not yet, of a command that keeps what it measures in any case."""
+        run = self.begin(scenario, provenance=provenance)
+        if run is None:
+            raise UsageError("nothing can be kept", hint="give --results DIR")
+        return run
 
     def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:
         """Each trial goes to the run, to the others and, if `shown`, to the view, as it ends."""

@@ -6,12 +6,11 @@ import json as json_text
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import CHECK, create_run, write_whole
+from batchtune.archive.run import CHECK, write_whole
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
@@ -29,18 +28,15 @@ from batchtune.cli.commands.gate.course import (
     without_search,
 )
 from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.gate.statement import print_check
-from batchtune.report.live_view import sweep_view
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
+from batchtune.scenario.reader import read_arms, read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant, chosen_variants
-from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,30 +81,28 @@ def run_paired_check(
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
     blocks_max = wanted.blocks or scenario.check.blocks
     require_writable(files)
-    course: Course | None = None
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
-    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        try:
-            if is_loop:
-                view.event(loop_text(scenario))
-            variants = placed_variants(pair, view)
-            check_targets(variants, view)
-            asked, _ = placed(with_sides(scenario, pair))
-            run = create_run(asked, format_scenario(asked), root=results, kind="check")
-            course = Course(
-                variants=variants,
-                benches=Benches(view, stack, blocks=blocks_max, folder=run.path, apart=True),
-                run=run,
-                view=view,
-                figures=lambda trials, _phase: variant_figures(trials, *pair, cpu=duets),
-                duets=duets,
-                relaunches=needs_relaunches(gates),
-            )
-            conclusion = course.conclude(gates, blocks_max)
-            fault = closed(stack)
-        except KeyboardInterrupt:
-            return interrupted(course)
+    with session(scenario, "check", results=results, quiet=quiet) as current:
+        view = current.view
+        if is_loop:
+            view.event(loop_text(scenario))
+        variants = placed_variants(pair, view)
+        check_targets(variants, view)
+        asked, _ = placed(with_sides(scenario, pair))
+        run = current.require_run(asked)
+        course = Course(
+            variants=variants,
+            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path, apart=True),
+            session=current,
+            figures=lambda trials, _phase: variant_figures(trials, *pair, cpu=duets),
+            duets=duets,
+            relaunches=needs_relaunches(gates),
+        )
+        conclusion = course.conclude(gates, blocks_max)
+        fault = closed(current.stack)
+    if current.fault is not None:
+        return current.exit_code(0)
     conclusion = judged(conclusion, course.trials, course.variants)
     account = Account(
         scenario=scenario.name,
@@ -177,13 +171,6 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
         for side in pair
     }
     return scenario.model_copy(update={"variants": sides})
-
-
-def interrupted(course: Course | None) -> int:
-    """Report what is saved; the exit code."""
-    saved = "" if course is None else f"; {counted(len(course.trials), 'trial')} saved in {course.run.path}"
-    print(f"interrupted{saved}", file=sys.stderr)
-    return INTERRUPTED
 
 
 def tell(

@@ -47,6 +47,7 @@ from batchtune.units import counted, rounded_duration
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
     from batchtune.check.gate import BlockFigures, Finding, Gate
+    from batchtune.cli.session import MeasuringSession
     from batchtune.report.live_view import View
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace
@@ -309,15 +310,26 @@ class Course:
 
     variants: Sequence[Variant]
     benches: Benches
-    run: Run
-    view: View
+    session: MeasuringSession
     figures: Callable[[Sequence[Trial], Phase], Sequence[BlockFigures]]
     relaunches: bool = False
     paces: dict[str, Pace] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
     duets: dict[int, tuple[float, float]] = field(default_factory=dict)
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        return self.session.require_run(self.session.scenario)
+
+    @property
+    def view(self) -> View:
+        return self.session.view
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """Those of all phases."""
+        return self.session.trials
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
         """At least so many blocks of a phase, with the duets of the newest where CPU time is guarded. Those from one
@@ -341,9 +353,8 @@ class Course:
             first_number=1 + max((trial.last_number for trial in self.trials), default=0),
         ):
             trial = finished.trial
-            self.run.append(trial, finished.samples)
+            self.session.keep([finished], shown=False)
             trials.append(trial)
-            self.trials.append(trial)
             for part in parts_of([trial]):
                 self.view.event(variant_line(part))
             if trial.state == "failed":
@@ -422,7 +433,7 @@ class Course:
                     f"usually about {rounded_duration(usual_s)} ({RANK_FIRST} blocks of each server), at most about "
                     f"{rounded_duration(most_s)} ({blocks} blocks, twice where a change is confirmed)"
                 )
-            self.view.event(f"{takes}; results go to {self.run.path}")
+            self.view.event(takes)
 
     def _begin(self, turn: Turn) -> None:
         if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it

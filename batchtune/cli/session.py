@@ -38,7 +38,7 @@ from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel, TritonRepository
-from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.target.triton.triton_target import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
 from batchtune.units import counted
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import FinishedTrial, SearchSummary, Trial
 
     Keep = Callable[[OriginalModel], None]
-
+from batchtune.archive.listing import swept_scenarios
+from batchtune.tune.trials.trial import Trial
 
 INTERRUPTED = 130
 
@@ -405,3 +406,36 @@ def run_restore(path: Path) -> int:
         write_original(run.path, restored(original, target))
     print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
     return 0
+
+
+# Opens the run that a command reads, and reads its trials.
+
+
+def asked_run(path: Path | None, *, results: Path) -> Run:
+    """The run in `path`, or the newest in that folder of runs; None: the latest under `results`.
+
+    Where there are runs of other scenarios too, the latest may be of another than the one that is meant: stderr says
+    of which it is, and how to ask for another.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    run = open_run(path, root=results)
+    if path is None:
+        here = run.path.parent.name
+        others = [name for name in swept_scenarios(results) if name != here]
+        if others:
+            print(
+                f"note: {run.path} is the latest run, of scenario {here}; name another by its folder: "
+                f"{', '.join(str(results / name) for name in others)}",
+                file=sys.stderr,
+            )
+    return run
+
+
+def kept_trials(run: Run) -> list[Trial]:
+    """The trials of a run; what could not be read of it is told on stderr."""
+    trials = run.ledger()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return trials

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.cluster.fleet import WorkerLostError
+from batchtune.load.cluster.cluster_fleet import WorkerLostError
 from batchtune.load.first_tries import require_answer, with_lone_answers
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status

@@ -13,8 +13,8 @@ import pytest
 from batchtune.archive.run import Run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.arguments.load_request import LoadRequest
-from batchtune.cli.commands import load as load_command
-from batchtune.cli.commands.load import repeated_points, run_load
+from batchtune.cli.commands import run_load as load_command
+from batchtune.cli.commands.run_load import repeated_points, run_load
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob

@@ -12,7 +12,7 @@ import pytest
 
 from batchtune.archive.run import SEARCH, Run, create_run
 from batchtune.batching.formats import parse_batching
-from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
+from batchtune.cli.commands.run_recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.deployment import BUNDLED_FLAGS, build_command, deployment, docker_command
 from batchtune.cli.session import keep_account
 from batchtune.errors import (

@@ -12,7 +12,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
-from batchtune.cli.arguments.file_parameters import file_knobs
+from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
 from batchtune.scenario.placement import placed

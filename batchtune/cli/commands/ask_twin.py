@@ -15,10 +15,9 @@ from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
-from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.load_request import client_counts, rates_rps, refuse_both
-from batchtune.cli.arguments.options import of_option
-from batchtune.cli.arguments.slo_options import in_place_of, promised
+from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
+from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import (
     InconclusiveError,
     NoFeasibleConfigurationError,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.cli.arguments.load_request import refuse_both, refuse_range
-from batchtune.cli.arguments.subject import kind_of
-from batchtune.cli.checks.machine import watch_host
+from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,
@@ -23,6 +22,7 @@ from batchtune.cli.commands.model_scenario import (
     speed_of,
     wants_of,
 )
+from batchtune.cli.doctor_checks import watch_host
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.live_view import sweep_view

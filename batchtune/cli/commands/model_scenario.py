@@ -14,7 +14,6 @@ import yaml
 from batchtune.archive.run import SCENARIO
 from batchtune.batching.formats import read_batching_file
 from batchtune.batching.parameters import Configuration
-from batchtune.cli.arguments.file_parameters import with_file
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     loop_overrides,
@@ -22,7 +21,7 @@ from batchtune.cli.arguments.load_request import (
     refuse_range,
     split_settings,
 )
-from batchtune.cli.arguments.subject import kind_of, model_of, scenario_source
+from batchtune.cli.arguments.overrides import kind_of, model_of, scenario_source, with_file
 from batchtune.cli.session import INTERRUPTED
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
@@ -33,7 +32,7 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.target.address import Address, answering_at, attachable, how_to_attach
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget

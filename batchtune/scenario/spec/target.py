@@ -20,7 +20,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.quantities import PositiveSeconds, problem
 from batchtune.scenario.spec.http_server import MeansSpec, MetricsSpec, ReadySpec, SettingSpec
 from batchtune.scenario.spec.knobs import in_words_of
-from batchtune.scenario.spec.search import KnobField, KnobValue, Space
+from batchtune.scenario.spec.search_section import KnobField, KnobValue, Space
 from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
 from batchtune.scenario.spec.served_models import ServedModelSpec
 

@@ -11,7 +11,7 @@ from batchtune.tune.evidence.bracket import FRESH, BracketRun
 from batchtune.tune.search.capacity import OPEN, WIDEST, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
-from batchtune.tune.search.search import Search
+from batchtune.tune.search.search_loop import Search
 
 LEVEL = 1.05
 """What does no better than this, times something simpler, gives way to it."""

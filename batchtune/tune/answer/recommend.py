@@ -36,7 +36,7 @@ from batchtune.tune.evidence.bracket import BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import search_of
-from batchtune.tune.search.search import Search
+from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded

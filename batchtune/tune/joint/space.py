@@ -13,7 +13,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, C
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.knobs import configuration_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import KnobValue
+from batchtune.scenario.spec.search_section import KnobValue
 from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
 from batchtune.tune.evidence.bracket import ANSWERED, FAR_ANSWERED, BracketRun
 from batchtune.tune.trials.trial import Trial, TrialRequest

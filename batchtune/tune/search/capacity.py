@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket, BracketRun
 from batchtune.tune.one_capacity import TINY_S
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.search.search import (
+from batchtune.tune.search.search_loop import (
     CLIENTS_MAX,
     COMPARE_SHARE,
     FRESH_SHARE,

@@ -18,7 +18,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, BracketRun
 from batchtune.tune.search.capacity import HOPELESS, OPEN, RIVAL, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
-from batchtune.tune.search.search import (
+from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
     NORMAL_MAD,
     RUN_SHARE,

@@ -22,7 +22,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
-from batchtune.tune.search.search import Search
+from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 

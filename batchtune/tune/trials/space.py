@@ -18,7 +18,7 @@ from batchtune.batching.parameters import (
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import ListSpace, RangeSpace
+from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 
 _SIZE = "max_batch_size"
 _DEFAULTS: Mapping[str, Any] = {

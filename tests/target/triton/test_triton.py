@@ -16,7 +16,7 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.triton.launched import LaunchedTriton, flag_words, model_in_repository
 from batchtune.target.triton.repository import OriginalModel, TritonRepository
-from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.target.triton.triton_target import TritonTarget, restored
 from tests.target.kserve_server import Answer
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton

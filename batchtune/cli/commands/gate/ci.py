@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.check.gate import gates_of
-from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
+from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.commands.gate.course import check_seconds, without_search
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text

@@ -19,8 +19,8 @@ from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
 from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.file_parameters import file_knobs
-from batchtune.cli.arguments.sides import SideWords
+from batchtune.cli.arguments.options import SideWords
+from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line

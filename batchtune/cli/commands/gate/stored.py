@@ -26,9 +26,8 @@ from batchtune.check.baseline import (
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.history import read_history, series_of, track_record
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
-from batchtune.cli.arguments.sides import CANDIDATE
+from batchtune.cli.arguments.options import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.check import CheckRequest, refuse_variant, tell
 from batchtune.cli.commands.gate.course import (
     CheckFiles,
     Course,
@@ -38,6 +37,7 @@ from batchtune.cli.commands.gate.course import (
     require_writable,
     without_search,
 )
+from batchtune.cli.commands.gate.paired import CheckRequest, refuse_variant, tell
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import fields_to_plain

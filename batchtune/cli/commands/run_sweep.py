@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
-from batchtune.cli.arguments.kept_run import kept_trials
-from batchtune.cli.commands.recommend import conclude, conclude_of_several
 from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.commands.run_recommend import conclude, conclude_of_several
 from batchtune.cli.session import (
     MeasuringSession,
     beginning,
     fitted,
+    kept_trials,
     not_put_back,
     require_same,
     session,

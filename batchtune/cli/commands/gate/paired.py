@@ -15,7 +15,7 @@ from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired_check import variant_figures
-from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
+from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.course import (
     CheckFiles,

@@ -23,9 +23,8 @@ from batchtune.archive.run import (
 )
 from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
-from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
-from batchtune.cli.arguments.slo_options import in_place_of, promised
+from batchtune.cli.arguments.overrides import in_place_of, promised
 from batchtune.cli.deployment import (
     as_started,
     build_command,
@@ -34,6 +33,7 @@ from batchtune.cli.deployment import (
     docker_command,
     joint_deployment,
 )
+from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,

@@ -83,7 +83,7 @@ def _read(declared: Any, value: Any, place: str) -> Any:
         return value
     elif declared is float and isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
-    elif _is_number(value) if declared is float else type(value) is declared:
+    elif is_number(value) if declared is float else type(value) is declared:
         return value
     raise TypeError(f"{place} is {shortened(value)}")
 
@@ -92,7 +92,8 @@ def _key(declared: Any, key: Any) -> Any:
     return int(key) if declared is int else key
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which a boolean is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

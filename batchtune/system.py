@@ -1,4 +1,4 @@
-"""The machine under a process: CPUs that it may use, signals that end it, and folders for scratch files.
+"""The machine under a process: CPUs and addresses that it may use, signals that end it, and folders for scratch files.
 
 Affinity says on which CPUs a process runs; a quota of its control groups (docker's --cpus, a Kubernetes limit) says how
 much of their time it gets, whichever they are. TensorFlow counts its threads by affinity alone and knows no quota
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import math
 import os
 import shutil
@@ -77,6 +78,16 @@ def control_groups(root: Path = Path("/")) -> Iterator[Path]:
             while path != mount.parent:
                 yield path
                 path = path.parent
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost counts as public."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def text_of(path: Path) -> str:

@@ -6,7 +6,6 @@ a meaning here are accepted with a note; those that promise protection we do not
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -14,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from batchtune.errors import UsageError
+from batchtune.system import is_loopback
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TRUE = {"true", "1", "t", "yes", "y"}
@@ -215,14 +215,6 @@ def help_text() -> str:
     lines += ["  --version", "  --help", "", "accepted, without effect:"]
     lines += [f"  --{name}: {why}" for name, (_, why) in _WITHOUT_EFFECT.items()]
     return "\n".join(lines) + "\n"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost counts as public."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _pairs(arguments: Sequence[str], known: dict[str, type]) -> Iterator[tuple[str, str]]:

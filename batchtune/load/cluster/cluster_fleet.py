@@ -38,7 +38,8 @@ from batchtune.load.record.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.load.worker.job import LoadJob, WorkerJob, split
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.target.endpoint import Endpoint, is_loopback
+from batchtune.system import is_loopback
+from batchtune.target.endpoint import Endpoint
 from batchtune.units import counted
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import ipaddress
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable
@@ -25,6 +24,7 @@ from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest, KnownHeads
+from batchtune.system import is_loopback
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
@@ -39,7 +39,7 @@ def check_client(peer: str, head: Head) -> None:
 
     `peer` is the client's address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
     """
-    if (peer and not _is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
+    if (peer and not is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
         raise StatusError(
             "PERMISSION_DENIED",
             "the tuning API answers only clients on this machine, by HTTP/1.1, without a proxy",
@@ -81,16 +81,7 @@ def _names_this_machine(host: bytes) -> bool:
     if spelled is None:
         return False
     name = (spelled["bracketed"] or spelled["plain"] or b"").decode("latin-1").lower()
-    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return name == "localhost" or name.endswith(".localhost") or is_loopback(name)
 
 
 class BodyTooLargeError(Exception):

@@ -24,7 +24,6 @@ from batchtune.server.scheduling.batch_queue import (
     CloseReason,
     QueueOptions,
     SharedBatchScheduler,
-    check_allowed_sizes,
     next_allowed_size,
 )
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
@@ -216,7 +215,7 @@ class BatchingSession:
         length_padding: LengthPadding = "off",
         retrier: BatchSchedulerRetrier | None = None,
     ) -> None:
-        check_allowed_sizes(options)
+        options.validate(sizes=True)
         self._signature = signature
         self._inputs = SignatureInputs(signature)
         only = signature.inputs[0] if len(signature.inputs) == 1 else None

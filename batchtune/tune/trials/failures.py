@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from batchtune.load.record.samples import Samples, Status
+from batchtune.plain_values import is_number
 from batchtune.target.endpoint import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
@@ -76,18 +77,13 @@ def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, An
 def is_as_large(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether every number of a point is at least the other's, and all else is equal."""
     return all(
-        point.get(name) == value
-        or (_is_number(value) and _is_number(point.get(name)) and point[name] >= value)
+        point.get(name) == value or (is_number(value) and is_number(point.get(name)) and point[name] >= value)
         for name, value in other.items()
     )
 
 
 def _size(point: Mapping[str, Any]) -> float:
-    return math.prod(max(float(value), 1.0) for value in point.values() if _is_number(value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return math.prod(max(float(value), 1.0) for value in point.values() if is_number(value))
 
 
 _OVERLOAD: Final = frozenset(

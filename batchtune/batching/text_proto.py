@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -270,6 +270,22 @@ def message(field: Field, *, source: str) -> Message:
     if isinstance(field.value, Message):
         return field.value
     raise failure(source, field.line, f"{field.name} must be a block {{ … }}; was {described(field.value)}")
+
+
+def values_of(
+    block: Message, kinds: Mapping[str, Callable[..., Any]], *, source: str, of: str
+) -> dict[str, Any]:
+    """The fields of a message by name, the last of each: `kinds` says how each is read (`boolean`, `string`).
+
+    Raises:
+        BatchingParametersError: a field that the message `of` does not have, or a value of another type.
+    """
+    values = {}
+    for field in block.fields:
+        if field.name not in kinds:
+            raise failure(source, field.line, f"unknown field {field.name!r} of {of}")
+        values[field.name] = kinds[field.name](field, source=source)
+    return values
 
 
 def described(value: Scalar | Message) -> str:

@@ -151,7 +151,7 @@ class MeasuringSession:
         """The run, opened if it is not yet, of a command that keeps what it measures in any case."""
         run = self.begin(scenario, provenance=provenance)
         if run is None:
-            raise UsageError("nothing can be kept", hint="give --results DIR")
+            raise UsageError("the runs have no folder", hint="give --results DIR")
         return run
 
     def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:

@@ -32,7 +32,7 @@ from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.model_repository import ModelRepository
-from batchtune.server.models.servable import DeliveredLimit, Servable
+from batchtune.server.models.servable import Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.rest_api import RestOptions, make_app
@@ -262,7 +262,7 @@ class ModelServer:
                     observer=self._metrics,
                     deliver=self._port.deliver,
                 )
-            limit = DeliveredLimit(limit=self._limit, deliver=self._port.deliver) if self._limit else None
+            limit = (self._limit, self._port.deliver) if self._limit else None
             servable = Servable(
                 name=name,
                 version=version,

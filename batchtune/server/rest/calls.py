@@ -42,7 +42,6 @@ from batchtune.server.rest.json.parsing_process import (
     EXAMPLES_ON_LOOP_BYTES_MAX,
     PREDICT_ON_LOOP_BYTES_MAX,
     LargeBodies,
-    Refusal,
     find_signature,
 )
 from batchtune.server.rest.json.predict_request import (
@@ -248,7 +247,7 @@ class RestCalls:
             signatures = dict(self._find(route).signatures)
         except StatusError as error:
             # What is wrong with the body is told first, as for a small one.
-            await self._large_bodies.predict(body, Refusal(error.code, error.message))
+            await self._large_bodies.predict(body, StatusError(error.code, error.message))
             raise
         while True:
             name, by_row, inputs = await self._large_bodies.predict(body, signatures)
@@ -403,7 +402,7 @@ def _answer_values(outputs: Outputs, count: int) -> bytes:
     return regression_answer(regression_result(outputs, count))
 
 
-def _unless_refused(inputs: dict[str, NDArray[Any]] | Refusal) -> dict[str, NDArray[Any]]:
-    if isinstance(inputs, Refusal):
-        raise StatusError(*inputs)
+def _unless_refused(inputs: dict[str, NDArray[Any]] | StatusError) -> dict[str, NDArray[Any]]:
+    if isinstance(inputs, StatusError):
+        raise inputs
     return inputs

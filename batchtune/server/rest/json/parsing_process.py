@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -35,13 +35,6 @@ EXAMPLES_ON_LOOP_BYTES_MAX = 32 << 10
 _Read = TypeVar("_Read")
 
 
-class Refusal(NamedTuple):
-    """What a StatusError says; it cannot itself be sent to another process."""
-
-    code: str
-    message: str
-
-
 class LargeBodies:
     """The process that reads them, one at a time; only for the thread of one event loop."""
 
@@ -50,7 +43,7 @@ class LargeBodies:
         self._waiting_bytes = 0
 
     async def predict(
-        self, body: bytes, signatures: Mapping[str, Signature] | Refusal
+        self, body: bytes, signatures: Mapping[str, Signature] | StatusError
     ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
         """The name of the signature, whether the body goes by row, and the inputs.
 
@@ -58,7 +51,7 @@ class LargeBodies:
         """
         return await self._run(read_predict, body, signatures)
 
-    async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | Refusal]:
+    async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
         """The signature's name, "" when absent, and the inputs, or what is wrong with them. Raises StatusError."""
         return await self._run(read_examples, body)
 
@@ -68,7 +61,7 @@ class LargeBodies:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, read: Callable[..., _Read | Refusal], body: bytes, *arguments: Any) -> _Read:
+    async def _run(self, read: Callable[..., _Read], body: bytes, *arguments: Any) -> _Read:
         waiting_bytes_max = 256 << 20  # of bodies: four of the largest that are taken by default
         if self._waiting_bytes + len(body) > waiting_bytes_max:
             raise StatusError("RESOURCE_EXHAUSTED", "Too many large request bodies wait to be read")
@@ -90,38 +83,30 @@ class LargeBodies:
             raise StatusError("INTERNAL", FAULT) from error
         finally:
             self._waiting_bytes -= len(body)
-        if isinstance(outcome, Refusal):
-            raise StatusError(*outcome)
         return outcome
 
 
 def read_predict(
-    body: bytes, signatures: Mapping[str, Signature] | Refusal
-) -> tuple[str, bool, dict[str, NDArray[Any]]] | Refusal:
-    """What LargeBodies.predict gives, or why not."""
-    try:
-        request = parse_predict(body, lambda name: find_signature(signatures, name))
-    except StatusError as error:
-        return Refusal(error.code, error.message)
+    body: bytes, signatures: Mapping[str, Signature] | StatusError
+) -> tuple[str, bool, dict[str, NDArray[Any]]]:
+    """What LargeBodies.predict gives; raises StatusError."""
+    request = parse_predict(body, lambda name: find_signature(signatures, name))
     return request.signature.name, request.row_format, request.inputs
 
 
-def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | Refusal] | Refusal:
-    """What LargeBodies.examples gives, or why not."""
-    try:
-        name, message = parse_examples(body)
-    except StatusError as error:
-        return Refusal(error.code, error.message)
+def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
+    """What LargeBodies.examples gives; raises StatusError."""
+    name, message = parse_examples(body)
     try:
         return name, example_inputs(message)
     except StatusError as error:
-        return name, Refusal(error.code, error.message)
+        return name, StatusError(error.code, error.message)  # without its frames
 
 
-def find_signature(signatures: Mapping[str, Signature] | Refusal, name: str) -> Signature:
+def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
     """The signature of a predict call; raises StatusError."""
-    if isinstance(signatures, Refusal):
-        raise StatusError(*signatures)
+    if isinstance(signatures, StatusError):
+        raise signatures
     signature = signatures.get(name)
     if signature is None:
         raise StatusError("INVALID_ARGUMENT", f'Serving signature name: "{name}" not found in signature def')

@@ -113,11 +113,28 @@ _Submit = tuple[
 ]  # the call, and the arguments of Servable.submit
 
 
-class LoopTurn:
-    """Collects the submits of one turn; only for the thread of one event loop."""
+class PendingCalls(Generic[_Client]):
+    """What the calls of one front end share; only for the thread of one event loop.
 
-    def __init__(self) -> None:
-        self._submits: list[_Submit] = []
+    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        entrypoint: str,
+        models: ModelRepository,
+        *,
+        reply: Callable[[_Client, bytes], None],
+        refuse: Callable[[_Client, StatusError], None],
+        is_gone: Callable[[_Client], bool],
+    ) -> None:
+        self.reply = reply
+        self.is_gone = is_gone
+        self._refuse = refuse
+        self.counts = RequestCounts(metrics, entrypoint, models.names)
+        self.deadlines = Deadlines()
+        self._submits: list[_Submit] = []  # of this turn of the loop
 
     def submit(
         self,
@@ -145,30 +162,6 @@ class LoopTurn:
             except Exception:  # the requests of other clients follow
                 _logger.exception("a request for signature %s could not be submitted", signature_name)
                 call.fail(StatusError("INTERNAL", FAULT))
-
-
-class PendingCalls(Generic[_Client]):
-    """What the calls of one front end share; only for the thread of one event loop.
-
-    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        entrypoint: str,
-        models: ModelRepository,
-        *,
-        reply: Callable[[_Client, bytes], None],
-        refuse: Callable[[_Client, StatusError], None],
-        is_gone: Callable[[_Client], bool],
-    ) -> None:
-        self.reply = reply
-        self.is_gone = is_gone
-        self._refuse = refuse
-        self.counts = RequestCounts(metrics, entrypoint, models.names)
-        self.deadlines = Deadlines()
-        self.turn = LoopTurn()
 
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
         """End a request that never became a call."""
@@ -226,7 +219,7 @@ class PendingCall(Generic[_Client]):
         output_names: tuple[str, ...] | None,
     ) -> None:
         """Submit at the end of this turn of the loop; the answer follows."""
-        self._calls.turn.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
+        self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave; nothing happens when the call has ended before."""

@@ -87,9 +87,7 @@ class InferenceCalls:
         join = _TaskJoin(servable, tasks, running)
         for index, task in enumerate(tasks):
             part = _Part(join, index)
-            self._pending.turn.submit(
-                part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns
-            )
+            self._pending.submit(part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns)
 
     def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
         name, started_ns = "", time.monotonic_ns()

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.sessions.batched import BatchRecord
@@ -22,6 +22,8 @@ FOLDED_AT = 256
 """20 µs of the event loop."""
 
 Labels = tuple[tuple[str, str], ...]
+_Metric = tuple[str, str, tuple[str, ...], Mapping[Any, Any]]
+"""Name, kind (counter, gauge or histogram), names of its labels, and values by those of the labels."""
 
 
 class Histogram:
@@ -175,22 +177,13 @@ class Sums:
             for at, amount in enumerate(amounts):
                 sums[at] += amount
 
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix><name>_<figure>_total{model_name="m"}`; none before the first."""
+    def metrics(self) -> Iterable[_Metric]:
+        """Each figure as a counter, `<name>_<figure>_total`."""
         with self._lock:
             sums = {key: list(own) for key, own in self._sums.items()}
         for at, figure in enumerate(self._figures):
-            values = _labelled(self._labels, {key: own[at] for key, own in sums.items()})
-            yield from render_values(f"{prefix}{self._name}_{figure}_total", "counter", values)
-
-
-def boundary_lines(prefix: str, boundaries: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
-    """The boundaries in force: `<prefix>length_buckets{session="m/1/serving_default",boundaries="32,64"} 1`."""
-    values: dict[Labels, float] = {
-        (("session", name), ("boundaries", ",".join(map(str, lengths)))): 1
-        for name, lengths in boundaries.items()
-    }
-    yield from render_values(f"{prefix}length_buckets", "gauge", values)
+            values = {key: own[at] for key, own in sums.items()}
+            yield f"{self._name}_{figure}_total", "counter", self._labels, values
 
 
 _Key = TypeVar("_Key")
@@ -346,7 +339,8 @@ class Metrics:
         """Everything, as Prometheus text."""
         with self._lock:
             self._fold_batches()
-            lines = [*self._reference_lines(), *self._own_lines()]
+            metrics = [*self._reference_metrics(), *self._own_metrics()]
+            lines = [line for metric in metrics for line in _render(*metric)]
         return "\n".join(lines) + "\n"
 
     def _fold_batches(self) -> None:
@@ -368,38 +362,21 @@ class Metrics:
         self._execution_counts[rows] = self._execution_counts.get(rows, 0) + 1
         self._execution_micros[rows] = self._execution_micros.get(rows, 0.0) + micros
 
-    def _reference_lines(self) -> list[str]:
+    def _reference_metrics(self) -> list[_Metric]:
+        examples = {name: counts.total for name, counts in self._example_counts.items()}
+        requests, runs = _folded(self._request_latencies), _folded(self._runtime_latencies)
+        of_requests = ("model_name", "API", "entrypoint")
         return [
-            *render_values(
-                _SERVING + "request_count",
-                "counter",
-                _labelled(("model_name", "status"), self._all_request_counts()),
-            ),
-            *render_histograms(
-                _SERVING + "request_latency",
-                _labelled(("model_name", "API", "entrypoint"), _folded(self._request_latencies)),
-            ),
-            *render_histograms(
-                _SERVING + "runtime_latency",
-                _labelled(("model_name", "API", "runtime"), _folded(self._runtime_latencies)),
-            ),
-            *render_histograms(
-                _SERVING + "request_example_counts", _labelled(("model",), self._example_counts)
-            ),
-            *render_values(
-                _SERVING + "request_example_count_total",
-                "counter",
-                _labelled(("model",), {name: counts.total for name, counts in self._example_counts.items()}),
-            ),
-            *render_histograms(
-                _SESSION + "queuing_latency", _labelled(("thread_pool_name",), {"": self._queuing_latency})
-            ),
-            *render_values(_SESSION + "wrapped_run_count", "counter", {(): self._run_count}),
-            *render_histograms(_SESSION + "input_batch_size", {(): self._input_batch_size}),
-            *render_histograms(_SESSION + "processed_batch_size", {(): self._processed_batch_size}),
-            *render_histograms(
-                _SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)
-            ),
+            (_SERVING + "request_count", "counter", ("model_name", "status"), self._all_request_counts()),
+            (_SERVING + "request_latency", "histogram", of_requests, requests),
+            (_SERVING + "runtime_latency", "histogram", ("model_name", "API", "runtime"), runs),
+            (_SERVING + "request_example_counts", "histogram", ("model",), self._example_counts),
+            (_SERVING + "request_example_count_total", "counter", ("model",), examples),
+            (_SESSION + "queuing_latency", "histogram", ("thread_pool_name",), {"": self._queuing_latency}),
+            (_SESSION + "wrapped_run_count", "counter", (), {(): self._run_count}),
+            (_SESSION + "input_batch_size", "histogram", (), {(): self._input_batch_size}),
+            (_SESSION + "processed_batch_size", "histogram", (), {(): self._processed_batch_size}),
+            (_SESSION + "padding_size", "histogram", ("execution_batch_size",), self._padding_sizes),
         ]
 
     def _all_request_counts(self) -> dict[tuple[str, str], int]:
@@ -408,50 +385,33 @@ class Metrics:
             counts[name, "OK"] = counts.get((name, "OK"), 0) + sum(histogram.counts)
         return counts
 
-    def _own_lines(self) -> list[str]:
+    def _own_metrics(self) -> list[_Metric]:
         batches, rows = (0, 0) if self.queues is None else self.queues.queue_depths()
-        gauges = {
-            "queue_depth_batches": batches,
-            "queue_depth_rows": rows,
-            "batches_in_flight": self.device.in_flight,
-            "emulated_device": int(self.emulated),
-            "emulated_device_parallel": int(self.emulated_parallel),
-        }
-        totals = {
-            "device_busy_micros_total": self.device.busy_micros(),
-            "process_cpu_micros_total": time.process_time_ns() / 1000,
-        }
+        boundaries = {} if self.queues is None else self.queues.length_boundaries()
+        lengths = {(name, ",".join(map(str, own))): 1 for name, own in boundaries.items()}
+        gpus = [] if self.gpus is None else self.gpus.readings()
         by_size = ("batch_size",)
-        lines = [
-            *render_values(
-                _OURS + "batch_close_count", "counter", _labelled(("reason",), self._close_reasons)
-            ),
-            *render_values(
-                _OURS + "batch_execution_count", "counter", _labelled(by_size, self._execution_counts)
-            ),
-            *render_values(
-                _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
-            ),
-            *self._lengths.lines(_OURS),
-            *boundary_lines(_OURS, {} if self.queues is None else self.queues.length_boundaries()),
-            *self.models.lines(_OURS),
-            *self.stages.lines(_OURS),
-            *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
-            *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
+        metrics: list[_Metric] = [
+            ("batch_close_count", "counter", ("reason",), self._close_reasons),
+            ("batch_execution_count", "counter", by_size, self._execution_counts),
+            ("batch_execution_micros_total", "counter", by_size, self._execution_micros),
+            *self._lengths.metrics(),
+            ("length_buckets", "gauge", ("session", "boundaries"), lengths),
+            *self.models.metrics(),
+            *self.stages.metrics(),
+            ("rejected_count", "counter", ("reason",), self._rejections),
+            ("event_loop_lag", "histogram", (), {(): self._loop_lag}),
+            ("queue_depth_batches", "gauge", (), {(): batches}),
+            ("queue_depth_rows", "gauge", (), {(): rows}),
+            ("batches_in_flight", "gauge", (), {(): self.device.in_flight}),
+            ("emulated_device", "gauge", (), {(): int(self.emulated)}),
+            ("emulated_device_parallel", "gauge", (), {(): int(self.emulated_parallel)}),
+            ("device_busy_micros_total", "counter", (), {(): self.device.busy_micros()}),
+            ("process_cpu_micros_total", "counter", (), {(): time.process_time_ns() / 1000}),
+            ("gpu_busy_micros_total", "counter", ("gpu",), {gpu.index: gpu.busy_micros for gpu in gpus}),
+            ("gpu_memory_used_bytes", "gauge", ("gpu",), {gpu.index: gpu.memory_used_bytes for gpu in gpus}),
         ]
-        for kind, metrics in (("gauge", gauges), ("counter", totals)):
-            for name, value in metrics.items():
-                lines += render_values(_OURS + name, kind, {(): value})
-        return [*lines, *self._gpu_lines()]
-
-    def _gpu_lines(self) -> list[str]:
-        readings = [] if self.gpus is None else self.gpus.readings()
-        busy = {str(gpu.index): gpu.busy_micros for gpu in readings}
-        memory = {str(gpu.index): gpu.memory_used_bytes for gpu in readings}
-        return [
-            *render_values(_OURS + "gpu_busy_micros_total", "counter", _labelled(("gpu",), busy)),
-            *render_values(_OURS + "gpu_memory_used_bytes", "gauge", _labelled(("gpu",), memory)),
-        ]
+        return [(_OURS + name, kind, labels, values) for name, kind, labels, values in metrics]
 
 
 def _count(counts: dict[str, int], key: str) -> None:
@@ -476,6 +436,11 @@ def _folded(times_by_key: Mapping[_Key, Timings]) -> dict[_Key, Histogram]:
     """The histograms that have values: a request that failed may have asked for its own."""
     histograms = {key: times.fold() for key, times in times_by_key.items()}
     return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}
+
+
+def _render(name: str, kind: str, labels: tuple[str, ...], values: Mapping[Any, Any]) -> Iterable[str]:
+    labelled = _labelled(labels, values)
+    return render_histograms(name, labelled) if kind == "histogram" else render_values(name, kind, labelled)
 
 
 def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:

@@ -13,7 +13,7 @@ from batchtune.cli.session import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.fleet import LoadFleet, run_duet
-from batchtune.measure.validity.host_noise import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, Literal, TypeAlias
 
-from batchtune.measure.validity.host_noise import (
+from batchtune.measure.validity.disturbances import (
     MOST_CANARY_CHANGE,
     MOST_FOREIGN_RATIO,
     MOST_STEAL_RATIO,

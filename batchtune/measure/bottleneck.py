@@ -11,8 +11,7 @@ import numpy as np
 
 from batchtune.batching.triton_words import WORDS
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.measure.validity.server_settings import ServerSettings
+from batchtune.measure.validity.caveats import HOST_CODES, ServerSettings
 from batchtune.scenario.spec.request import Protocol
 from batchtune.units import percentage, rounded, rounded_duration
 

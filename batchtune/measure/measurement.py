@@ -33,15 +33,14 @@ from batchtune.measure.slo import (
     strict_decision,
     times_longer,
 )
-from batchtune.measure.validity.caveats import HOST_CODES, Caveat, caveat
-from batchtune.measure.validity.client_limits import (
+from batchtune.measure.validity.caveats import HOST_CODES, Caveat, ServerSettings, caveat
+from batchtune.measure.validity.disturbances import (
     client_activity,
     client_caveats,
     error_counts,
     own_lag_ns,
     worker_caveats,
 )
-from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.units import percentage, rounded, rounded_duration

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.host_noise import HostGuard, HostNoise
+from batchtune.measure.validity.disturbances import HostGuard, HostNoise
 from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
@@ -528,3 +528,31 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
         return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= hopeless_ratio * total
 
     return far_beyond
+
+
+class Nodes(Protocol):
+    """Whatever can run several trials at once, one on each node."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The nodes that are left; empty: one server, which has no name."""
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
+
+        Raises:
+            MeasurementInvalidError: no node is left.
+        """
+
+
+class OneServer:
+    """Nodes where there is one server: one trial after another."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, bench: TrialBench) -> None:
+        self._bench = bench
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        for plan in plans:
+            yield self._bench.run(plan)

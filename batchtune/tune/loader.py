@@ -18,10 +18,8 @@ from batchtune.load.record.samples import Samples, Status
 from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.measure.validity.client_limits import SlowWorker, dispensable_worker
-from batchtune.measure.validity.host_noise import HostNoise
-from batchtune.measure.validity.server_settings import settings_of
+from batchtune.measure.validity.caveats import Caveat, caveat, settings_of
+from batchtune.measure.validity.disturbances import HostNoise, SlowWorker, dispensable_worker
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests

@@ -31,7 +31,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
-from batchtune.measure.validity.host_noise import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import to_plain
 from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message

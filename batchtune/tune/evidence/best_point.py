@@ -12,7 +12,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import TRY_BATCHING, Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.server_settings import settings_of
+from batchtune.measure.validity.caveats import settings_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import usable_cpus
 from batchtune.tune.trials.space import in_force

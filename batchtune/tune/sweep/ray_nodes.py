@@ -15,7 +15,7 @@ from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.live import LiveAggregate
-from batchtune.measure.validity.host_noise import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
@@ -25,34 +25,6 @@ from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
 WAIT_S: Final = 0.25
-
-
-class Nodes(Protocol):
-    """Whatever can run several trials at once, one on each node."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The nodes that are left; empty: one server, which has no name."""
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
-
-        Raises:
-            MeasurementInvalidError: no node is left.
-        """
-
-
-class OneServer:
-    """Nodes where there is one server: one trial after another."""
-
-    names: Sequence[str] = ()
-
-    def __init__(self, bench: TrialBench) -> None:
-        self._bench = bench
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        for plan in plans:
-            yield self._bench.run(plan)
 
 
 class NodeBenches:

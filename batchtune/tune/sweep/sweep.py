@@ -12,16 +12,15 @@ from typing import Any, Final
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.host_noise import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
-from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
+from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan, TrialBench
 from batchtune.tune.joint.search import JointSearch
 from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.sweep.ray_nodes import Nodes, OneServer
 from batchtune.tune.trials.failures import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
 from batchtune.tune.trials.trial import (

@@ -35,7 +35,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.host_noise import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.reader import read_scenario

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from batchtune.load.record.samples import Samples
-from dataclasses import asdict
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from batchtune.load.record.samples import COLUMNS, Samples, WorkerShare
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -323,7 +317,7 @@ class Run:
         Raises:
             ArchiveError: missing, corrupt or of another schema.
         """
-        from batchtune.archive.run import read_parquet
+        from batchtune.archive.samples_file import read_parquet
 
         return read_parquet(self._samples_path(number))
 
@@ -406,7 +400,7 @@ class Run:
         return self.path / "samples" / f"{number:04d}.parquet"
 
     def _write_samples(self, number: int, samples: Samples) -> None:
-        from batchtune.archive.run import to_parquet
+        from batchtune.archive.samples_file import to_parquet
 
         path = self._samples_path(number)
         path.parent.mkdir(exist_ok=True)  # of an old run somebody may have removed them: they are large
@@ -520,73 +514,3 @@ def read_original(run: Run) -> OriginalModel | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise ArchiveError(f"{path}: not the configuration of a model: {error}") from error
-
-
-# How is what happened to each request kept? As Parquet: a row a request, what concerns them all as JSON beside it.
-
-SAMPLES_VERSION = 1
-
-
-def to_parquet(samples: Samples) -> bytes:
-    """The content of the file that `read_parquet` reads back."""
-    described = {
-        "schema_version": SAMPLES_VERSION,
-        "started_ns": samples.started_ns,
-        "wall_s": samples.wall_s,
-        "client_cpu_s": samples.client_cpu_s,
-        "client_cores": samples.client_cores,
-        "concurrency": samples.concurrency,
-        "offered_rps": samples.offered_rps,
-        "stopped_early": samples.stopped_early,
-        "answers_checked": samples.answers_checked,
-        "error_texts": samples.error_texts,
-        "notes": list(samples.notes),
-        "pauses_ns": list(samples.pauses_ns),
-        "workers": [asdict(share) for share in samples.workers],
-        "endpoints": list(samples.endpoints),
-        "one_in": samples.one_in,
-        "failures": samples.failures,
-    }
-    columns = {name: getattr(samples, name) for name in COLUMNS}
-    for name in ("worker", "endpoint"):
-        if getattr(samples, name) is not None:
-            columns[name] = getattr(samples, name)
-    table = pa.table(columns)
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table.replace_schema_metadata({"batchtune": json.dumps(described)}), sink, compression="zstd"
-    )
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def read_parquet(path: Path) -> Samples:
-    """The samples in a file; one older than `pauses_ns`, `workers`, `endpoints` or `one_in` has none.
-
-    Raises:
-        ArchiveError: missing, corrupt or of another schema.
-    """
-    try:
-        table = pq.read_table(path)
-        described = json.loads(table.schema.metadata[b"batchtune"])
-        if described.pop("schema_version") != SAMPLES_VERSION:
-            raise ArchiveError(
-                f"{path}: another schema version", hint="read it with the batchtune that wrote it"
-            )
-        pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
-        notes = tuple(described.pop("notes"))
-        workers = tuple(WorkerShare(**share) for share in described.pop("workers", ()))
-        columns = {name: table[name].to_numpy() for name in COLUMNS}
-        endpoints = tuple(described.pop("endpoints", ()))
-        return Samples(
-            **columns,
-            **described,
-            notes=notes,
-            pauses_ns=pauses_ns,
-            worker=table["worker"].to_numpy() if workers else None,
-            workers=workers,
-            endpoint=table["endpoint"].to_numpy() if endpoints else None,
-            endpoints=endpoints,
-        )
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise ArchiveError(f"{path}: samples cannot be read: {error}") from error

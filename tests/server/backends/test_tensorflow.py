@@ -146,7 +146,7 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; import batchtune.server.model_server\n"
         "from batchtune.server.backends.model import BackendOptions\n"
-        "from batchtune.server.backends.model import load_model\n"
+        "from batchtune.server.backends.registry import load_model\n"
         f"load_model(Path({str(tmp_path)!r}), BackendOptions())\n"
         "heavy = {'tensorflow', 'torch', 'onnxruntime', 'pandas', 'pydantic', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

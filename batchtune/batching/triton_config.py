@@ -130,6 +130,28 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
     return changed
 
 
+def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[str, ...]:
+    """What a model's configuration says of its dynamic batcher that another batching part leaves out, as `name value`.
+
+    The delay is none of it, nor is what Triton spells out where nobody said anything.
+    """
+    before = {"preferred_batch_size": sizes_text(found_batching(config).preferred_batch_size)}
+    for name, value in (config.get("dynamic_batching") or {}).items():
+        if name not in ("preferred_batch_size", "max_queue_delay_microseconds"):
+            before[name] = _said(value)
+    kept = with_batching(config, configuration).get("dynamic_batching") or {}
+    return tuple(f"{name} {text}" for name, text in before.items() if text and name not in kept)
+
+
+def _said(value: Any) -> str:
+    """A field's value in words; "": protobuf's default."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text}" for name, inner in value.items() if (text := _said(inner)))
+    if value in (0, "0", False, None, "", ACTIONS[0]):
+        return ""
+    return "true" if value is True else str(value)
+
+
 def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What a model runs with where its batching part is not the `wanted` one; empty: it is.
 

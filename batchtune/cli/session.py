@@ -279,7 +279,7 @@ DIFFERENCES = (
 def beginning(scenario: Scenario) -> str:
     """What is said while the server is launched or attached to."""
     target = scenario.target
-    if target.kind == "http" and target.attached:
+    if target.kind == "http" and target.launch is None:
         return f"attaching to {target.url}"
     if target.kind == "command":
         return f"running the commands of target for {target.model}"

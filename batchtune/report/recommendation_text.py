@@ -33,6 +33,7 @@ from batchtune.report.words import (
     other_references,
     parameters_of,
     promise_sentence,
+    qualifying_sentences,
     why_sentence,
     workload,
 )
@@ -85,7 +86,7 @@ def print_answer(
     if chosen.bottleneck is not None:
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
     tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
-    tell("Warning", *filter(None, [" ".join(_warnings(chosen))]))
+    tell("Warning", *filter(None, [" ".join([*qualifying_sentences(chosen), *_warnings(chosen)])]))
     tell("Next", *filter(None, (next_step, deployment, why)), whole=True)
 
 
@@ -199,6 +200,7 @@ def _search(chosen: Recommendation) -> Iterator[str]:
     made = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
     yield " ".join([made, *(() if chosen.search is None else _searched(chosen.search))])
     yield from (f"Note: {note}." for note in chosen.notes)
+    yield from qualifying_sentences(chosen)
 
 
 def _searched(search: SearchSummary) -> Iterator[str]:

@@ -255,7 +255,10 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
         missed = f"{'at most' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
-    return f"capacity {rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
+    likely = ""
+    if capacity.crossing_rps is not None:
+        likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit: "
+    return f"capacity {likely}{rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
@@ -287,6 +290,11 @@ def _duration_span(estimate: Estimate | None) -> str:
 
 # Reason, and confidence.
 
+STREAM_LIMITS: Final = {
+    "ttft": "the time to the first token",
+    "itl": "the gap between tokens",
+    "goodput": "the share within all limits",
+}
 VERDICTS: Final = {
     "yes": "Batching helps",
     "no": "Batching does not help",
@@ -295,11 +303,27 @@ VERDICTS: Final = {
 
 
 def why_sentence(chosen: Recommendation) -> str:
-    """Whether batching helps, and why."""
+    """Whether batching helps, and why; of streams, which limit is met first."""
     reason = chosen.reason
+    if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
+        return _streams_sentence(chosen.promises)
     if chosen.batching_helps == "no" and chosen.cannot_pay:
         reason = chosen.cannot_pay
     return f"{VERDICTS[chosen.batching_helps]}: {reason}."
+
+
+def _streams_sentence(promises: Sequence[Promise]) -> str:
+    """`At that rate the time to the first token (ttft_p95) is nearest to its limit: 480 ms of 500 ms; …`."""
+    first, *others = sorted(promises, key=lambda promise: promise.spare_ratio)
+    what = next(
+        (words for name, words in STREAM_LIMITS.items() if first.name.startswith(name)), "the latency"
+    )
+    texts = [
+        f"{value_words(promise.name, promise.value_s)} of {value_words(promise.name, promise.limit_s)}"
+        for promise in (first, *others)
+    ]
+    rest = "".join(f"; {other.name} {text}" for other, text in zip(others, texts[1:], strict=True))
+    return f"At that rate {what} ({first.name}) is nearest to its limit: {texts[0]}{rest}."
 
 
 def question_text(question: OpenQuestion) -> str:
@@ -324,6 +348,24 @@ def question_text(question: OpenQuestion) -> str:
                 "no upper bound measured" if question.high is None else f"by up to ×{rounded(question.high)}"
             )
             return f"{short_label(question.labels[0])}{more} may be better, {far}"
+
+
+def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
+    """What the recommendation drops of what runs now, and whether the server seems to ignore its parameters."""
+    if chosen.drops:
+        yield (
+            f"The recommendation drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
+        )
+    if chosen.ignored == "batches":
+        yield (
+            "The server seems to ignore its parameters: its batches are larger than max_batch_size allows. See "
+            "whether it applies what it is given."
+        )
+    elif chosen.ignored == "answers":
+        yield (
+            "All configurations answer alike, whatever their size: either batching changes nothing here, or the server "
+            "ignores its parameters. See whether it applies what it is given."
+        )
 
 
 def confidence_sentence(chosen: Recommendation) -> str:

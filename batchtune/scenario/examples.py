@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.request import RandomInputs, RandomRange, RandomValues, RequestSpec
@@ -184,7 +186,7 @@ def server_scenario(server: str, app: str) -> str:
         raise UsageError(
             f"--server: no server {server!r}", hint=f"{hint}; any other takes a scenario of kind http"
         )
-    text = (examples_folder() / "servers" / f"{server}.yaml").read_text(encoding="utf-8")
+    text = _preset(server)
     file_name, _, name = app.partition(":")
     file = Path(file_name).resolve()
     if "{file}" in text or "{module}" in text:
@@ -209,6 +211,40 @@ def server_scenario(server: str, app: str) -> str:
         raise UsageError(
             f"{odd!r} has a space or a mark in it", hint="write the scenario by hand: kind: http"
         )
+    return _with_words(text, words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningPreset:
+    """A server that runs already and that a preset knows: its model, what stands in `places` of the preset's text, and
+    what else has to be sent with each new configuration."""
+
+    server: str
+    model: str
+    places: Mapping[str, str]
+    others: tuple[Any, ...] = ()
+
+    def scenario(self) -> str:
+        """The preset's scenario without what launches the server."""
+        words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), self.model)
+        text = _preset(self.server)
+        for place, there in self.places.items():
+            text = text.replace(place, there)
+        document = yaml.safe_load(_with_words(text, words))
+        target = document["target"]
+        del target["launch"]
+        target.pop("grpc_url", None)
+        if self.server == "ray-serve":
+            del target["set"]["file"]  # what launches it
+            target["set"]["request"]["body"]["applications"] += self.others
+        return yaml.safe_dump(document, sort_keys=False)
+
+
+def _preset(server: str) -> str:
+    return (examples_folder() / "servers" / f"{server}.yaml").read_text(encoding="utf-8")
+
+
+def _with_words(text: str, words: Mapping[str, str]) -> str:
     for place, word in words.items():
         text = re.sub(rf"(?<!\{{){re.escape(place)}(?!\}})", word, text)
     return text

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.examples import RunningPreset
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import NO_GRPC, Endpoint, control_client, external_endpoint, in_words
 from batchtune.target.external import external_signature
@@ -102,21 +106,113 @@ def attachable(address: Address) -> dict[str, Any] | None:
     }
 
 
-def how_to_attach(address: Address) -> str:
-    """What to do where the address alone is not enough to reconfigure the server."""
-    if "mlserver" in str(_told(address, "/v2").get("name")):
-        return "an MLServer reads a file: see `batchtune init my_app.py:Model --server mlserver`"
-    return (
-        "a running server of another kind takes parameters by a scenario of kind: http (target.set.request)"
+_RAY_PATH: Final = "/api/serve/applications/"
+
+
+def preset_at(text: str) -> RunningPreset | None:
+    """What answers at `HOST:PORT[/MODEL]` and has a preset: a Ray Serve behind its dashboard, or an MLServer of this
+    machine; None: neither.
+
+    Raises:
+        UsageError: there are several models, or the server could not be told parameters.
+    """
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None or parts["scheme"] in ("grpc", "grpcs"):
+        return None
+    rest_url = f"{parts['scheme'] or 'http'}://{parts['authority']}"
+    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
+    named = _MODEL.match(parts["path"] or "")
+    name = named["name"] if named else None
+    if isinstance((status := _document(endpoint, _RAY_PATH)).get("applications"), dict):
+        return _ray_serve(text, endpoint, status, name)
+    if "mlserver" in str(_document(endpoint, "/v2").get("name")):
+        return _mlserver(text, endpoint, name or _only_model(text, rest_url))
+    return None
+
+
+def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> RunningPreset:
+    """A PUT replaces all applications, so that the others are sent as they are."""
+    applications = status["applications"]
+    name = next(iter(applications)) if name is None and len(applications) == 1 else name
+    if name is None or name not in applications:
+        name = _no_model(text, sorted(applications))
+    deployed = {other: application.get("deployed_app_config") for other, application in applications.items()}
+    if None in deployed.values():
+        raise UsageError(
+            f"{text}: an application there was deployed from Python, so that nothing can be sent back to it",
+            hint="deploy it from a file: `serve build my_app:app -o serve.yaml`, then `serve deploy serve.yaml`",
+        )
+    words = {"max_batch_size", "batch_wait_timeout_s"}
+    taking = (
+        at
+        for at, deployment in enumerate(deployed[name].get("deployments") or [])
+        if words <= (deployment.get("user_config") or {}).keys()
+    )
+    if (at := next(taking, None)) is None:
+        raise UsageError(
+            f"{text}: no deployment of {name} has {' and '.join(sorted(words))} in its user_config",
+            hint="what it needs: `batchtune init my_app.py:app --server ray-serve`",
+        )
+    proxy = replace(dashboard, rest_port=int((status.get("http_options") or {}).get("port") or 8000))
+    return RunningPreset(
+        server="ray-serve",
+        model=name,
+        places={
+            "http://127.0.0.1:8000/": f"{proxy.rest_url}{applications[name].get('route_prefix') or '/'}",
+            "http://127.0.0.1:8265": dashboard.rest_url,
+            "applications.default": f"applications.{name}",
+            "deployments.0": f"deployments.{at}",
+        },
+        others=tuple(config for other, config in deployed.items() if other != name),
     )
 
 
+def _mlserver(text: str, endpoint: Endpoint, name: str) -> RunningPreset:
+    """Its settings lie in the folder that it was started with."""
+    for folder in _folders_listening(endpoint.rest_port):
+        for file in folder.rglob("model-settings.json"):
+            if _named(file) == name:
+                places = {
+                    "http://127.0.0.1:{port}": endpoint.rest_url,
+                    "{scratch}/model-settings.json": str(file),
+                }
+                return RunningPreset(server="mlserver", model=name, places=places)
+    raise UsageError(
+        f"{text}: an MLServer reads its parameters from model-settings.json, and that of {name} is not found here",
+        hint="run batchtune beside the server, as its user; `batchtune load` measures it as it is from anywhere",
+    )
+
+
+def _folders_listening(port: int | None) -> Iterator[Path]:
+    """Folders among the words of the program that listens there, as seen from where it runs."""
+    import psutil
+
+    for there in psutil.net_connections("tcp"):
+        if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
+            with suppress(psutil.Error):
+                process = psutil.Process(there.pid)
+                words = (Path(process.cwd()) / word for word in process.cmdline())
+                yield from (path for path in words if path.is_dir())
+
+
+def _named(settings: Path) -> str:
+    """The name of the model that a model-settings.json is of; "": it is none."""
+    try:
+        return str(json.loads(settings.read_bytes())["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def _told(address: Address, path: str) -> dict[str, Any]:
+    return _document(address.endpoint(), path)
+
+
+def _document(endpoint: Endpoint, path: str) -> dict[str, Any]:
     """The JSON object there; empty where there is none."""
     import httpx
 
     try:
-        with control_client(address.endpoint()) as client:
+        with control_client(endpoint) as client:
             document = client.get(path).json()
     except (httpx.HTTPError, ValueError):
         return {}

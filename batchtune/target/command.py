@@ -39,12 +39,20 @@ from batchtune.target.endpoint import (
     http_endpoint,
     tls_options,
     url_failure,
+    wait_for,
     wait_until_ready,
 )
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import container_of
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerLog, ServerProcess, ending_with_us, free_ports, launch_named
+from batchtune.target.process import (
+    ServerLog,
+    ServerProcess,
+    ending_with_us,
+    free_ports,
+    last_words,
+    launch_named,
+)
 from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
@@ -58,7 +66,6 @@ _VARIABLES: Final = (
 """What programs that talk to a cluster or an engine look for; others are named in target.environment."""
 
 _GRACE_S: Final = 1.0
-_TAIL_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,17 +159,6 @@ def run_step(
         raise TargetError(f"{key} {how}{_said(log_path, begins_at)}")
 
 
-def last_words(log_path: Path, *, begins_at: int = 0) -> str:
-    """The last lines of what was said from that byte on, indented; empty: nothing."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(begins_at, log_path.stat().st_size - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(f"  {line}" for line in lines[-12:])
-
-
 def _said(log_path: Path, begins_at: int) -> str:
     words = last_words(log_path, begins_at=begins_at)
     return f"; its last words:\n{words}" if words else "; it said nothing"
@@ -182,6 +178,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 STEP_LIMIT_S: Final = 120.0
 """A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
+
+ANSWERS_S: Final = 2.0
+"""A server that somebody else runs takes a connection within this time, or nobody is there."""
 
 
 class CommandTarget:
@@ -333,6 +332,8 @@ class CommandTarget:
         Raises:
             TargetError: it does not answer, or another process changes it now.
         """
+        if self._spec.kind == "http" and self._spec.launch is None and not self._changed:
+            self._wait_until_listening(ANSWERS_S)
         if self._settings is None or not self._spec.attached:
             return {}
         if keep is not None:
@@ -348,6 +349,8 @@ class CommandTarget:
                 self._settings.take_original(self._original.config)
                 self._changed = True
         present = self._settings.present()
+        if self._settings.tells:
+            present = {**self._spec.defaults, **present}
         if self._original is None:
             self._original = OriginalModel(
                 model=self._model,
@@ -474,32 +477,32 @@ class CommandTarget:
             return
         if ready is None:
             ready = f"{self.endpoint.rest_url}{self.endpoint.kserve_path}/ready"
-        give_up = time.monotonic() + limit_s
-        failure = "it was not asked"
-        while (left_s := give_up - time.monotonic()) > 0.0:
-            self._raise_if_dead()
-            failure = self._unready(ready, left_s)
-            if not failure:
-                return
-            time.sleep(min(0.2, max(0.0, give_up - time.monotonic())))
-        raise TargetError(
-            f"the server is not ready after {limit_s:g} s: {failure}",
+        asked = ready
+        wait_for(
+            lambda left_s: self._unready(asked, left_s),
+            what="the server is not ready",
+            limit_s=limit_s,
+            still_alive=self._raise_if_dead,
+            step_s=0.2,
             hint="a big model, or a rollout, may need a longer target.ready_timeout",
         )
 
     def _wait_until_listening(self, limit_s: float) -> None:
         """A server of kind http that has no other sign of being ready takes connections."""
-        give_up = time.monotonic() + limit_s
         address = (self.endpoint.host, self.endpoint.rest_port or 80)
-        while time.monotonic() < give_up:
-            self._raise_if_dead()
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
-                return
-            time.sleep(0.05)
-        raise TargetError(
-            f"{self._spec.url}: no connection after {limit_s:g} s",
-            hint="is target.url where the server listens?",
-        )
+
+        def failure(_left_s: float) -> str:
+            try:
+                with socket.create_connection(address, timeout=1.0):
+                    return ""
+            except OSError as error:
+                return error.strerror or "no connection"
+
+        hint = "is target.url where the server listens?"
+        if self._spec.launch is None:
+            hint = f"start the server, or let target.launch start it; {hint}"
+        what = f"nothing answers at {self._spec.url}"
+        wait_for(failure, what=what, limit_s=limit_s, still_alive=self._raise_if_dead, step_s=0.05, hint=hint)
 
     def _unready(self, ready: tuple[str, ...] | str | ReadySpec, limit_s: float) -> str:
         if isinstance(ready, str):
@@ -583,12 +586,14 @@ def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) 
 
 
 def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
-    if spec.url is not None:
-        return http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
-    return external_endpoint(
+    of_http = spec.url and http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
+    if of_http and spec.grpc_url is None:
+        return of_http
+    endpoint = external_endpoint(
         model_name=model_name,
-        rest_url=spec.rest_url,
+        rest_url=of_http.rest_url if of_http else spec.rest_url,
         grpc_url=spec.grpc_url,
         tls=tls_options(spec.tls),
-        names=("target.rest_url", "target.grpc_url"),
+        names=("target.url" if of_http else "target.rest_url", "target.grpc_url"),
     )
+    return replace(endpoint, path=of_http.path) if of_http else endpoint

@@ -279,38 +279,54 @@ def control_channel(endpoint: Endpoint) -> grpc.Channel:
     return grpc.secure_channel(endpoint.grpc_authority, credentials, options=(*_ANY_LENGTH, *named))
 
 
+def wait_for(
+    failure: Callable[[float], str],
+    *,
+    what: str,
+    limit_s: float,
+    still_alive: Callable[[], None] | None = None,
+    step_s: float = 0.02,
+    hint: str = "a big model may need a longer target.ready_timeout",
+) -> None:
+    """Return when `failure`, which is told the seconds that are left, says "".
+
+    `still_alive` is called between probes and raises when waiting has become pointless.
+
+    Raises:
+        TargetError: `failure` says something after `limit_s` seconds; `what` begins the message.
+    """
+    give_up, last = time.monotonic() + limit_s, "no answer"
+    while (left_s := give_up - time.monotonic()) > 0.0:
+        if still_alive is not None:
+            still_alive()
+        last = failure(left_s)
+        if not last:
+            return
+        time.sleep(min(step_s, max(0.0, give_up - time.monotonic())))
+    raise TargetError(f"{what} after {limit_s:g} s: {last}", hint=hint)
+
+
 def wait_until_ready(
     endpoint: Endpoint, *, limit_s: float = 120.0, still_alive: Callable[[], None] | None = None
 ) -> None:
     """Return when a version of the model is AVAILABLE.
 
-    `still_alive` is called between probes and raises when waiting has become pointless.
-
     Raises:
-        TargetError: the model failed to load, or is not available after `limit_s` seconds.
+        TargetError: the model failed to load, or as `wait_for`.
     """
     import httpx
 
-    give_up = time.monotonic() + limit_s
-    last = "no answer"
     with control_client(endpoint) as client:
-        while time.monotonic() < give_up:
-            if still_alive is not None:
-                still_alive()
+
+        def failure(left_s: float) -> str:
             try:
-                left_s = max(0.001, give_up - time.monotonic())
                 answer = client.get(endpoint.model_path, timeout=min(_PROBE_LIMIT_S, left_s))
             except httpx.HTTPError as error:
-                last = in_words(error)
-            else:
-                last = _readiness(answer.status_code, answer.text)
-                if last == "AVAILABLE":
-                    return
-            time.sleep(0.02)
-    raise TargetError(
-        f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
-        hint="a big model may need a longer target.ready_timeout",
-    )
+                return in_words(error)
+            return _unreadiness(answer.status_code, answer.text)
+
+        what = f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready"
+        wait_for(failure, what=what, limit_s=limit_s, still_alive=still_alive)
 
 
 def url_failure(
@@ -391,7 +407,7 @@ def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
         ) from error
 
 
-def _readiness(status_code: int, text: str) -> str:
+def _unreadiness(status_code: int, text: str) -> str:
     import orjson
 
     try:
@@ -400,7 +416,7 @@ def _readiness(status_code: int, text: str) -> str:
     except (ValueError, KeyError, TypeError):
         return f"HTTP {status_code}: {text[:200].strip()}"
     if any(state == "AVAILABLE" for state, _ in states):
-        return "AVAILABLE"
+        return ""
     failed = [message for state, message in states if state == "END" and message]
     if failed:
         raise TargetError(
@@ -507,14 +523,7 @@ def replicas_of(
 
 def tls_options(spec: TlsSpec | None) -> TlsOptions | None:
     """What a scenario says of TLS."""
-    if spec is None:
-        return None
-    return TlsOptions(
-        ca_file=spec.ca_file,
-        certificate_file=spec.certificate_file,
-        key_file=spec.key_file,
-        server_name=spec.server_name,
-    )
+    return None if spec is None else TlsOptions(**spec.model_dump())
 
 
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:

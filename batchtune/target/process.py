@@ -76,6 +76,17 @@ _FIRST_PORT = 10_000
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
+    """The last lines of what was said from that byte on, indented; empty: nothing."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(begins_at, log_path.stat().st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+
+
 @contextlib.contextmanager
 def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
     """What this thread starts meanwhile inherits these CPUs."""
@@ -176,13 +187,9 @@ class ServerProcess:
 
     def log_tail(self, lines: int = 12) -> str:
         """The last lines of the log, indented by two spaces."""
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - _TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError:
+        if not self.log_path.exists():
             return "  (no log)"
-        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (the log is empty)"
+        return last_words(self.log_path, lines=lines) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
         """User and system seconds of the process, its children and its container so far; None when not known."""

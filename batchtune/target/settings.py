@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from batchtune.scenario.spec.http_server import (
     UntilSpec,
 )
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.endpoint import Endpoint, control_client, in_words
+from batchtune.target.endpoint import Endpoint, control_client, in_words, wait_for
 
 PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
 """Where the target's texts name a free port."""
@@ -89,6 +88,12 @@ class Settings:
                 if there and isinstance(template, str) and template == f"{{{{{next(holes(template), '')}}}}}":
                     values[next(holes(template))] = there[0]
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def tells(self) -> bool:
+        """Whether the server or its file says what it has; of what it does not say it has its own default."""
+        request = self._spec.request
+        return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
         """What is to be put back, as JSON."""
@@ -197,21 +202,15 @@ class Settings:
                 )
 
     def _wait(self, request: RequestSetting, until: UntilSpec, wanted: Any) -> None:
-        give_up, there = time.monotonic() + self._limit_s, None
-        while time.monotonic() < give_up and not list(holes(wanted)):
+        def failure(_left_s: float) -> str:
             now = values_at(self._answer("GET", until.url), until.path)
             there = now[0] if now else None
-            if there == wanted:
-                return
             if there in until.failed:
                 raise TargetError(f"{until.url}: {until.path} is {there} after {request.method}")
-            time.sleep(_POLL_S)
-        if list(holes(wanted)):
-            return
-        raise TargetError(
-            f"{until.url}: {until.path} is {there}, not {wanted}, after {self._limit_s:g} s",
-            hint="a big model may need a longer target.ready_timeout",
-        )
+            return "" if there == wanted else f"{until.path} is {there}, not {wanted}"
+
+        if not list(holes(wanted)):
+            wait_for(failure, what=until.url, limit_s=self._limit_s, step_s=_POLL_S)
 
     def _answer(self, method: str, url: str, body: Any = None) -> Any:
         import httpx

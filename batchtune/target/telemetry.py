@@ -10,7 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from batchtune.errors import TargetError
@@ -33,6 +33,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
 _COUNTED = (":tensorflow:serving:", _OURS)
+_INSIDE = f"{_OURS}requests_inside"
 _STARTED = "process_start_time_seconds"
 
 _Series = dict[tuple[tuple[str, str], ...], float]
@@ -63,6 +64,7 @@ class ServerActivity:
     tell by length bucket ("" without buckets) of inputs that may differ in length: batches, rows, elements that the
     requests brought, elements that filled them up, and how long all of it took.
     `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
+    `requests_inside` are those that ran or waited at the second reading, where a server of kind http tells.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -85,6 +87,7 @@ class ServerActivity:
     event_loop_lag_p99_s: float | None = None
     emulated: bool = False
     device_parallel: bool | None = None
+    requests_inside: float | None = None
     gpu_busy_ratio: float | None = None
     gpu_memory_used_bytes: float | None = None
     bucket_batches: dict[str, int] = field(default_factory=dict)
@@ -123,18 +126,9 @@ def read_counters(
     Raises:
         TargetError: the server does not answer.
     """
-    import httpx
-
-    if endpoint.rest_port is None:
-        return Counters(
-            monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_peak_bytes=memory_peak_bytes()
-        )
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(endpoint.monitoring_path)
-    except httpx.HTTPError as error:
-        raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {in_words(error)}") from error
-    series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
+    series: Mapping[str, _Labelled] = {}
+    if endpoint.rest_port is not None:
+        series = _page(f"{endpoint.rest_url}{endpoint.monitoring_path}", endpoint)
     return Counters(
         monotonic_s=time.monotonic(),
         server_cpu_s=server_cpu_s(),
@@ -149,18 +143,21 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
     Raises:
         TargetError: the page does not answer.
     """
+    page = {} if metrics is None else _page(metrics.url, endpoint, hint="mend target.metrics.url")
+    series = {} if metrics is None else meant(metrics, page)
+    return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
+
+
+def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]:
+    """The series of a Prometheus page; none where there is no such page."""
     import httpx
 
-    now = Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
-    if metrics is None:
-        return now
     try:
         with control_client(endpoint) as client:
-            answer = client.get(metrics.url)
+            answer = client.get(url)
     except httpx.HTTPError as error:
-        raise TargetError(f"{metrics.url}: {in_words(error)}", hint="mend target.metrics.url") from error
-    page = parse_prometheus(answer.text) if answer.status_code == 200 else {}
-    return replace(now, series=meant(metrics, page))
+        raise TargetError(f"{url}: {in_words(error)}", hint=hint) from error
+    return parse_prometheus(answer.text) if answer.status_code == 200 else {}
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
@@ -176,6 +173,11 @@ def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Lab
             series[_SESSION + count] = page.get(f"{name}_count", {})
     if metrics.batches is not None:
         series[f"{_SESSION}wrapped_run_count"] = page.get(metrics.batches, {})
+    gauges = [
+        sum(page[name].values()) for name in (metrics.running, metrics.waiting) if name and name in page
+    ]
+    if gauges:
+        series[_INSIDE] = {(): sum(gauges)}
     if metrics.execution is not None:
         series[f"{_OURS}device_busy_micros_total"] = _scaled(
             page.get(f"{metrics.execution}_sum", {}), _micros_in(metrics.execution)
@@ -243,6 +245,7 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
         emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,
+        requests_inside=after.series.get(_INSIDE, {}).get(()),
         gpu_busy_ratio=None if busiest is None else gpus[busiest] / 1e6 / duration_s,
         gpu_memory_used_bytes=None if busiest is None else memory.get(busiest),
         model_batches=change.by_label(f"{_OURS}model_batches_total", "model_name"),

@@ -71,6 +71,7 @@ class TfServingTarget:
         self._demand = demand
         self._told: set[str] = set()
         self._flags = {name.lstrip("-"): flag_text(value) for name, value in spec.flags.items()}
+        self._model_names = [own.name for own in spec.models]
         self._on_event = on_event
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
@@ -189,7 +190,7 @@ class TfServingTarget:
         wanted: dict[str, Any] = {"enable_batching": configuration.batching is not None}
         if configuration.batching is not None:
             wanted |= to_dict(configuration.batching)
-            wanted["models"] = own_fields(own_parameters(self._spec, configuration))
+            wanted["models"] = own_fields(own_parameters(self._model_names, configuration))
             asked = {**self._flags, **dict(configuration.flags)}
             wanted[LENGTH_BUCKETS] = asked.get(LENGTH_BUCKETS, NO_BUCKETS)
         try:
@@ -212,7 +213,7 @@ class TfServingTarget:
         free_grpc_port, free_rest_port = free_ports(2)
         grpc_port = int(flags.pop("port", 0)) or free_grpc_port
         rest_port = int(flags.pop("rest_api_port", 0)) or free_rest_port
-        names = [own.name for own in self._spec.models]
+        names = self._model_names
         model_name = names[0] if names else flags.pop("model_name", "") or served_name(self._spec.model)
         arguments = [
             f"--port={grpc_port}",
@@ -300,7 +301,7 @@ class TfServingTarget:
 
     def _several_models(self, configuration: Configuration) -> list[str]:
         """Where each of the models lies; where one has parameters of its own, with those of each beside it."""
-        batched = own_parameters(self._spec, configuration)
+        batched = own_parameters(self._model_names, configuration)
         base_paths = {}
         for own in self._spec.models:
             folder = self._scratch.path / "models" / own.name

@@ -324,6 +324,7 @@ class Loader:
             after = self._target.counters()
             moved = activity(before, after)
             answers = moved.batches or sum(moved.requests_by_status.values()) or moved.device_busy_ratio
+            answers = answers or moved.requests_inside
             computes = (moved.server_cpu_s or 0.0) > 0.2 * moved.duration_s  # it may be within a batch
             if not answers and not moved.went_back and not (computes and self._cpu_tells_rest):
                 return

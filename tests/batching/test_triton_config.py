@@ -11,6 +11,7 @@ from batchtune.batching.text_proto import Message, format_config_pbtxt, parse_te
 from batchtune.batching.triton_config import (
     FoundBatching,
     configuration_as_found,
+    dropped,
     found_batching,
     with_batching,
 )
@@ -47,6 +48,22 @@ FOUND: dict[str, Any] = {
 def configuration(flags: tuple[tuple[str, str], ...] = (), **batching: int) -> Configuration:
     values = {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1, **batching}
     return Configuration(batching=BatchingParameters(**values), dialect="triton", flags=flags)
+
+
+def test_what_another_batching_part_leaves_out_is_said() -> None:
+    """Triton's own filled-in sizes are nobody's word, nor are defaults that it spells out."""
+    assert dropped(FOUND, configuration()) == ()
+    dynamic = FOUND["dynamic_batching"] | {"preferred_batch_size": [4, 8], "default_priority_level": 0}
+    found = FOUND | {"dynamic_batching": dynamic}
+    assert dropped(found, configuration()) == ("preferred_batch_size 4,8",)
+    assert dropped(found, configuration((("preferred_batch_size", "4,8"),))) == ()
+    assert dropped(found, Configuration(batching=None, dialect="triton")) == (
+        "preferred_batch_size 4,8",
+        "preserve_ordering true",
+        "priority_levels 2",
+        "default_queue_policy timeout_action DELAY, max_queue_size 7",
+        "priority_queue_policy 1 max_queue_size 3",
+    )
 
 
 def test_what_was_found_is_said_again_by_its_own_configuration() -> None:

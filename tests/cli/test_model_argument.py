@@ -434,21 +434,6 @@ def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
         assert server.orders == []
 
 
-def test_of_an_mlserver_it_is_said_that_it_reads_a_file() -> None:
-    with KserveServer() as server:
-        server.get["/v2"] = (200, {"name": "mlserver", "extensions": []})
-        with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
-            subject_of_sweep(
-                f"127.0.0.1:{server.rest_port}/m",
-                ["slo.p95=1s"],
-                rate=None,
-                concurrency=None,
-                resume=None,
-                quiet=True,
-            )
-        assert "--server mlserver" in raised.value.hint
-
-
 def test_an_address_where_nobody_answers_is_told() -> None:
     (port,) = free_ports(1)
     for address in (f"127.0.0.1:{port}/m", f"grpc://127.0.0.1:{port}/m"):

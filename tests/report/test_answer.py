@@ -17,6 +17,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
 from tests.tune.answer.ledgers import CAPACITY, SCENARIO, capacity_ledger, helping_ledger
+from tests.tune.tune_fakes import planted, scenario_of
 
 pytestmark = pytest.mark.smoke
 
@@ -97,6 +98,13 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
         (
             Capacity(held_rps=84_600, missed_rps=96_444, held=3, missed=0, confirmed=True, is_bound=True),
             "capacity 84,600/s held in 3 of 3 confirmation runs; at most 96,400/s",
+        ),
+        (
+            Capacity(held_rps=223.4, missed_rps=254.7, held=3, missed=0, confirmed=True, crossing_rps=239.6),
+            (
+                "capacity about 240/s, where its latencies cross the limit: 223/s held in 3 of 3 confirmation runs; "
+                "missed at 255/s"
+            ),
         ),
         (
             Capacity(held_rps=84_600, missed_rps=None, held=1, missed=0, confirmed=False),
@@ -283,3 +291,41 @@ def test_a_server_on_cpus_of_its_own_costs_no_line(chosen: Recommendation) -> No
     server = SCENARIO.target.model_copy(update={"cpus": (0,), "model": "/models/imdb_transformer"})
     head = printed(chosen, scenario=SCENARIO.model_copy(update={"target": server})).splitlines()[0]
     assert head == "imdb_transformer by gRPC, 1 row per request, 16 clients, server on CPU 0"
+
+
+def test_what_the_recommendation_drops_of_what_runs_now_is_said(chosen: Recommendation) -> None:
+    text = said(replace(chosen, drops=("preferred_batch_size 4,8", "priority_levels 2")))
+    assert (
+        "Warning The recommendation drops preferred_batch_size 4,8, priority_levels 2 of what runs now;"
+        in text
+    )
+    assert "Warning" not in said(chosen)
+
+
+@pytest.mark.parametrize(
+    ("target", "rates", "ignored"),
+    [
+        (
+            {"kind": "command", "rest_url": "http://127.0.0.1:1", "apply": ["true"]},
+            (770, 765, 780, 772),
+            True,
+        ),
+        (
+            {"kind": "command", "rest_url": "http://127.0.0.1:1", "apply": ["true"]},
+            (770, 765, 780, 900),
+            False,
+        ),
+        ({}, (770, 765, 780, 772), False),
+    ],
+)
+def test_configurations_that_answer_alike_are_told_where_nobody_read_them_back(
+    target: dict[str, object], rates: tuple[float, ...], ignored: bool
+) -> None:
+    """The bundled server tells what is in force, and one in which a size gives more takes it."""
+    scenario = scenario_of(target={"model": "m", **target})
+    trials = [
+        planted(number, batching={"max_batch_size": size}, throughput=rate, p95_s=0.02)
+        for number, (size, rate) in enumerate(zip((1, 4, 16, 32), rates, strict=True), start=1)
+    ]
+    text = said(recommend(trials, scenario=scenario), scenario=scenario)
+    assert ("Warning All configurations answer alike, whatever their size" in text) is ignored

@@ -13,6 +13,8 @@ from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
 from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
+from batchtune.measure.measurement import TokenFigures
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.comparison_page import _best, _variants, comparison_document, typical_run
 from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
 from batchtune.report.html.shell.document import Report, _coded
@@ -269,6 +271,31 @@ def test_a_failed_point_is_named_with_its_reason(tmp_path):
     assert "2 clients failed: the server died" in text
     text = write_report(loaded_run(tmp_path, [failed])).read_text()
     assert "No point was measured." in text
+
+
+def test_of_streams_first_tokens_and_gaps_are_drawn_and_no_whole_answers(tmp_path):
+    """An SLO names those that are, else the usual ones are."""
+    trials = []
+    for at in (1, 2):
+        trial = load_trial(at, clients=at, throughput=10.0 * at)
+        latency_s = {
+            name: Estimate(value=ms * at / 1e3, low=0.0, high=1.0)
+            for name, ms in (("p95", 900.0), ("ttft_p95", 70.0), ("itl_p99", 12.0))
+        }
+        tokens = TokenFigures(
+            output_per_s=Estimate(value=100.0, low=90.0, high=110.0),
+            prompt_mean=10.0,
+            output_mean=20.0,
+            untold_ratio=0.0,
+        )
+        trials.append(
+            replace(trial, measurement=replace(trial.measurement, latency_s=latency_s, tokens=tokens))
+        )
+    document = load_document(loaded_run(tmp_path, trials))
+    for name, values in (("ttft_p95", [70.0, 140.0]), ("itl_p99", [12.0, 24.0])):
+        traces = figure_of(section_of(document, f"load-{name}")).data
+        assert values in [trace["y"] for trace in traces if trace.get("yaxis") == "y2"]
+    assert "load" not in {section.anchor for section in document.sections}
 
 
 @pytest.mark.parametrize("best", [0, 3, 8, 19])

@@ -11,6 +11,7 @@ import pytest
 
 from batchtune.archive.run import create_run
 from batchtune.load.record.samples import Samples
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep.contender_figures import (
@@ -22,13 +23,21 @@ from batchtune.report.html.sweep.contender_figures import (
     rates,
     sweep_results_of,
 )
-from batchtune.report.html.sweep.page import heat_map, service_time, slices
-from batchtune.scenario.reader import format_scenario
+from batchtune.report.html.sweep.page import heat_map, service_time, slices, sweep_document
+from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.report.pages import latencies
-from tests.tune.answer.ledgers import BATCH_14, CAPACITY, SCENARIO, capacity_ledger, helping_ledger, loop
+from tests.tune.answer.ledgers import (
+    BATCH_14,
+    CAPACITY,
+    SCENARIO,
+    at_rate,
+    capacity_ledger,
+    helping_ledger,
+    loop,
+)
 from tests.tune.tune_fakes import planted
 
 
@@ -55,6 +64,33 @@ def test_a_bracket_reaches_from_the_rate_held_to_the_rate_missed(tmp_path):
     assert (first["x"], first["error_x"]["array"]) == ([2000.0], pytest.approx([280.0]))
     assert [trace["x"][0] for trace in others] == pytest.approx([540.0, 1080.0, 1710.0])
     assert first["marker"]["symbol"] == "star"
+
+
+def test_of_streams_each_limit_is_drawn_against_the_rate(tmp_path: Path) -> None:
+    """And the sentence for why names the limit that is met first."""
+    scenario = read_scenario(Path(__file__).parents[2] / "scenarios" / "emulated-llm.yaml")
+    limits_ms = {name: limit * 1e3 for name, limit in scenario.slo.limits().items()}
+    assert set(limits_ms) == {"ttft_p95", "itl_p99"}
+    configuration = scenario.configuration(scenario.search.grid()[0])
+    trials = []
+    for number, rate in enumerate((100.0, 150.0), start=1):
+        trial = at_rate(number, rate, 1.0)
+        assert trial.measurement is not None
+        shares = {"ttft_p95": 0.9, "itl_p99": 0.5}
+        latency_s = {
+            name: Estimate(value=share * limits_ms[name] / 1e3, low=0.0, high=9.0)
+            for name, share in shares.items()
+        }
+        measured = replace(trial.measurement, latency_s=latency_s)
+        request = replace(trial.request, configuration=configuration)
+        trials.append(replace(trial, measurement=measured, request=request))
+    account = account_with(tmp_path, trials, scenario)
+    for name, share in (("ttft_p95", 0.9), ("itl_p99", 0.5)):
+        (trace,) = traces(rates(account, name))
+        assert trace["y"] == pytest.approx([share * limits_ms[name]] * 2)
+    document = sweep_document(account)
+    assert {"rates-ttft_p95", "rates-itl_p99"} <= {section.anchor for section in document.sections}
+    assert "the time to the first token (ttft_p95) is nearest to its limit" in document.notes[0]
 
 
 def test_of_a_fixed_load_a_bracket_is_the_range_of_the_runs(tmp_path):

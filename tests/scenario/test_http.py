@@ -45,6 +45,12 @@ def requests(**request: Any) -> RequestSet:
     return build_requests(scenario(request=request).request, {}, model_name="m")
 
 
+def test_kserve_by_grpc_needs_the_port_of_grpc() -> None:
+    asked = {"protocol": "kserve_grpc"}
+    with pytest.raises(ScenarioError, match=r"target\.grpc_url: missing: where kserve_grpc is spoken"):
+        scenario(request=asked)
+
+
 def test_parameters_are_written_and_shown_in_the_servers_own_words() -> None:
     asked = scenario(
         search={"space": {"rows": [1, 8], "wait": [0, 2.5]}}, fixed={"mode": "fast", "workers": 2}

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import Schedule, draw
-from batchtune.scenario.payloads import RequestSet, assign, build_requests, masked_crc32c, read_tfrecords
+from batchtune.scenario.payloads import RequestSet, assign, build_requests
+from batchtune.scenario.recordings import masked_crc32c, read_tfrecords
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.wire.signature import Signature, TensorSpec

@@ -13,17 +13,20 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, write_original
-from batchtune.cli.session import run_restore
-from batchtune.errors import TargetError
+from batchtune.cli.session import beginning, run_restore
+from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import require_answer
 from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target import command
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
 from tests.cli.test_cli import batchtune
+from tests.target.kserve_server import KserveServer
 
 APP = Path(__file__).parent / "stand_ins" / "http_app.py"
 
@@ -156,6 +159,24 @@ def test_a_wrong_app_is_told_before_any_load(running: str, path: str, said: str)
         assert told.value.hint
 
 
+def test_a_server_that_is_not_there_is_told_without_waiting_for_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether its parameters would be set or not; nothing is launched, and nothing says so."""
+    monkeypatch.setattr(command, "ANSWERS_S", 0.05)
+    url = f"http://127.0.0.1:{free_port()}"
+    only_loaded = scenario(url=f"{url}/score", launch=None, set=None, means={})
+    for asked in (only_loaded, attached(url)):
+        assert beginning(asked) == f"attaching to {url}/score"
+        with (
+            CommandTarget(asked.target) as target,
+            pytest.raises(TargetError, match="nothing answers at") as told,
+        ):
+            target.apply(asked.configuration({}))
+        assert "start the server" in told.value.hint
+        assert told.value.exit_code == 7
+
+
 def test_an_answer_must_have_what_the_scenario_says(running: str) -> None:
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
     request = asked.request.model_copy(update={"ok": asked.request.ok.model_copy(update={"path": "error"})})
@@ -172,10 +193,18 @@ def test_metrics_go_by_what_their_names_mean(running: str) -> None:
 
     pages = iter(
         f"rows_sum {rows}\nrows_count {batches}\nqueue_ms_sum {wait}\nqueue_ms_count {rows}\nrun_seconds_sum {run}\n"
+        f"m:running {batches}\nm:waiting 2\n"
         for rows, batches, wait, run in ((10, 5, 10, 1.0), (50, 15, 90, 2.0))
     )
     spec = telemetry.MetricsSpec.model_validate(
-        {"url": "http://x/", "batch_size": "rows", "queue": "queue_ms", "execution": "run_seconds"}
+        {
+            "url": "http://x/",
+            "batch_size": "rows",
+            "queue": "queue_ms",
+            "execution": "run_seconds",
+            "running": "m:running",
+            "waiting": "m:waiting",
+        }
     )
     readings = [telemetry.meant(spec, telemetry.parse_prometheus(page)) for page in pages]
     before, after = (
@@ -185,6 +214,7 @@ def test_metrics_go_by_what_their_names_mean(running: str) -> None:
     moved = activity(before, after)
     assert (moved.batches, moved.mean_batch_rows, moved.queue_wait_mean_s) == (10, 4.0, 0.002)
     assert moved.device_busy_ratio == pytest.approx(1.0)
+    assert moved.requests_inside == 17
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
     with CommandTarget(asked.target) as target:
         assert not read_meant_counters(None, target.endpoint).series
@@ -236,6 +266,18 @@ def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) 
     assert httpx.get(running).json()["app"]["size"] == 8
     assert run_restore(run.path) == 0
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_a_server_that_speaks_kserve_is_asked_by_grpc_too() -> None:
+    with KserveServer() as server:
+        target = {"url": f"http://127.0.0.1:{server.rest_port}", "grpc_url": f"127.0.0.1:{server.grpc_port}"}
+        asked = TargetSpec.model_validate({"kind": "http", "model": "m", **target})
+        with CommandTarget(asked, kserve=True) as reached:
+            assert reached.endpoint.grpc_port == server.grpc_port
+            assert reached.signature("s").inputs
+    elsewhere = asked.model_copy(update={"grpc_url": "10.0.0.1:8001"})
+    with pytest.raises(UsageError, match=r"target\.url and target\.grpc_url must name one host"):
+        CommandTarget(elsewhere, kserve=True)
 
 
 def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> None:

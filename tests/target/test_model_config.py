@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.reader import parse_scenario
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.startup import own_batching_parameters
 from batchtune.target.launch.container import (
@@ -45,23 +45,27 @@ def test_every_version_gets_the_models_own_parameters_and_the_model_stays_as_it_
     assert not (tmp_path / "m" / "1" / OWN_PARAMETERS).exists()
 
 
-def test_own_parameters_are_those_of_the_configuration_before_those_of_the_scenario() -> None:
-    spec = TargetSpec.model_validate(
-        {
-            "models": [
-                {"name": "a", "model": "imdb_transformer", "batching": {"max_batch_size": 4}},
-                {"name": "b", "model": "resnet50"},
-            ]
-        }
+def test_own_parameters_are_those_of_the_configuration_which_a_scenario_gives_its_own() -> None:
+    scenario = parse_scenario(
+        """\
+name: s
+target:
+  models:
+    - {name: a, model: imdb_transformer, batching: {max_batch_size: 4}}
+    - {name: b, model: resnet50}
+load: {arrivals: closed, concurrency: 1}
+objective: throughput
+"""
     )
     shared = Configuration(batching=BatchingParameters(max_batch_size=16, num_batch_threads=2))
-    assert own_fields(own_parameters(spec, shared)) == {
+    assert own_fields(own_parameters("ab", scenario.with_models(shared))) == {
         "a": {"max_batch_size": 4},
         "b": {"max_batch_size": 16},
     }
     joint = replace(shared, models=(("a", BatchingParameters(max_batch_size=1)),))
-    assert own_fields(own_parameters(spec, joint)) == {
+    assert own_fields(own_parameters("ab", scenario.with_models(joint))) == {
         "a": {"max_batch_size": 1},
         "b": {"max_batch_size": 16},
     }
-    assert own_parameters(spec, Configuration(batching=None)) == {}
+    assert own_parameters("ab", shared) == {}
+    assert own_parameters("ab", scenario.with_models(Configuration(batching=None))) == {}

@@ -185,6 +185,8 @@ class WithinABatch(FakeTarget):
         ended = now_s >= self.busy_until_s
         series = {f"{SESSION}wrapped_run_count": {(): 1.0 + ended}}
         series[":batchtune:serving:batch_execution_count"] = {(("batch_size", "9"),): 1.0 + ended}
+        if self.shows == "gauges":
+            series[":batchtune:serving:requests_inside"] = {(): float(not ended)}
         if self.shows == "device":
             busy_micros = 1e6 * min(now_s, self.busy_until_s)
             series[":batchtune:serving:device_busy_micros_total"] = {(): busy_micros}
@@ -192,7 +194,7 @@ class WithinABatch(FakeTarget):
         return replace(super().counters(), series=series, server_cpu_s=cpu_s)
 
 
-@pytest.mark.parametrize("shows", ["device", "cpu"])
+@pytest.mark.parametrize("shows", ["device", "cpu", "gauges"])
 def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(shows):
     clock = FakeClock()
     target = WithinABatch(clock, shows=shows, busy_until_s=clock() + 6.0)

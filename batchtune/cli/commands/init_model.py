@@ -30,7 +30,7 @@ from batchtune.scenario.examples import Example, example_names, read_example, se
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import commented
-from batchtune.target.address import Address, answering_at, attachable
+from batchtune.target.address import Address, answering_at, attachable, preset_at
 from batchtune.units import rounded_duration
 
 
@@ -81,7 +81,10 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
     """
     if app is None:
         raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
-    text = server_scenario(server, app)
+    return _written(server_scenario(server, app), write)
+
+
+def _written(text: str, write: Path | None) -> int:
     if write is None or write == Path("-"):
         print(text, end="")
         return 0
@@ -133,6 +136,9 @@ def run_init_model(
             f"{argument}: is a scenario already",
             hint=f"`batchtune sweep {argument}` runs it; init takes a model",
         )
+    running = preset_at(argument) if kind == "address" else None
+    if running is not None:
+        return _written(running.scenario(), write)
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

@@ -27,13 +27,13 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
-from batchtune.scenario.payloads import check_names
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
+from batchtune.scenario.recordings import check_names
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
-from batchtune.target.address import Address, answering_at, attachable, how_to_attach
+from batchtune.target.address import Address, answering_at, attachable, preset_at
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
@@ -456,6 +456,9 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
             quiet=quiet,
         )
         return replace(wanted, scenario=looked.text(argument))
+    running = preset_at(argument)
+    if running is not None:
+        return replace(wanted, scenario=ScenarioText(text=running.scenario(), source=argument))
     address = answering_at(argument)
     looked = looked_at(argument, lambda _say: look_at_running(address, overrides), quiet=quiet)
     return replace(
@@ -523,12 +526,18 @@ def _attached(
             f"{argument}: a {command} launches its own server",
             hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
         )
+    running = preset_at(argument)
+    if running is not None:
+        text = ScenarioText(text=running.scenario(), source=argument)
+        loop = loop_overrides(unchecked_scenario(text).get("load", {}), rate=rate, concurrency=concurrency)
+        return Subject(source=text, overrides=[*overrides, *loop])
     address = answering_at(argument)
     target = attachable(address)
     if target is None:
         raise UsageError(
             f"{argument}: this server takes no parameters through its address",
-            hint=f"`batchtune load {argument}` measures it as it is; {how_to_attach(address)}",
+            hint=f"`batchtune load {argument}` measures it as it is; a running server of another kind takes "
+            "parameters by a scenario of kind: http (target.set.request)",
         )
     laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
     looked = looked_at(

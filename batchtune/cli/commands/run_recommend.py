@@ -7,6 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from batchtune.archive.run import (
 )
 from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
+from batchtune.batching.triton_config import dropped
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.overrides import in_place_of, promised
 from batchtune.cli.deployment import (
@@ -127,7 +129,7 @@ def conclude(
         BatchingParametersError: the dialect cannot say it; nothing was printed or written.
     """
     try:
-        chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
+        chosen = _recommended(run, scenario, trials, slo)
     except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
         step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
         if json:
@@ -186,6 +188,15 @@ def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
     if built_by := build_command(chosen.configuration, scenario):
         print(f"note: in a clone of batchtune, `{built_by}` builds the image", file=sys.stderr)
     return docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
+
+
+def _recommended(
+    run: Run, scenario: Scenario, trials: Sequence[Trial], slo: SloSpec | None
+) -> Recommendation:
+    """The choice, with what it drops of a Triton model's own configuration."""
+    chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
+    config = run.model_config() if chosen.configuration.dialect == "triton" else None
+    return chosen if config is None else replace(chosen, drops=dropped(config, chosen.configuration))
 
 
 def _require_of_several(given: Sequence[str], write: Path | None) -> None:

@@ -32,7 +32,7 @@ from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Plan
 from batchtune.tune.joint.space import JointSpace
-from batchtune.tune.search.contenders import one_by_one
+from batchtune.tune.search.contenders import first_configuration
 from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
 from batchtune.tune.sweep.sweep import sweep, sweep_nodes
 
@@ -103,7 +103,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
         for note in filter(None, notes):
             view.event(note)
         scenario = current.found_on(scenario, target)
-        first = JointSpace(scenario).first() if scenario.target.models else one_by_one(scenario)
+        first = JointSpace(scenario).first() if scenario.target.models else first_configuration(scenario)
         current.launch(scenario, target, first)
         with ExitStack() as stack:
             for fleet in workers.values():

@@ -85,7 +85,10 @@ class LoadPoint:
 
 def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: str) -> Section:
     """Throughput and one latency quantile against the load, with the SLO, and which points are invalid."""
-    section = Section(anchor="load", title="Throughput and latency against the load", clickable=True)
+    anchor = "load" if "_" not in quantile else f"load-{quantile}"
+    of_what = "latency" if "_" not in quantile else quantile
+    section = Section(anchor=anchor, title=f"Throughput and {of_what} against the load", clickable=True)
+    beside = _beside(quantile)
     if not points:
         return replace(section, missing="no point was measured")
     in_order = sorted(points, key=lambda point: point.load)
@@ -115,8 +118,8 @@ def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: s
         ),
         how=(
             "A run a point, with 95 % intervals. Best is the most throughput within the SLO; of points with "
-            f"no measurable difference the one with the least load. "
-            f"The thin dotted lines beside {quantile} are {_beside(quantile)}."
+            "no measurable difference the one with the least load."
+            + (f" The thin dotted lines beside {quantile} are {' and '.join(beside)}." if beside else "")
         ),
     )
 
@@ -163,11 +166,10 @@ def _throughput(points: Sequence[LoadPoint], *, open_loop: bool) -> list[Trace]:
 def _latency(points: Sequence[LoadPoint], quantile: str) -> list[Trace]:
     place = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     traces: list[Trace] = []
-    for name in _BESIDE:
-        if name != quantile:
-            values = [_latency_s(point, name) for point in points]
-            thin = _joined(points, values, 1e3, panel="2")
-            traces.append(thin | {"line": {"color": "@other", "width": 1, "dash": "dot"}})
+    for name in _beside(quantile):
+        values = [_latency_s(point, name) for point in points]
+        thin = _joined(points, values, 1e3, panel="2")
+        traces.append(thin | {"line": {"color": "@other", "width": 1, "dash": "dot"}})
     traces.append(_joined(points, [_latency_s(point, quantile) for point in points], 1e3, panel="2"))
     for kind in dict.fromkeys(point.kind for point in points):
         mine = [point for point in points if point.kind == kind]
@@ -180,8 +182,9 @@ def _latency(points: Sequence[LoadPoint], quantile: str) -> list[Trace]:
     return [_coloured_bars(trace) for trace in traces]
 
 
-def _beside(quantile: str) -> str:
-    return " and ".join(name for name in _BESIDE if name != quantile)
+def _beside(quantile: str) -> list[str]:
+    """Of first tokens and gaps none: they are no quantiles of the same times."""
+    return [name for name in _BESIDE if name != quantile and "_" not in quantile]
 
 
 def _joined(points: Sequence[LoadPoint], values: Sequence[float], scale: float, *, panel: str) -> Trace:
@@ -325,12 +328,14 @@ def _sections(
 ) -> list[Section]:
     slo = scenario.slo
     limits = list(slo.limits())
-    quantile = "p95" if "p95" in limits or not limits else limits[0]
+    quantiles = ["p95" if "p95" in limits or not limits else limits[0]]
+    if any(point.measured.tokens is not None for point in points):
+        quantiles = [*slo.stream_limits()] or ["ttft_p95", "itl_p99"]
     curves = _shown(few_of(points, most=6), run)
     few = _shown(few_of(points, most=3), run)
     notes = _notes(trials)
     return [
-        against_load(points, scenario, quantile=quantile),
+        *(against_load(points, scenario, quantile=quantile) for quantile in quantiles),
         _table(trials, points, scenario),
         *([Section(anchor="words", title="What does not count", paragraphs=notes)] if notes else []),
         distribution(curves, slo, which=_EACH),

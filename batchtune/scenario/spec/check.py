@@ -71,6 +71,10 @@ class SloSpec(Spec):
         }
         return self.e2e_limits() | {name: limit for name, limit in limits.items() if limit is not None}
 
+    def stream_limits(self) -> dict[str, float]:
+        """The limits of first tokens and gaps that are set, in seconds."""
+        return {name: limit for name, limit in self.limits().items() if name.startswith(("ttft_", "itl_"))}
+
     def patience_s(self, *, streams: bool) -> float | None:
         """The longest time that an answer, of a stream the first token, may take by any limit; None: none says."""
         first = (self.ttft_p95_s, self.ttft_p99_s)

@@ -134,6 +134,11 @@ class MetricsSpec(Spec):
     batch_size: str | None = Field(default=None, description="histogram or summary of the rows in a batch")
     batches: str | None = Field(default=None, description="counter of batches, where batch_size is none")
     queue: str | None = Field(default=None, description="histogram or summary of the time in the queue")
+    running: str | None = Field(default=None, description="gauge of the requests that are executed")
+    waiting: str | None = Field(
+        default=None,
+        description="gauge of those that wait; a trial begins only when what the one before left is worked off",
+    )
     execution: str | None = Field(
         default=None, description="histogram or summary of a batch's execution time"
     )

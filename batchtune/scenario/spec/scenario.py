@@ -36,7 +36,7 @@ from batchtune.scenario.spec.knobs import (
     triton_configuration,
 )
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import FileInputs, RequestSpec
+from batchtune.scenario.spec.request import FileInputs, RequestSpec, transport_of
 from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
@@ -240,6 +240,13 @@ class Scenario(Spec):
             object.__setattr__(self, "request", self.request.model_copy(update={"protocol": "http"}))
         if self.request.protocol == "http":
             self._ask_by_http()
+        is_grpc = transport_of(self.request.protocol) == "grpc"
+        if self.target.kind == "http" and is_grpc and self.target.grpc_url is None:
+            raise problem(
+                f"missing: where {self.request.protocol} is spoken",
+                at=("target", "grpc_url"),
+                hint="add grpc_url: HOST:PORT beside url, or set request.protocol: kserve_rest",
+            )
         if self.target.kind != "triton" or self.request.protocol.startswith("kserve_"):
             return
         if "protocol" in self.request.model_fields_set:

@@ -283,6 +283,13 @@ class TargetSpec(Spec):
         return self.kind == "triton" and self.rest_url is not None
 
     @property
+    def reads_back(self) -> bool:
+        """Whether what is in force is read from the server, or it is known to take its flags and its file."""
+        if self.kind == "http":
+            return self.set is not None and self.set.request is not None and self.set.request.read is not None
+        return self.kind != "command"
+
+    @property
     def words(self) -> tuple[ServerWord, ...]:
         """The server's own words, of kind http, for the parameters that we know too."""
         return self.means.words()

@@ -39,11 +39,9 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
     return f"model_config_list {{\n{entries}}}\n"
 
 
-def own_parameters(spec: TargetSpec, configuration: Configuration) -> dict[str, BatchingParameters]:
+def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
     """What each of several models is batched with, by name; empty where all are with the same, or none is."""
-    if not (configuration.models or any(own.batching for own in spec.models)):
-        return {}
-    batched = {own.name: own.configuration(configuration).batching for own in spec.models}
+    batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 

@@ -6,7 +6,6 @@ In explicit model control with that model loaded, on free ports of the loopback.
 from __future__ import annotations
 
 import os.path
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from batchtune.batching.text_proto import parse_text_proto
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder
-from batchtune.target.endpoint import Endpoint, control_client, in_words, meaning_of
+from batchtune.target.endpoint import Endpoint, meaning_of, url_failure, wait_for
 from batchtune.target.launch.container import MODELS_INSIDE, container_of, tritons_container
 from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
 
@@ -129,7 +128,12 @@ class LaunchedTriton:
 
     def _wait_until_ready(self, process: ServerProcess, endpoint: Endpoint) -> None:
         try:
-            _wait(endpoint, limit_s=self._spec.ready_timeout_s, still_alive=process.raise_if_dead)
+            wait_for(
+                lambda _left_s: url_failure(f"{endpoint.kserve_path}/ready", endpoint),
+                what=f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready",
+                limit_s=self._spec.ready_timeout_s,
+                still_alive=process.raise_if_dead,
+            )
         except TargetError as error:
             hint = (
                 error.hint
@@ -183,26 +187,3 @@ def _is_complete(folder: Path) -> bool:
     except (OSError, UnicodeDecodeError, BatchingParametersError):
         return False
     return {"max_batch_size", "input", "output"} <= {field.name for field in config.fields}
-
-
-def _wait(endpoint: Endpoint, *, limit_s: float, still_alive: Callable[[], None]) -> None:
-    import httpx
-
-    give_up = time.monotonic() + limit_s
-    last = "no answer"
-    with control_client(endpoint, timeout_s=2.0) as client:
-        while time.monotonic() < give_up:
-            still_alive()
-            try:
-                answer = client.get(f"{endpoint.kserve_path}/ready")
-            except httpx.HTTPError as error:
-                last = in_words(error)
-            else:
-                if answer.status_code == 200:
-                    return
-                last = f"HTTP {answer.status_code}: {answer.text[:200].strip()}"
-            time.sleep(0.02)
-    raise TargetError(
-        f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
-        hint="a big model may need a longer target.ready_timeout",
-    )

@@ -7,6 +7,8 @@ must run with `--model-control-mode=explicit`. (extension_model_repository.md)
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -74,6 +76,32 @@ def left_behind(original: OriginalModel) -> str:
         f"a sweep of {original.model} at {original.rest_url} was killed and left its trial's parameters there; "
         f"at the end it gets back {original.words()}"
     )
+
+
+MARK: Final = "batchtune_trial"
+"""Of the parameters of a model's configuration: who gave it that for a trial, as long as it is not put back."""
+
+
+def marked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a trial, for whoever finds it on the server from another machine or as another user."""
+    who = f"process {os.getpid()} on {platform.node()}"
+    return {**config, "parameters": {**(config.get("parameters") or {}), MARK: {"string_value": who}}}
+
+
+def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
+    """Return if nobody else's sweep gave the model this configuration.
+
+    Raises:
+        TargetError: one did; what it found is kept where it runs, or was killed.
+    """
+    mark = (config.get("parameters") or {}).get(MARK)
+    if mark is not None:
+        who = mark.get("string_value") if isinstance(mark, Mapping) else mark
+        raise TargetError(
+            f"{model} has a configuration that a sweep gave it for a trial: {who}",
+            hint="wait until that has ended; if it was killed, run `batchtune restore RUN` there, or load the model "
+            f"from its files: POST /v2/repository/models/{model}/load",
+        )
 
 
 class TritonRepository:

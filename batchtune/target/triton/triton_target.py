@@ -31,7 +31,9 @@ from batchtune.target.triton.repository import (
     OriginalModel,
     TritonRepository,
     left_behind,
+    marked,
     put_back,
+    require_unmarked,
 )
 from batchtune.wire.signature import Signature
 
@@ -132,7 +134,7 @@ class TritonTarget:
         self._in_force = None
         wanted = with_batching(self._found().config, configuration)
         try:
-            self._load(wanted)
+            self._load(wanted if self._launched is not None else marked(wanted))
             now = self._repository().config()
         except TargetError as error:
             if self._launched is not None:
@@ -309,7 +311,9 @@ class TritonTarget:
             self._original = original
             self._keep_in_claim()
             self._load()
-        return replace(original, config=repository.config())
+        config = repository.config()
+        require_unmarked(config, model=endpoint.model_name)
+        return replace(original, config=config)
 
     def _load(self, config: Mapping[str, Any] | None = None) -> None:
         """Load the model; only a server that takes no orders is not changed by that, whatever comes of it."""

@@ -83,7 +83,7 @@ class Capacities:
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:
-        return stated_capacity(contender.bracket)
+        return stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
 
     def is_established(self, contender: Contender) -> bool:
         rivals = [c for c in self.search.contenders if self.is_open(c, contender)]

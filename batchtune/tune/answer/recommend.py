@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
@@ -42,6 +43,12 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
 from batchtune.units import counted, rounded
 
+WIDE_SIZES = 4
+"""The largest size seen must be this many times the smallest."""
+
+ALIKE, ALIKE_LEAST = 1.1, 4
+"""Rates of closed loops, of so many configurations at least, that differ by no more than this factor are alike."""
+
 
 def cannot_pay(trials: Sequence[Trial]) -> str | None:
     """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
@@ -50,8 +57,7 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     when larger batches do more rows per second, or when too few sizes were seen.
     """
     times = _execution_times(trials)
-    wide_sizes = 4  # The largest size seen must be this many times the smallest.
-    if len(times) < 2 or max(times) < wide_sizes * min(times):
+    if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
         return None
     least, most = min(times), max(times)
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
@@ -291,7 +297,7 @@ class _Answer:
             capacity_rps=None
             if capacity is None
             else Estimate(
-                value=capacity.held_rps,
+                value=capacity.likely_rps,
                 low=capacity.held_rps,
                 high=math.nan if capacity.missed_rps is None else capacity.missed_rps,
             ),
@@ -319,6 +325,7 @@ class _Answer:
                 spread=account.spread(),
             ),
             caveats=_caveats(measured),
+            ignored=self._ignored(),
             notes=(
                 *self._notes(),
                 *padding_note(self._runs_trials(runs), chosen.configuration, self._trials),
@@ -516,23 +523,31 @@ class _Answer:
         if outside:
             best = min(outside, key=lambda c: outside[c])
             yield f"outside your space: {best.configuration.label()} is better"
-        if self._behave_alike():
-            yield (
-                "all sizes behave alike: the server's batches are as large with a small max_batch_size as with a large "
-                "one; see whether it applies what it is given"
-            )
 
-    def _behave_alike(self) -> bool:
-        """Whether batches are larger than their max_batch_size allows: the server ignores what it is told."""
+    def _ignored(self) -> Literal["batches", "answers"] | None:
+        """Whether the server ignores what it is told: batches larger than allowed; where it tells none, and nobody
+        can read its parameters back, as many answers under many clients whatever the size."""
         means: dict[int, list[float]] = {}
-        for trial in self._trials:
-            server = None if trial.measurement is None else trial.measurement.server
-            if trial.configuration.batching is None or server is None or server.mean_batch_rows is None:
-                continue
-            contender = self._state.contenders.find(trial.configuration)
-            if contender is not None:
-                means.setdefault(contender.rows, []).append(server.mean_batch_rows)
-        return any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1)
+        answered: dict[int, list[float]] = {}
+        for contender in self._state.contenders:
+            for trial in self._runs_trials(contender.runs):
+                measured = trial.measurement
+                mean = (
+                    None if measured is None or measured.server is None else measured.server.mean_batch_rows
+                )
+                if mean is not None and contender.configuration.batching is not None:
+                    means.setdefault(contender.rows, []).append(mean)
+            loops = [run.answered_rps for run in contender.runs if (run.clients or 0) > 1 and run.latency_s]
+            if loops:
+                answered.setdefault(contender.rows, []).append(max(loops))
+        if any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1):
+            return "batches"
+        rates = [rate for of_size in answered.values() for rate in of_size]
+        is_known = means or self._scenario.target.reads_back or self._scenario.streams
+        if is_known or len(rates) < ALIKE_LEAST:
+            return None
+        is_wide = max(answered) >= WIDE_SIZES * min(answered)
+        return "answers" if is_wide and max(rates) <= ALIKE * min(rates) else None
 
 
 def _throughput(runs: Sequence[BracketRun]) -> Estimate:

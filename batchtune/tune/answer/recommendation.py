@@ -18,7 +18,7 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import check_version, fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, runs_of
+from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, crossing_rps, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
@@ -72,7 +72,8 @@ class Capacity:
     `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
     held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
     `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered. `is_bound`: no run missed
-    at just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more.
+    at just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more. `crossing_rps`: of
+    streams, between the two, where the latencies of its runs cross the nearest limit.
     """
 
     held_rps: float
@@ -82,6 +83,11 @@ class Capacity:
     confirmed: bool
     by_loops: bool = False
     is_bound: bool = False
+    crossing_rps: float | None = None
+
+    @property
+    def likely_rps(self) -> float:
+        return self.held_rps if self.crossing_rps is None else self.crossing_rps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +164,8 @@ class Recommendation:
     """The answer. As JSON every field stands under its own name, estimates as `{value, low, high}`.
 
     `configuration`, `names`, `objective`: what to deploy, who named it, and what was asked to be best.
-    `capacity`: for that objective; `capacity_rps` is the same as an estimate, from the rate held to the rate missed.
+    `capacity`: for that objective; `capacity_rps` is the same as an estimate, from the rate held to the rate missed; of
+    streams its value is where the limit is crossed.
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (by quantile): median and range of the `runs` behind them, in
     seconds and per second; `behind` are the numbers of their trials. `interval` "prediction": there are five or more,
     and the ends hold 95 % of further runs.
@@ -172,7 +179,9 @@ class Recommendation:
     `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by those runs.
     `trials`, `seconds`: all that were run. `confirmations`: fresh runs behind the figures; 0: those of the search.
     `rate_rps`, `concurrency`, `rows_per_request`: the load. `alternatives`: trades of throughput against p95.
-    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer.
+    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer. `drops`: what runs now and is
+    neither kept nor was searched, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches"
+    are larger than allowed, "answers" are as many whatever the size.
     """
 
     configuration: Configuration
@@ -212,6 +221,8 @@ class Recommendation:
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    drops: tuple[str, ...] = ()
+    ignored: Literal["batches", "answers"] | None = None
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
@@ -293,10 +304,11 @@ def capacity_of(
         for trial in without_superseded(trials)
         if space.filled(trial.configuration) == asked and not _is_foreign(trial)
     )
-    return stated_capacity(Bracket(tuple(runs_of(own, slo or scenario.slo, scenario))))
+    judged_by = slo or scenario.slo
+    return stated_capacity(Bracket(tuple(runs_of(own, judged_by, scenario))), judged_by.stream_limits())
 
 
-def stated_capacity(bracket: Bracket) -> Capacity | None:
+def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> Capacity | None:
     """The rate that is stated as held, and the lowest that was missed; held 0: only misses are known."""
     held_rps, missed_rps = bracket.stated_rps, bracket.stated_missed_rps
     by_loops = not held_rps and bracket.loop_rps > 0.0
@@ -308,7 +320,9 @@ def stated_capacity(bracket: Bracket) -> Capacity | None:
         missed_rps = max(bracket.missed_rps, held_rps)
     if not held_rps and not math.isfinite(missed_rps):
         return None
+    crossing = crossing_rps(bracket, stream_limits_s) if bracket.stated_rps else None
     return Capacity(
+        crossing_rps=None if crossing is None else min(max(crossing, held_rps), missed_rps),
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
         held=bracket.held(held_rps, fresh=True),

@@ -154,6 +154,8 @@ class CapacitySearch(Search):
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
+        if (ask := self.present_loop()) is not None:
+            return ask
         unbatched = self.unbatched() if self.has_curve else None
         if unbatched is not None and (ask := self.unbatched_loop()) is not None:
             return ask

@@ -396,6 +396,12 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
     return references
 
 
+def first_configuration(scenario: Scenario) -> Configuration:
+    """What a server is started with, or an attached one is asked to keep: what it has."""
+    present = reference_configurations(scenario).get("present") if scenario.target.attached else None
+    return one_by_one(scenario) if present is None else present
+
+
 def one_by_one(scenario: Scenario) -> Configuration:
     """No batching; where the server cannot be told so, batches of one request that wait for no other."""
     alone = reference_configurations(scenario).get("no_batching")

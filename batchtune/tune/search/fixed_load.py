@@ -178,6 +178,9 @@ class FixedLoadSearch(Search):
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
+        present = self.present()
+        if present is not None and not self.own_runs(present) and present not in self.pending:
+            return self._own_run(present, "what runs now")
         unbatched = self.unbatched()
         if self._clients is None:
             if (ask := self.unbatched_loop()) is not None:

@@ -359,10 +359,22 @@ class Search(ABC):
                 yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
-        """What is answered one by one: by fewer clients where the last of them would wait for long."""
+        """What is answered one by one."""
+        return self._patient_loop(self.unbatched(), "what is answered one by one")
+
+    def present(self) -> Contender | None:
+        """What a running server has, which is measured before anything else; None: it was launched."""
+        return self.contenders.of("present") if self.scenario.target.attached else None
+
+    def present_loop(self) -> TrialRequest | None:
+        present = self.present()
+        return None if present is None else self._patient_loop(present, "what runs now")
+
+    def _patient_loop(self, contender: Contender, why: str) -> TrialRequest | None:
+        """By fewer clients where the last of them would wait for long."""
         patient_s = max(RUN_SHARE * self.budget_s, 1.0)
         clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
-        return self.loop(self.unbatched(), clients, "what is answered one by one")
+        return self.loop(contender, clients, why)
 
     def unbatched(self) -> Contender:
         """Whom the rule's throughput is read from."""

@@ -301,7 +301,7 @@ def sweep(
     bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
     trials = [done.trial for done in run_sweep(scenario, bench, watcher=Watcher(), now_s=clock)]
     answer = recommend(trials, scenario=scenario, search=None)
-    stated = 0.0 if answer.capacity is None else answer.capacity.held_rps
+    stated = 0.0 if answer.capacity is None else answer.capacity.likely_rps
     ran_out = sum(out_of_memory(trial) is not None for trial in trials)
     return answer.configuration, stated, answer.established, ran_out, clock() - FakeClock.now_s
 

@@ -151,6 +151,23 @@ def test_a_killed_sweeps_configuration_is_not_taken_for_the_original(server: Fak
     assert "was killed and left its trial's parameters there" in said[0]
 
 
+def test_a_trials_configuration_from_another_machine_is_refused(
+    server: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There no file of this machine says what the model had: a mark on the server does."""
+    with TritonTarget(spec(server)) as first:
+        first.keep_original(lambda _original: None)
+        first.apply(BATCHED)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        with (
+            pytest.raises(TargetError, match=f"a sweep gave it for a trial: process {os.getpid()} on "),
+            TritonTarget(spec(server)) as second,
+        ):
+            second.start()
+        assert server.config["max_batch_size"] == 32
+    assert server.config == CONFIG
+
+
 def test_a_second_sweep_of_a_running_model_is_refused(server: FakeTriton) -> None:
     with TritonTarget(spec(server)) as first:
         first.start()

@@ -19,6 +19,7 @@ from batchtune.tune.evidence.bracket import (
     WIDTH,
     Bracket,
     BracketRun,
+    crossing_rps,
     runs_of,
 )
 from batchtune.tune.trials.trial import Probe
@@ -200,3 +201,18 @@ def test_runs_that_contradict_each_other_widen_what_is_stated() -> None:
     assert steady.stated_missed_rps == pytest.approx(WIDTH * 100)
     assert contradicting.is_unsteady
     assert contradicting.stated_missed_rps >= UNSTEADY * 100
+
+
+def streamed(rate: float, ttft_s: float) -> BracketRun:
+    return replace(run(rate, held=ttft_s <= 0.08), latency_s={"ttft_p95": ttft_s, "itl_p99": 0.01})
+
+
+def test_latencies_that_rise_slowly_cross_their_limit_between_what_held_and_what_missed() -> None:
+    """A power law is found exactly, wherever its runs lie; the limit that is never reached crosses nothing."""
+    limits = {"ttft_p95": 0.08, "itl_p99": 0.025}
+    runs = [streamed(rate, 0.08 * (rate / 240.0) ** 4.5) for rate in (190.0, 225.0, 225.0, 255.0)]
+    assert crossing_rps(bracket(*runs), limits) == pytest.approx(240.0)
+    assert crossing_rps(bracket(*runs[:3]), limits) is None  # none above the limit
+    assert crossing_rps(bracket(*runs[2:]), limits) is None  # too few
+    overloaded = streamed(900.0, 2.0)
+    assert crossing_rps(bracket(*runs, overloaded), limits) == pytest.approx(240.0, rel=0.03)

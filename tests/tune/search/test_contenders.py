@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,15 @@ import pytest
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.search.contenders import Contenders, guide_point, one_by_one, reference_configurations
-from tests.tune.tune_fakes import scenario_of
+from batchtune.tune.search.contenders import (
+    Contenders,
+    first_configuration,
+    guide_point,
+    one_by_one,
+    reference_configurations,
+)
+from batchtune.tune.search.fixed_load import search_of
+from tests.tune.tune_fakes import planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16], "batch_timeout_micros": [0, 1000], "num_batch_threads": [1, 2]}
 
@@ -22,6 +30,30 @@ def scenario(**search: Any) -> Scenario:
 
 def points(contenders: Contenders) -> list[tuple[Any, ...]]:
     return [tuple(contender.point.values()) for contender in contenders if contender.point is not None]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"objective": "throughput"},
+        {"objective": "capacity", "load": {"arrivals": "poisson"}},
+        {"objective": "latency", "load": {"arrivals": "poisson", "rate": "50/s"}},
+    ],
+)
+def test_what_an_attached_server_has_is_loaded_before_anything_else_is_tried(asked: dict[str, Any]) -> None:
+    """But for one client, whose time tells how many may be sent."""
+    found = {"max_batch_size": 8, "dynamic_batching": True, "max_queue_delay_microseconds": 700}
+    target = {"kind": "triton", "model": "m", "rest_url": "http://127.0.0.1:8000", "found": found}
+    scenario = scenario_of(target=target, request={}, **asked)
+    present = reference_configurations(scenario)["present"]
+    assert first_configuration(scenario) == present
+    search = search_of(scenario, budget_s=60.0)
+    (lone,) = search.next_asks(1, left_s=60.0)
+    assert lone.concurrency == 1
+    probe = planted(1, batching=None, throughput=100.0, p95_s=0.01, source="probe")
+    search.observe([replace(probe, request=lone)])
+    (first,) = search.next_asks(1, left_s=59.0)
+    assert (first.configuration, first.reason) == (present, "what runs now")
 
 
 def test_no_batching_and_the_defaults_are_always_named() -> None:

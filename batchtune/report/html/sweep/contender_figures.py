@@ -293,16 +293,17 @@ def pareto(account: SweepResults) -> Section:
     )
 
 
-def rates(account: SweepResults) -> Section:
-    """p95 against the rate offered: every run at a rate, filled where it held the SLO."""
-    section = Section(anchor="rates", title="p95 against the rate")
+def rates(account: SweepResults, quantile: str = "p95") -> Section:
+    """A quantile against the rate offered: every run at a rate, filled where it held the SLO."""
+    anchor = "rates" if quantile == "p95" else f"rates-{quantile}"
+    section = Section(anchor=anchor, title=f"{quantile} against the rate")
     tried = [
         (trial, run)
         for trial, run in account.runs
-        if run.rate_rps is not None and math.isfinite(run.latency_s.get("p95", math.nan))
+        if run.rate_rps is not None and math.isfinite(run.latency_s.get(quantile, math.nan))
     ]
     if not tried:
-        return replace(section, missing="no run at a rate has a p95")
+        return replace(section, missing=f"no run at a rate has a {quantile}")
     data: list[Trace] = []
     for name, look in {**ROLE_LOOKS, "others": OTHER}.items():
         mine = [
@@ -313,23 +314,23 @@ def rates(account: SweepResults) -> Section:
             data.append(
                 {
                     "x": numbers(run.rate_rps for _, run in mine),
-                    "y": numbers((run.latency_s["p95"] for _, run in mine), 1e3),
+                    "y": numbers((run.latency_s[quantile] for _, run in mine), 1e3),
                     "mode": "markers" if look is OTHER else "markers+lines",
                     "name": name,
                     "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
                     "marker": _held_or_not(look.colour, look.symbol, [run for _, run in mine]),
                     "text": [_run_text(trial, run) for trial, run in mine],
-                    "hovertemplate": "%{text}<br>%{x:,.4~r} requests/s: p95 %{y:,.4~r} ms<extra></extra>",
+                    "hovertemplate": f"%{{text}}<br>%{{x:,.4~r}} requests/s: {quantile} %{{y:,.4~r}} ms<extra></extra>",
                 }
             )
     layout = {
         "xaxis": axis("offered requests/s", rangemode="tozero"),
-        "yaxis": log_axis("p95, ms", [y for trace in data for y in trace["y"]]),
+        "yaxis": log_axis(f"{quantile}, ms", [y for trace in data for y in trace["y"]]),
     }
     return replace(
         section,
         lead="Each run at a rate; filled: it held the SLO.",
-        figure=Figure(data=data, layout=limited(account.scenario.slo, layout)),
+        figure=Figure(data=data, layout=limited(account.scenario.slo, layout, quantiles=(quantile,))),
         how="A run holds a rate when it keeps every limit and answers what was offered. One run is one vote.",
     )
 

@@ -59,9 +59,11 @@ from batchtune.report.words import (
     offer_sentences,
     parameters_of,
     promise_sentence,
+    qualifying_sentences,
     question_text,
     why_sentence,
 )
+from batchtune.scenario.spec.check import GOODPUT
 from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.space import in_force
@@ -454,6 +456,7 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
     yield why_sentence(chosen)
     yield from named_sentences(chosen)
+    yield from qualifying_sentences(chosen)
     yield from map(sentence, chosen.notes)
 
 
@@ -484,10 +487,14 @@ def sweep_document(account: SweepResults, *, deployment: str | None = None) -> R
 
 def _sections(account: SweepResults) -> list[Section]:
     shown, slo = account.shown, account.scenario.slo
+    against = [pareto(account)]
+    if account.scenario.objective == "capacity":
+        limited = [name for name in slo.limits() if account.scenario.streams and name != GOODPUT]
+        against = [rates(account, name) for name in limited or ["p95"]]
     return [
         brackets(account),
         contenders(account),
-        rates(account) if account.scenario.objective == "capacity" else pareto(account),
+        *against,
         heat_map(account),
         slices(account),
         distribution(shown, slo, which=LATEST),

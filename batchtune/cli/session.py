@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import (
     SCENARIO,
     SERVER_LOG,
@@ -40,6 +41,7 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel, TritonRepository
 from batchtune.target.triton.triton_target import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
+from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
 from batchtune.units import counted
 
@@ -47,14 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchtune.batching.parameters import Configuration
-    from batchtune.report.live_view import View
-    from batchtune.target.triton.repository import OriginalModel
     from batchtune.tune.compare.blocks import Variant
-    from batchtune.tune.trials.trial import FinishedTrial, SearchSummary, Trial
+    from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
 
     Keep = Callable[[OriginalModel], None]
-from batchtune.archive.listing import swept_scenarios
-from batchtune.tune.trials.trial import Trial
 
 INTERRUPTED = 130
 

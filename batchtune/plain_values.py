@@ -8,13 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from reprlib import repr as shortened
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A finding as a code with its figures, which `report` words.
+
+    The names of figures end in their unit. Of the code "text" the figure `text` has been worded before: by a run that
+    was kept, by a server, or as a caveat.
+    """
+
+    code: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def coded(code: str, **figures: Any) -> Coded:
+    """The finding of this code with its figures."""
+    return Coded(code, figures)
+
+
+def as_text(text: str) -> Coded:
+    """A finding that has been worded before."""
+    return Coded("text", {"text": text})
 
 
 def to_plain(value: Any) -> Any:
@@ -32,7 +54,7 @@ def to_plain(value: Any) -> Any:
 
 def fields_to_plain(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name."""
-    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    return {own.name: to_plain(getattr(value, own.name)) for own in fields(value)}
 
 
 def check_version(values: Mapping[str, Any], version: int) -> None:
@@ -53,11 +75,11 @@ def from_plain(kind: type[T], values: Any, place: str = "") -> T:
         raise TypeError(f"{place or kind.__name__} is {shortened(values)}")
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     given: dict[str, Any] = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name in values:
-            given[field.name] = _read(hints[field.name], values[field.name], f"{place}.{field.name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise TypeError(f"{place}.{field.name} is missing")
+    for own in fields(kind):  # type: ignore[arg-type]
+        if own.name in values:
+            given[own.name] = _read(hints[own.name], values[own.name], f"{place}.{own.name}")
+        elif own.default is MISSING and own.default_factory is MISSING:
+            raise TypeError(f"{place}.{own.name} is missing")
     return kind(**given)
 
 
@@ -68,6 +90,8 @@ def _read(declared: Any, value: Any, place: str) -> Any:
     if origin in (Union, UnionType):
         (declared,) = (kind for kind in arguments if kind is not NoneType)
         return _read(declared, value, place)
+    if declared is Coded and isinstance(value, str):
+        return as_text(value)
     if is_dataclass(declared):
         own = getattr(declared, "from_dict", None)
         if own is not None and isinstance(value, Mapping):

@@ -319,7 +319,13 @@ class Run:
         """
         from batchtune.archive.samples_file import read_parquet
 
-        return read_parquet(self._samples_path(number))
+        path = self._samples_path(number)
+        if not path.exists():
+            raise ArchiveError(
+                f"{self.path}: no requests of trial {number} are stored",
+                hint=f"`batchtune trials {self.path}` lists the trials",
+            )
+        return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
         """Keep what the search says of itself."""
@@ -347,10 +353,15 @@ class Run:
         document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
         write_whole(self.path / COMPARISON, document.encode())
 
-    def write_recommendation(self, recommendation: Recommendation) -> None:
-        """Keep the recommendation, and the file that the server takes; without batching TF Serving takes none."""
-        document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
-        write_whole(self.path / RECOMMENDATION, document.encode())
+    def write_recommendation(
+        self, recommendation: Recommendation, document: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep the recommendation, and the file that the server takes; without batching TF Serving takes none.
+
+        `document` is what stands in the file, its findings worded; None: `to_dict`, with their codes.
+        """
+        text = json.dumps(document or recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
+        write_whole(self.path / RECOMMENDATION, text.encode())
         path = self.path / parameters_name(recommendation.configuration)
         if recommendation.configuration.batching is None and path.name == BATCHING_PARAMETERS:
             path.unlink(missing_ok=True)

@@ -1,14 +1,21 @@
-"""What does one check say in all: the verdict, where a change comes from, what it compared, and what it took?"""
+"""What one check says in all: the verdict, where a change comes from, what it compared, and what it took."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from batchtune.archive.run import CHECK
+from batchtune.check.gate import ERROR_RATE, Finding, Gate
 from batchtune.check.limit import Attribution, attribute
-from batchtune.check.paired_check import Conclusion, Verdict
-from batchtune.plain_values import fields_to_plain
+from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Verdict
+from batchtune.errors import ArchiveError, TargetError
+from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import Coded, as_text, coded, from_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
@@ -32,10 +39,18 @@ class Account:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON; without an error rate where the baseline was stored."""
-        plain = fields_to_plain(self)
-        if plain.pop("stored"):
-            plain["error_rate"] = None
-        return {**plain.pop("conclusion"), **plain}
+        return {
+            **self.conclusion.to_dict(),
+            "schema_version": CHECK_VERSION,
+            "error_rate": None if self.stored else self.conclusion.error_rate,
+            "scenario": self.scenario,
+            "baseline": self.baseline,
+            "candidate": self.candidate,
+            "attribution": None if self.attribution is None else self.attribution.to_dict(),
+            "seconds": self.seconds,
+            "run": self.run,
+            "note": self.note,
+        }
 
 
 def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
@@ -52,7 +67,9 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     for candidate in variants[-1].arms():
         missed = _slo_missed(trials, candidate.name, candidate.scenario)
         if missed and conclusion.verdict in kept:
-            reason = f"{candidate.name} misses {'its' if candidate.model else 'the'} SLO: {missed}"
+            reason = coded(
+                "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
+            )
             return replace(conclusion, verdict="SLO MISSED", reason=reason)
     return conclusion
 
@@ -83,15 +100,15 @@ def attributed(
     return attribute(sides[0], sides[1], cpu_s=cpu_s[0] if cpu_s else None)
 
 
-def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> str:
-    """Why the figures are not the servers'; empty: they are."""
+def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> Coded | None:
+    """Why the figures are not the servers'; None: they are."""
     for arm in (arm for variant in variants for arm in variant.arms()):
         figures = figures_of(arm, trials)
         if figures.client_limited:
-            return f"the load generator was the limit, not the server of {arm.name}"
+            return coded("side_client_limited", side=arm.name)
         if by_host and figures.disturbed:
-            return f"the host disturbed every run of {arm.name}, also when it was repeated"
-    return ""
+            return coded("side_disturbed", side=arm.name)
+    return None
 
 
 def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
@@ -101,3 +118,87 @@ def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
     measured = [trial.measurement for trial in runs_of(trials, name).values()]
     failed = [run for run in measured if run is not None and run.verdict == "FAIL"]
     return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else ""
+
+
+# Read again from the folder of a run.
+
+
+def read_account(run: Path) -> Account:
+    """The account in the folder of a run: the inverse of its `to_dict`.
+
+    Raises:
+        ArchiveError: there is none, it is cut short, or of another version.
+    """
+    path = run / CHECK
+    try:
+        document = json.loads(path.read_bytes())
+        if document["schema_version"] != CHECK_VERSION:
+            raise ArchiveError(
+                f"{path}: schema_version {document['schema_version']!r}, and this batchtune reads {CHECK_VERSION}"
+            )
+        return account_from(document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArchiveError(f"{path}: not a whole check: {error!r}") from error
+
+
+def account_from(document: Mapping[str, Any]) -> Account:
+    """The inverse of `Account.to_dict`; keys that the first checks lack are told from what they say.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    stored = document["error_rate"] is None
+    attribution = document["attribution"]
+    conclusion = Conclusion(
+        verdict=document["verdict"],
+        findings=tuple(_finding(gate) for gate in document["gates"]),
+        blocks=int(document["blocks"]),
+        fresh_blocks=int(document["fresh_blocks"]),
+        blocks_max=int(document["blocks_max"]),
+        reason=as_text(document["reason"]) if document["reason"] else None,
+        target_failed=bool(document.get("target_failed", document["exit_code"] == TargetError.exit_code)),
+        error_rate=ERROR_RATE if stored else float(document["error_rate"]),
+        confirms=bool(document.get("confirms", True)),
+    )
+    return Account(
+        scenario=str(document["scenario"]),
+        baseline=str(document["baseline"]),
+        candidate=str(document["candidate"]),
+        conclusion=conclusion,
+        attribution=None if attribution is None else from_plain(Attribution, attribution),
+        seconds=float(document["seconds"]),
+        run=document["run"],
+        note=str(document["note"]),
+        stored=stored,
+    )
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    gate = Gate(
+        metric=document["metric"],
+        margin=float(document["margin_asked"]),
+        is_default=bool(document.get("is_default", False)),
+        model=str(document.get("model", "")),
+    )
+    change = document["change"]
+    ends = sorted(
+        gate.worsening_of(without if change[name] is None else float(change[name]))
+        for name, without in (("low", -math.inf), ("high", math.inf))
+    )
+    value = _figure(change["value"])
+    return Finding(
+        gate=gate,
+        state=document["state"],
+        blocks=int(document["blocks"]),
+        worsening=Estimate(
+            value=math.nan if math.isnan(value) else gate.worsening_of(value), low=ends[0], high=ends[1]
+        ),
+        margin=_figure(document["margin"]),
+        before=_figure(document["before"]),
+        after=_figure(document["after"]),
+        confirmed=document["confirmed"],
+    )
+
+
+def _figure(value: Any) -> float:
+    return math.nan if value is None else float(value)

@@ -15,16 +15,14 @@ from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import fields_to_plain, to_plain
 from batchtune.scenario.spec.check import Metric
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import (
     parse_duration_s,
     parse_rate_rps,
     parse_ratio,
-    percentage,
     rounded,
-    rounded_duration,
 )
 
 # Where a change came from: the time of a batch, its size, the queue, the front end, or the host.
@@ -54,11 +52,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """`cause` is the part that explains most, `text` says so with figures; `parts` are all that is known."""
+    """`cause` is the part that explains most; `parts` are all that is known."""
 
     cause: Cause
-    text: str
     parts: tuple[Part, ...]
+
+    @property
+    def largest(self) -> list[Part]:
+        """The parts to name: those that moved most."""
+        moved = [part for part in self.parts if _moved(part, MOVED)]
+        return sorted(moved, key=lambda part: -abs(part.change))[:3]
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_plain(self)
 
 
 def attribute(
@@ -80,7 +86,7 @@ def attribute(
         cause = "host"
     if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
         cause = "tail"
-    return Attribution(cause=cause, text=_text(cause, parts), parts=parts)
+    return Attribution(cause=cause, parts=parts)
 
 
 def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
@@ -98,31 +104,6 @@ def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside
     if moved_s:
         return "front end" if max(moved_s, key=lambda name: abs(moved_s[name])) == "front end" else "queue"
     return "not known"
-
-
-def _text(cause: Cause, parts: Sequence[Part]) -> str:
-    if not parts:
-        return "the server reports nothing about its batches, so the cause is not known"
-    most_parts = 3  # Parts that the text names: those that moved most.
-    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:most_parts]
-    texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
-    moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"
-    match cause:
-        case "tail":
-            return f"{moved}: rare slow requests, or the host"
-        case "host":
-            return f"the host disturbed one side more often; {moved}"
-        case "not known":
-            return f"the cause is not known: {moved}"
-        case _:
-            return f"{cause}: {moved}"
-
-
-def _part_text(part: Part) -> str:
-    sign = "+" if part.change >= 0.0 else "−"
-    shown = rounded if part.name == "rows of a batch" else rounded_duration
-    name = "server CPU a request" if part.name == "server CPU" else part.name
-    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change))})"
 
 
 def _moved(part: Part | None, least: float) -> bool:
@@ -189,7 +170,8 @@ def _noisy_share(runs: Sequence[Measurement]) -> float:
 
 State = Literal["kept", "missed", "open", "not measured"]
 
-_AT_LEAST: Final = frozenset({"throughput"})
+LIMITED: Final[tuple[Metric, ...]] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
+AT_LEAST: Final = frozenset({"throughput"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,16 +189,6 @@ class LimitFinding:
     limit: FigureLimit
     figure: Estimate
     state: State
-
-    @property
-    def text(self) -> str:
-        """`p95 21 ms [20, 23]: at most 20 ms: open`."""
-        metric, figure = self.limit.metric, self.figure
-        least = "at least" if metric in _AT_LEAST else "at most"
-        shown = _shown(metric, figure.value)
-        if figure.low != figure.high:
-            shown = f"{shown} [{_shown(metric, figure.low)}, {_shown(metric, figure.high)}]"
-        return f"{metric} {shown}: {least} {_shown(metric, self.limit.value)}: {self.state}"
 
     def to_dict(self) -> dict[str, Any]:
         """`figure` in the unit of `limit`: seconds, requests/s, a share of all requests."""
@@ -247,7 +219,7 @@ def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFindi
 
 
 def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
-    sign = -1.0 if limit.metric in _AT_LEAST else 1.0
+    sign = -1.0 if limit.metric in AT_LEAST else 1.0
     ends = sorted((sign * figure.low, sign * figure.high))
     state: State = "open"
     if math.isnan(figure.value):
@@ -297,9 +269,3 @@ def _share(text: str) -> float:
         f"errors: at most {rounded(share * 100)} % of all requests is always met",
         hint=f"write errors={percent}%",
     )
-
-
-def _shown(metric: Metric, value: float) -> str:
-    if metric == "throughput":
-        return f"{rounded(value)}/s"
-    return percentage(value) if metric == "errors" else rounded_duration(value)

@@ -34,7 +34,7 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import Coded, to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.tune.compare.blocks import Variant, paired_arms, runs_of
 from batchtune.tune.evidence.best_point import rows_per_request
@@ -161,7 +161,7 @@ class Conclusion:
     blocks: int
     fresh_blocks: int
     blocks_max: int
-    reason: str = ""
+    reason: Coded | None = None
     target_failed: bool = False
     error_rate: float = ERROR_RATE
     confirms: bool = True
@@ -190,9 +190,19 @@ class Conclusion:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
-        plain = fields_to_plain(self)
-        gates = plain.pop("findings")
-        return {"schema_version": CHECK_VERSION, "exit_code": self.exit_code, **plain, "gates": gates}
+        return {
+            "schema_version": CHECK_VERSION,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "reason": "" if self.reason is None else to_plain(self.reason),
+            "error_rate": self.error_rate,
+            "confirms": self.confirms,
+            "target_failed": self.target_failed,
+            "blocks": self.blocks,
+            "fresh_blocks": self.fresh_blocks,
+            "blocks_max": self.blocks_max,
+            "gates": [finding.to_dict() for finding in self.findings],
+        }
 
 
 def run_check(

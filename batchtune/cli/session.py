@@ -118,13 +118,13 @@ class MeasuringSession:
         Raises:
             TargetError, UsageError: as `as_found`.
         """
-        keep = partial(self._keep_original, scenario)
+        self.scenario = scenario
         if isinstance(target, TritonTarget):
-            scenario = as_found(scenario, target, self.view, keep)
-            target.keep_original(keep)
+            scenario = as_found(scenario, target, self.view, self._keep_original)
+            target.keep_original(self._keep_original)
         elif isinstance(target, CommandTarget) and scenario.target.attached:
             self.begin(scenario)
-            scenario = with_present(scenario, target, self.view, keep)
+            scenario = with_present(scenario, target, self.view, self._keep_original)
         elif scenario.target.restore is None:
             return scenario
         run = self.begin(scenario)
@@ -180,8 +180,8 @@ class MeasuringSession:
             return code
         return self.fault.exit_code if isinstance(self.fault, BatchtuneError) else INTERRUPTED
 
-    def _keep_original(self, scenario: Scenario, original: OriginalModel) -> None:
-        run = self.begin(scenario)
+    def _keep_original(self, original: OriginalModel) -> None:
+        run = self.begin(self.scenario)
         if run is not None:
             write_original(run.path, original)
 
@@ -191,7 +191,7 @@ class MeasuringSession:
             saved = f"{counted(len(self.trials), 'trial')} saved in {self.run.path}"
         if self.run is not None and self.kind == "":
             again = f"; `batchtune recommend {self.run.path}` reads them again"
-            on = f"; --resume {self.run.path} goes on"
+            on = f"\nnext: batchtune sweep {self.run.path / SCENARIO} --resume {self.run.path}"
         if isinstance(self.fault, BatchtuneError):
             print(f"error: {self.fault.message}", file=sys.stderr)
             for hint in filter(None, (self.fault.hint, f"{saved}{again}")):

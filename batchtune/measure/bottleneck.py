@@ -1,19 +1,18 @@
-"""What limits this run? One of a closed list, with the figures that say so and one piece of advice."""
+"""Finds what limits a run: one of a closed list, with the figures that say so and one piece of advice, as codes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, assert_never
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from batchtune.batching.triton_words import WORDS
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import HOST_CODES, ServerSettings
+from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.spec.request import Protocol
-from batchtune.units import percentage, rounded, rounded_duration
 
 Kind = Literal[
     "host_noise",
@@ -28,14 +27,6 @@ Kind = Literal[
     "errors",
     "none",
 ]
-
-_MORE_DEVICE: Final = "a faster device, a smaller model or more replicas"
-TRY_BATCHING: Final = "batching was off: `batchtune sweep` measures whether it does more in the same time"
-"""For a load test of its own: a sweep and a comparison have measured it."""
-_THREADS_FLAG: Final[Mapping[Protocol | None, str]] = {
-    "grpc": " (grpc_max_threads)",
-    "rest": " (rest_api_num_threads)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,95 +47,59 @@ class Case:
     disturbed: bool = False
 
 
-_TRITONS_WORDS: Final[Mapping[str, str]] = {
-    **WORDS,
-    "max_enqueued_batches": "default_queue_policy.max_queue_size",
+def advice_for(kind: Kind, case: Case) -> Coded:
+    """One piece of advice on this configuration under this load; it says nothing of other points of a search space.
+
+    Of a server that speaks KServe v2 it is to be told in Triton's words.
+    """
+    figures: dict[str, Any] = {"in_tritons_words": True} if _speaks_kserve(case.protocol) else {}
+    if kind == "server_threads":
+        figures["flag"] = _THREADS_FLAG.get(case.protocol, "")
+    return Coded(_advice(kind, case), figures)
+
+
+_THREADS_FLAG: Final[Mapping[Protocol | None, str]] = {
+    "grpc": " (grpc_max_threads)",
+    "rest": " (rest_api_num_threads)",
 }
 
 
-def advice_for(kind: Kind, case: Case) -> str:
-    """One piece of advice on this configuration under this load; it says nothing of other points of a search space.
-
-    Of a server that speaks KServe v2 it is told in Triton's words.
-    """
-    advice = _advice(kind, case)
-    if case.protocol is not None and case.protocol.startswith("kserve_"):
-        for name, word in _TRITONS_WORDS.items():
-            advice = advice.replace(name, word)
-    return advice
+def _speaks_kserve(protocol: Protocol | None) -> bool:
+    return protocol is not None and protocol.startswith("kserve_")
 
 
 def _advice(kind: Kind, case: Case) -> str:
     match kind:
-        case "host_noise":
-            return "repeat on a quiet machine: these figures are not the server's"
-        case "client":
-            return "these figures are the load generator's; give it more cores or processes and measure again"
         case "queue_limit":
-            return _longer_queue(case)
+            return "longer_queue" if case.batching else "longer_queue_unbatched"
         case "server_threads":
-            return _more_request_threads(case)
-        case "batch_timeout":
-            return "lower batch_timeout_micros: the device is idle while batches wait to fill"
-        case "concurrency":
-            return "measure with more clients, or lower max_batch_size to what comes together"
-        case "batch_threads":
-            return "raise num_batch_threads: the device has room while all batch threads are taken"
+            return "more_request_threads" if case.batching else "more_request_threads_unbatched"
         case "device":
             return _more_device(case)
         case "front_end":
-            return _lighter_requests(case)
-        case "errors":
-            return "find out why they fail, and measure again: what limits the others is not seen meanwhile"
+            # Binary messages cost less to read than JSON, and no protocol is advised to those who speak it.
+            lighter = {"rest": "grpc_or_more_rows", "kserve_rest": "binary_or_more_rows"}
+            return lighter.get(case.protocol or "", "more_rows")
         case "none":
             return _more_load(case)
         case _:
-            assert_never(kind)
-
-
-def _longer_queue(case: Case) -> str:
-    if case.batching:
-        return "raise max_enqueued_batches, or shed load before the server does"
-    return "let the server queue more requests, or shed load before it does"
-
-
-def _more_request_threads(case: Case) -> str:
-    flag = _THREADS_FLAG.get(case.protocol, "")
-    goal = "to what should share a batch" if case.batching else "to what keeps the device busy"
-    return f"raise the number of the server's request threads{flag} {goal}"
+            return f"{kind}_advice"
 
 
 def _more_device(case: Case) -> str:
     if case.batching is None:
-        return f"{_MORE_DEVICE}; with which batching parameters this server runs is not known"
+        return "more_device_unknown"
     if not case.batching:
-        return _MORE_DEVICE
-    if case.batches_full:
-        return f"{_MORE_DEVICE}: fuller batches would hardly be cheaper than these"
-    return f"{_MORE_DEVICE}, or fuller batches if they are cheaper a row"
-
-
-def _lighter_requests(case: Case) -> str:
-    """Binary messages cost less to read than JSON, and no protocol is advised to those who speak it."""
-    if case.protocol == "rest":
-        return (
-            "gRPC instead of REST, more rows in each request, or more server processes: parsing is what costs"
-        )
-    if case.protocol == "kserve_rest":
-        return "binary tensors or gRPC instead of JSON, more rows in each request, or more server processes"
-    return (
-        "more rows in each request, or more server processes: what each request costs by itself is the limit"
-    )
+        return "more_device"
+    return "more_device_full" if case.batches_full else "more_device_or_fuller"
 
 
 def _more_load(case: Case) -> str:
     if case.disturbed:
-        return "repeat on a quiet machine"
+        return "quiet_machine"
     if case.closed:
-        return "measure with more clients to find what limits it"
-    if case.met:
-        return "raise the rate to find what limits it"
-    return "lower the rate until it is met: above that, latency depends on how long one measures"
+        return "more_clients"
+    return "higher_rate" if case.met else "lower_rate"
 
 
 BUSY_RATIO: Final = 0.85
@@ -394,8 +349,8 @@ class Bottleneck:
     """The verdict: `evidence` holds the figures behind it: ratios from 0 to 1, times in seconds, counts."""
 
     kind: Kind
-    text: str
-    advice: str
+    text: Coded
+    advice: Coded
     evidence: dict[str, float]
 
 
@@ -426,31 +381,28 @@ def find_bottleneck(
     return _bottleneck("none", _nothing(facts), facts)
 
 
-def _bottleneck(kind: Kind, text: str, facts: Facts) -> Bottleneck:
+def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
     return Bottleneck(kind=kind, text=text, advice=advice_for(kind, facts.case), evidence=facts.figures())
 
 
-def _nothing(facts: Facts) -> str:
+def _nothing(facts: Facts) -> Coded:
     if facts.run.server is None:
-        return "the server reports nothing about itself"
+        return coded("server_silent")
     if facts.disturbed:
-        return "no resource of the server is used up; other programs took the machine's time"
+        return coded("machine_disturbed")
     if facts.run.concurrency is not None:
-        return "the server had capacity left"
+        return coded("capacity_left")
     if facts.is_met:
-        return "the server met the offered rate and had capacity left"
-    return (
-        f"{rounded(facts.run.throughput_rps.value)} of {rounded(facts.due_rps or 0.0)} requests/s are answered, "
-        "but no resource of the server is used up"
-    )
+        return coded("rate_met")
+    return coded("rate_not_met", answered_rps=facts.run.throughput_rps.value, due_rps=facts.due_rps or 0.0)
 
 
-_Found = tuple[Kind, str] | None
+_Found = tuple[Kind, Coded] | None
 
 
 def _host(facts: Facts) -> _Found:
     noise = next((caveat for caveat in facts.run.caveats if caveat.code in HOST_CODES), None)
-    return None if noise is None else ("host_noise", noise.text)
+    return None if noise is None else ("host_noise", as_text(noise.text))
 
 
 def _client(facts: Facts) -> _Found:
@@ -458,9 +410,9 @@ def _client(facts: Facts) -> _Found:
     blamed = {caveat.code: caveat.text for caveat in facts.run.caveats if caveat.blames_client}
     for code in ("client_throttled", "client_behind", "client_busy", "client_near_limit"):
         if code in blamed:
-            return "client", blamed[code]
+            return "client", as_text(blamed[code])
     if "client_late" in blamed and facts.run.send_lag_p99_s > MANY_RATIO * facts.run.latency_s["p99"].value:
-        return "client", blamed["client_late"]
+        return "client", as_text(blamed["client_late"])
     return None
 
 
@@ -469,18 +421,15 @@ def _queue_limit(facts: Facts) -> _Found:
     refused, busy = facts.error_ratio("queue_full"), facts.thread_busy_ratio
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None
-    idle = "" if busy is None else " while batch threads were free"
-    return "queue_limit", f"{percentage(refused)} of the requests found the queue full{idle}"
+    code = "queue_full" if busy is None else "queue_full_threads_free"
+    return "queue_limit", coded(code, refused_ratio=refused)
 
 
 def _server_threads(facts: Facts) -> _Found:
     """Requests wait for a thread before they can wait for a batch, so batches hold no more than there are threads."""
     exhausted = facts.error_ratio("thread_pool_exhausted")
     if exhausted > SOME_ERRORS_RATIO:
-        return (
-            "server_threads",
-            f"{percentage(exhausted)} of the requests found no thread of the server free",
-        )
+        return "server_threads", coded("no_thread_free", refused_ratio=exhausted)
     threads, inside, users = (
         facts.settings.request_threads,
         facts.requests_in_server,
@@ -493,11 +442,11 @@ def _server_threads(facts: Facts) -> _Found:
     if not taken or facts.run.latency_mean_s < 2.0 * inside_s or threads >= _requests_wanted(facts):
         return None
     batch = facts.fill_ratio and facts.fill_ratio * (facts.settings.max_batch_size or 1)
-    held = "" if batch is None else f"; batches hold {rounded(batch)} rows of {facts.settings.max_batch_size}"
-    return "server_threads", (
-        f"all {threads} request threads are taken, and of {rounded_duration(facts.run.latency_mean_s)} only "
-        f"{rounded_duration(inside_s)} pass in queue and device{held}"
-    )
+    figures = {"threads": threads, "latency_s": facts.run.latency_mean_s, "inside_s": inside_s}
+    if batch is None:
+        return "server_threads", coded("threads_taken", **figures)
+    most = facts.settings.max_batch_size
+    return "server_threads", coded("threads_taken_small_batches", **figures, held_rows=batch, most=most)
 
 
 def _requests_wanted(facts: Facts) -> float:
@@ -523,11 +472,15 @@ def _batch_timeout(facts: Facts) -> _Found:
         return None
     if facts.timeout_ratio < MANY_RATIO or wait_s < 0.3 * facts.run.latency_mean_s:
         return None
-    idle = "" if busy is None else f"; batch threads are busy {percentage(busy)} of the time"
-    return "batch_timeout", (
-        f"{percentage(facts.timeout_ratio)} of the batches waited out {rounded_duration(timeout_s)}, "
-        f"requests {rounded_duration(wait_s)} of {rounded_duration(facts.run.latency_mean_s)}{idle}"
-    )
+    figures = {
+        "timed_out_ratio": facts.timeout_ratio,
+        "timeout_s": timeout_s,
+        "wait_s": wait_s,
+        "latency_s": facts.run.latency_mean_s,
+    }
+    if busy is None:
+        return "batch_timeout", coded("waited_out", **figures)
+    return "batch_timeout", coded("waited_out_idle", **figures, busy_ratio=busy)
 
 
 def _concurrency(facts: Facts) -> _Found:
@@ -539,9 +492,7 @@ def _concurrency(facts: Facts) -> _Found:
         return None
     if facts.fuller_gain is not None and facts.fuller_gain < PAYS_PROBABLY_FROM:
         return None
-    return "concurrency", (
-        f"{rows:.0f} rows in flight cannot fill batches of {most}; they hold {rounded(fill * most)} rows on average"
-    )
+    return "concurrency", coded("few_in_flight", in_flight=round(rows), most=most, held_rows=fill * most)
 
 
 def _device(facts: Facts) -> _Found:
@@ -551,34 +502,21 @@ def _device(facts: Facts) -> _Found:
     """
     busy, used, executing = facts.thread_busy_ratio, facts.device_used_ratio, facts.execution_ratio
     if used is not None and used >= BUSY_RATIO:
-        return "device", f"the device is busy {percentage(used)} of the time"
+        return "device", coded("device_busy", busy_ratio=used)
     if busy is None or busy < BUSY_RATIO:
         if executing is not None and executing >= MANY_RATIO and used is None:
-            return (
-                "device",
-                f"batches execute all the time, and {percentage(executing)} of the latency passes in them",
-            )
+            return "device", coded("batches_execute", execution_ratio=executing)
         return None
     if facts.has_room_in_batches:
         return None
     if facts.settings.max_batch_size is None:
-        return "device", f"request threads execute {percentage(busy)} of the time"
+        return "device", coded("request_threads_execute", busy_ratio=busy)
     if facts.device_room is not None and facts.device_room < ROOM_RATIO:
-        device = (
-            f"the device is used {percentage(facts.device_room)}"
-            if facts.device_room
-            else "batches run side by side on the device"
-        )
-        return (
-            "batch_threads",
-            f"{_threads(facts)} {percentage(busy)} of the time, {device}",
-        )
-    return "device", f"batch threads execute {percentage(busy)} of the time"
-
-
-def _threads(facts: Facts) -> str:
-    count = facts.settings.batch_threads
-    return "the one batch thread executes" if count == 1 else f"{count} batch threads execute"
+        figures = {"batch_threads": facts.settings.batch_threads, "busy_ratio": busy}
+        if facts.device_room:
+            return "batch_threads", coded("threads_busy_device_free", **figures, used_ratio=facts.device_room)
+        return "batch_threads", coded("threads_busy_side_by_side", **figures)
+    return "device", coded("batch_threads_execute", busy_ratio=busy)
 
 
 def _front_end(facts: Facts) -> _Found:
@@ -599,16 +537,12 @@ def _front_end(facts: Facts) -> _Found:
         and lag_s > max(LATE_S, 0.3 * facts.run.latency_mean_s)
         and facts.loop_is_busy(lag_s)
     ):
-        return (
-            "front_end",
-            f"1 in 100 looks at the server's event loop waits more than {rounded_duration(lag_s)}",
-        )
+        return "front_end", coded("event_loop_late", lag_s=lag_s)
     overhead_s = facts.run.overhead_mean_s
     closed = facts.run.concurrency is not None
     if closed and overhead_s is not None and overhead_s > MANY_RATIO * facts.run.latency_mean_s:
-        return "front_end", (
-            f"{rounded_duration(overhead_s)} of {rounded_duration(facts.run.latency_mean_s)} "
-            "pass outside queue and device"
+        return "front_end", coded(
+            "outside_queue_and_device", overhead_s=overhead_s, latency_s=facts.run.latency_mean_s
         )
     return None
 
@@ -617,21 +551,16 @@ def _errors(facts: Facts) -> _Found:
     """Nothing is used up, and yet requests fail: more of them would tell nothing."""
     if facts.unexplained_error_ratio <= SOME_ERRORS_RATIO:
         return None
-    classes, replica = ", ".join(facts.run.errors), facts.failing_replica
-    whose = f"; {replica}" if replica else ""
-    return "errors", f"{percentage(facts.run.error_ratio)} of the requests failed ({classes}){whose}"
+    figures = {"error_ratio": facts.run.error_ratio, "classes": ", ".join(facts.run.errors)}
+    if facts.failing_replica:
+        return "errors", coded("requests_fail_at", **figures, replica=facts.failing_replica)
+    return "errors", coded("requests_fail", **figures)
 
 
 def _used_up(facts: Facts, cpu: float) -> _Found:
     executing = facts.executing_ratio
     if not facts.device_is_cpu or executing is None or executing < MANY_RATIO:
-        return (
-            "front_end",
-            f"the server uses {percentage(cpu)} of its CPU and its batch threads are not all busy",
-        )
+        return "front_end", coded("server_cpu_used_up", cpu_ratio=cpu)
     if facts.has_room_in_batches:
         return None
-    return "device", (
-        f"the model's own threads fill the CPUs: the server uses {percentage(cpu)} of them, and "
-        f"it executes {percentage(min(executing, 1.0))} of the time"
-    )
+    return "device", coded("cpus_full", cpu_ratio=cpu, executing_ratio=min(executing, 1.0))

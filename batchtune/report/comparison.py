@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from batchtune.measure.measurement import padding_share, saved_text
 from batchtune.measure.quantiles import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
+from batchtune.report.findings import text_of
 from batchtune.report.live_view import measured_load
 from batchtune.report.tables import (
     Marks,
@@ -20,7 +21,14 @@ from batchtune.report.tables import (
     print_text,
     ratio,
 )
-from batchtune.report.words import PROTOCOLS, limit_title, limit_word, requests_text
+from batchtune.report.words import (
+    PROTOCOLS,
+    Fact,
+    fact_text,
+    limit_fact,
+    limit_word,
+    requests_text,
+)
 from batchtune.tune.compare.blocks import QUANTILES, VariantFigures
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.trials.trial import Trial
@@ -65,11 +73,9 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
     print_rows(comparison_rows(comparison, marks), stream=stream, dispensable=_DISPENSABLE)
-    lines = [
-        "",
-        *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *small_print(comparison), *marks.lines(),
-        f"Saved in {path}",
-    ]  # fmt: skip
+    facts = map(fact_text, comparison_facts(comparison))
+    lines = ["", *_pair_lines(comparison, marks), "", *facts, "", *small_print(comparison), *marks.lines()]
+    lines.append(f"Saved in {path}")
     print_text(*lines, stream=stream, indent="    ")
 
 
@@ -151,62 +157,137 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
             return f"{pair.variant}: not distinguishable, {ratio(pair.ratio)} {what}"
 
 
-def answer_lines(comparison: Comparison) -> list[str]:
-    """Does batching help here, for which size of request, and what limits?"""
-    lines = [_answer(answer, comparison) for answer in comparison.answers]
-    if any(answer.pair.model for answer in comparison.answers):
-        return lines
-    by_rows: dict[str, dict[str, list[str]]] = {}
-    for answer in comparison.answers:
-        verdicts = by_rows.setdefault(requests_text(answer.rows_per_request), {})
-        verdicts.setdefault(PAYS[answer.helps], []).append(PROTOCOLS[answer.protocol])
-    if len(by_rows) > 1:
-        by_size = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
-        lines.append(f"In short, batching here: {by_size}.")
+_HELPS: Final = {
+    "yes": ("Yes", "good"),
+    "hardly": ("Hardly", "open"),
+    "no": ("No, it costs", "bad"),
+    "not distinguishable": ("No measurable difference", "open"),
+    "client-limited": ("Invalid: client-limited", "bad"),
+    "not measured": ("Not measured", "bad"),
+}
+
+
+def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
+    """Does batching help here, by how much, how sure is that, what limits?"""
+    first = _batching(comparison.answers) if comparison.answers else _best(comparison)
+    return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
+
+
+def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
+    verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
+    headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
+    if all(map(makes_no_difference, answers)):
+        headline = "No difference worth having"
+    if len(answers) == 1:
+        answer = answers[0]
+        lines = [f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}"]
+        lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
+    else:
+        lines = [
+            f"{f'{answer.pair.model}, ' if answer.pair.model else ''}{PROTOCOLS[answer.protocol]}, "
+            f"{requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
+            for answer in answers
+        ]
+    return Fact(question="Does batching help?", headline=headline, lines=tuple(lines), tone=tone)
+
+
+def _best(comparison: Comparison) -> Fact:
+    """Where no two variants differ in batching alone: which does most."""
+    gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
+    if gains:
+        best = max(gains, key=_gain)
+        lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
+        return Fact(question="Which is best?", headline=best.variant, lines=lines, tone="good")
+    if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
+        why = tuple([pair_sentence(pair) for pair in comparison.pairs])
+        return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
+    baseline = comparison.variants[0].name
+    lines = (f"No variant is measurably better than {baseline}.",)
+    return Fact(question="Which is best?", headline=baseline, lines=lines, tone="open")
+
+
+def _by_how_much(comparison: Comparison) -> Fact:
+    question = "By how much?"
+    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
+    measured = [pair for pair in pairs if pair.ratio is not None and pair.outcome != "client-limited"]
+    if not measured:
+        why = tuple([pair_sentence(pair) for pair in pairs])
+        return Fact(question=question, headline="Not known", lines=why, tone="bad")
+    values = sorted(pair.ratio.value for pair in measured if pair.ratio is not None)
+    headline = (
+        f"×{rounded(values[0])}" if len(values) == 1 else f"×{rounded(values[0])} to ×{rounded(values[-1])}"
+    )
+    metrics = {pair.metric for pair in measured}
+    if len(metrics) == 1:
+        headline = f"{headline} {METRICS[metrics.pop()]}"
+    lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
+    return Fact(question=question, headline=headline, lines=tuple(lines))
+
+
+def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
+    before, after = comparison.figures(pair.baseline), comparison.figures(pair.variant)
+    lines = [f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]} over {pair.baseline}"]
+    lines += [
+        f"{ratio(bounded(factor))} {name}" for name, factor in pair.latency_ratios.items() if name != "p50"
+    ]
+    lines.append(f"{_rate(after)} instead of {_rate(before)} requests/s")
+    lines.append(f"p95 {_p95(after)} instead of {_p95(before)}")
     return lines
 
 
-def _answer(answer: BatchingAnswer, comparison: Comparison) -> str:
-    off, on = comparison.figures(answer.pair.baseline), comparison.figures(answer.pair.variant)
-    whose = f"{answer.pair.model}, " if answer.pair.model else ""
-    head = f"{whose}{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}:"
-    return " ".join([head, _gain(answer), *_limits(off, on)])
+def _sure(comparison: Comparison) -> Fact:
+    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
+    different = sum(pair.outcome == "different" for pair in pairs)
+    tone = "good" if different == len(pairs) else "open"
+    if any(pair.outcome == "client-limited" for pair in pairs):
+        headline, tone = "Invalid: client-limited", "bad"
+    elif len(pairs) == 1:
+        headline = "A measurable difference" if different else "No measurable difference"
+    else:
+        headline = f"{different} of {len(pairs)} differ measurably"
+    lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
+    if comparison.blocks < BLOCKS_NEEDED:
+        lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
+    elif not different:
+        lines.append("More blocks (--blocks) detect smaller differences; `batchtune noise` reports how many.")
+    lines += [
+        f"{variant.name} failed: {variant.failure}" for variant in comparison.variants if variant.failure
+    ]
+    noisy = sum(variant.noisy for variant in comparison.variants)
+    lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
+    return Fact(question="How confident is this?", headline=headline, lines=tuple(lines), tone=tone)
 
 
-def _gain(answer: BatchingAnswer) -> str:
-    pair = answer.pair
-    gain = f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]}"
-    match answer.helps:
-        case "yes":
-            return f"batching helps: {gain}."
-        case "hardly":
-            return f"batching hardly helps: {gain}."
-        case "no":
-            return f"batching costs: {gain}."
-        case "client-limited":
-            return "nothing can be said about batching: the load generator was the limit, not the server."
-        case "not measured":
-            return "not measured."
-        case "not distinguishable":
-            if makes_no_difference(answer):
-                return f"batching makes no difference worth having: {gain}."
-            return f"{counted(pair.blocks, 'block')} do not show whether batching helps: {gain}."
+def _limits(comparison: Comparison) -> Fact:
+    kinds: dict[str, list[VariantFigures]] = {}
+    for variant in comparison.variants:
+        if variant.bottleneck is not None:
+            kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
+    if len(kinds) < 2:
+        last = next((same[-1].bottleneck for same in kinds.values()), None)
+        return limit_fact(last)
+    lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
+    return Fact(question="What limits it?", headline="Not the same for all", lines=tuple(lines))
+
+
+def _gain(pair: Pair) -> float:
+    if pair.ratio is None:
+        return 0.0
+    return 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
+
+
+def _rate(figures: VariantFigures) -> str:
+    return rounded(None if figures.throughput_rps is None else figures.throughput_rps.value)
+
+
+def _p95(figures: VariantFigures) -> str:
+    p95 = figures.latency_s.get("p95")
+    return "–" if p95 is None else rounded_duration(p95.value)
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
     """Whether it is known that what batching gains or costs is hardly anything."""
     return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
-
-
-def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
-    if off.bottleneck is None or on.bottleneck is None:
-        return []
-    if off.bottleneck.kind == on.bottleneck.kind:
-        return [f"Bottleneck with and without it: {limit_title(on.bottleneck)}; {on.bottleneck.text}."]
-    return [
-        f"Bottleneck without it: {limit_title(off.bottleneck)} ({off.bottleneck.text});",
-        f"with it: {limit_title(on.bottleneck)} ({on.bottleneck.text}).",
-    ]
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
@@ -267,20 +348,21 @@ def small_print(comparison: Comparison) -> list[str]:
     """What limits which variants, how much is padding, how busy the device is, what the wall time is of, and noise."""
     lines = [*_padding_lines(comparison), *stage_lines(comparison.variants)]
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
-    for variant in comparison.variants:
+    limited_by = {limit_word(variant.bottleneck) for variant in comparison.variants if variant.bottleneck}
+    for variant in comparison.variants if len(limited_by) > 1 else ():
         if variant.bottleneck is not None:
-            alike.setdefault((variant.bottleneck.kind, variant.bottleneck.advice), []).append(variant)
+            alike.setdefault((variant.bottleneck.kind, text_of(variant.bottleneck.advice)), []).append(
+                variant
+            )
     for limited in alike.values():
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
             limits = ", ".join(variant.name for variant in limited)
-            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {bottleneck.advice}")
+            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {text_of(bottleneck.advice)}")
     requests = {variant.requests for variant in comparison.variants if variant.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
-    runs = sum(variant.runs for variant in comparison.variants)
-    noisy = sum(variant.noisy for variant in comparison.variants)
-    return lines + host_lines(comparison.repeats, noisy, runs)
+    return lines
 
 
 def _padding_lines(comparison: Comparison) -> list[str]:
@@ -310,12 +392,6 @@ def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
         "still disturbed. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     )
     return [sentence]
-
-
-def _verdicts(verdicts: dict[str, list[str]]) -> str:
-    if len(verdicts) == 1:
-        return next(iter(verdicts))
-    return ", ".join(f"{verdict} by {' and '.join(names)}" for verdict, names in verdicts.items())
 
 
 def _figure(estimate: Estimate | None) -> str:

@@ -12,6 +12,7 @@ from batchtune.measure.measurement import Measurement, bucket_text
 from batchtune.measure.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
+from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import (
     Marks,
     interval,
@@ -118,7 +119,7 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
     best = best_point(points)
     return {
         "points": [_point_dict(point, scenario) for point in points],
-        "best": None if best is None else {"number": best.point.number, "why": best.why},
+        "best": None if best is None else {"number": best.point.number, "why": text_of(best.why)},
     }
 
 
@@ -213,7 +214,7 @@ def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     best = best_point(list(measured.values()))
     if best is not None and len(measured) > 1:
         load = next(load for load, point in measured.items() if point is best.point)
-        yield f"Best: {named} {load}: {best.why}."
+        yield f"Best: {named} {load}: {text_of(best.why)}."
 
 
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:
@@ -221,7 +222,7 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
     alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for load, bottleneck in limits.items():
         if bottleneck is not None:
-            alike.setdefault((bottleneck.kind, bottleneck.advice), []).append((load, bottleneck))
+            alike.setdefault((bottleneck.kind, text_of(bottleneck.advice)), []).append((load, bottleneck))
     for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == len(limits) else f" ({named} {loads})"
@@ -265,7 +266,7 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
     bottleneck = trial_bottleneck(point, scenario)
     return {
         **point.to_dict(),
-        "bottleneck": to_plain(bottleneck),
+        "bottleneck": worded(to_plain(bottleneck)),
         "spoilt_by": spoilt_by(point),
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.report.findings import text_of
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import (
     Marks,
@@ -163,7 +164,8 @@ def print_recommendation(
     for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (not confirmed)"
         print_text(
-            f"Alternative: {alternative.configuration.label()}: {alternative.trade}{searched}.", stream=stream
+            f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
+            stream=stream,
         )
     print_text(*marks.lines(), stream=stream, indent="   ")
     commands = {"To establish it": next_step, "Deploy": deployment}
@@ -199,7 +201,7 @@ def _search(chosen: Recommendation) -> Iterator[str]:
     """Trials and time, what the search did, what qualifies the answer."""
     made = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
     yield " ".join([made, *(() if chosen.search is None else _searched(chosen.search))])
-    yield from (f"Note: {note}." for note in chosen.notes)
+    yield from (f"Note: {text_of(note)}." for note in chosen.notes)
     yield from qualifying_sentences(chosen)
 
 

@@ -14,8 +14,7 @@ from batchtune.report.tables import (
     interval,
     milliseconds,
     paragraph,
-    print_table,
-    table_of,
+    print_rows,
     text_width,
 )
 from batchtune.report.words import question_text
@@ -35,6 +34,7 @@ LOAD_HEADINGS = (
     "SLO",
     "p95 ms alone",
 )
+DISPENSABLE = ("p50 ms", "errors", "p99 ms")
 SHARE_HEADINGS = ("model", "rate", "promise", "measured", "alone")
 
 Trials = Mapping[str, Trial]
@@ -49,10 +49,10 @@ def print_models(
     measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
     if measured:
-        table = table_of(*LOAD_HEADINGS)
-        for row in load_rows(measured, alone, marks):
-            table.add_row(*row)
-        print_table(console, table)
+        print_rows(
+            [LOAD_HEADINGS, *load_rows(measured, alone, marks)], stream=stream, dispensable=DISPENSABLE
+        )
+        console.print()
     lines = [*parameter_lines(together), *cost_lines(measured, alone), *_server(server)]
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -150,10 +150,9 @@ def print_joint(
     console, width = console_on(stream), text_width(stream)
     for line in (headline(chosen), "Recommended:", *_chosen_parameters(chosen.configuration)):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
-    table = table_of(*SHARE_HEADINGS)
-    for row in share_rows(chosen):
-        table.add_row(*row)
-    print_table(console, table)
+    console.print()
+    print_rows([SHARE_HEADINGS, *share_rows(chosen)], stream=stream)
+    console.print()
     for line in (
         *company_lines(chosen),
         *rival_lines(chosen),

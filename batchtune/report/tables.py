@@ -18,7 +18,6 @@ from batchtune.units import three_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,17 @@ class Marks:
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined."""
+    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined.
+
+    Without an upper end `value [≥ low]`; without a value, as where too many requests failed, `≥ low`.
+    """
     if estimate is None:
         return "–"
-    if math.isnan(estimate.low) and math.isnan(estimate.high):
+    if math.isinf(estimate.value):
+        return f"≥ {three_digits(estimate.low * scale)}" if math.isfinite(estimate.low) else "–"
+    if math.isinf(estimate.high) and math.isfinite(estimate.low):
+        return f"{three_digits(estimate.value * scale)} [≥ {three_digits(estimate.low * scale)}]"
+    if not (math.isfinite(estimate.low) or math.isfinite(estimate.high)):
         return three_digits(estimate.value * scale)
     value, low, high = (three_digits(end * scale) for end in (estimate.value, estimate.low, estimate.high))
     return f"{value} [{low}, {high}]"
@@ -111,8 +117,10 @@ def latency(estimate: Estimate | None) -> str:
     """An estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
-    unit, scale = ("s", 1.0) if abs(estimate.value) >= 0.9995 else ("ms", 1e3)
-    return f"{interval(estimate, scale=scale)} {unit}"
+    told_s = estimate.value if math.isfinite(estimate.value) else estimate.low
+    unit, scale = ("s", 1.0) if math.isfinite(told_s) and abs(told_s) >= 0.9995 else ("ms", 1e3)
+    text = interval(estimate, scale=scale)
+    return text if text == "–" else f"{text} {unit}"
 
 
 TEXT_WIDTH: Final = (60, 100)
@@ -173,7 +181,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Headings and rows without the columns in which no row has a value; the first one stays."""
-    kept = [at for at in range(len(rows[0])) if not at or any(row[at] not in ("", "–") for row in rows[1:])]
+    kept = [
+        at
+        for at in range(len(rows[0]))
+        if not at or any(row[at].removeprefix("–")[:1].strip() for row in rows[1:])
+    ]
     return [[row[at] for at in kept] for row in rows]
 
 
@@ -187,17 +199,6 @@ def rows_that_fit(
             break
         kept.remove(column)
     return [[row[index] for index in kept] for row in rows]
-
-
-def table_of(*headings: str) -> Table:
-    """An empty table; the first column is text, the others are numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    return table
 
 
 def print_text(
@@ -222,15 +223,6 @@ def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
 
     width = max(width_of(stream), wide)
     return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """The table as wide as it is: a figure that is cut off misleads."""
-    from rich.measure import Measurement
-
-    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
 
 
 def width_of(stream: TextIO | None = None) -> int:

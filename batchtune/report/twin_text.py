@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def print_simulations(
     )
     print_text("", stream=stream)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
-    lines += [f"Confidence: {twin.accuracy()}.", *notes]
+    lines += [f"Confidence: {accuracy_text(twin)}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     known = {point.configuration: point for point in points if point.measured is not None}
@@ -125,11 +126,28 @@ def print_plan(
         *([] if plan.measured is None else [f"One replica: {measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
-        f"Confidence: {twin.accuracy()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
+        f"Confidence: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
     print_text(*lines, stream=stream)
+
+
+def accuracy_text(twin: Twin) -> str:
+    """How far off its predictions were, as a clause for somebody who knows no search."""
+    error = twin.error
+    if not error.left_out or math.isnan(error.mape):
+        return "too few different trials to try the model of the server on any that it was not made from"
+    medians = ", ".join(
+        f"{words} {percentage(ratio)}"
+        for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
+        if not math.isnan(ratio)
+    )
+    trials = counted(error.left_out, "trial")
+    return (
+        f"the model of the server was wrong by {percentage(error.mape)} on the average of {trials} that it was not "
+        f"made from (medians: {medians})"
+    )
 
 
 def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:

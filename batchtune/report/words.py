@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.findings import text_of
 from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
@@ -46,7 +48,51 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
 
 def bottleneck_sentence(bottleneck: Bottleneck) -> str:
     """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`."""
-    return f"{limit_title(bottleneck)}; {bottleneck.text}. {capitalised(bottleneck.advice)}."
+    return (
+        f"{limit_title(bottleneck)}; {text_of(bottleneck.text)}. {capitalised(text_of(bottleneck.advice))}."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
+
+    question: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    tone: str = ""
+
+
+def limit_fact(bottleneck: Bottleneck | None) -> Fact:
+    """What limits, why, and what to do about it."""
+    if bottleneck is None:
+        lines: tuple[str, ...] = ("The server reports too little.",)
+        return Fact(question="What limits it?", headline="Not known", lines=lines)
+    lines = tuple(sentence(text_of(finding)) for finding in (bottleneck.text, bottleneck.advice))
+    return Fact(question="What limits it?", headline=capitalised(limit_title(bottleneck)), lines=lines)
+
+
+def fact_text(fact: Fact) -> str:
+    """The question and its whole answer as one paragraph."""
+    texts = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
+    return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in texts)])
+
+
+def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
+    """With as many lines each as the first screen has room for."""
+    return tuple(
+        fact
+        if len(fact.lines) <= most
+        else replace(fact, lines=(*fact.lines[: most - 1], f"{len(fact.lines) - most + 1} more below."))
+        for fact in facts
+    )
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop; empty stays empty."""
+    text = text.strip().rstrip(".")
+    return f"{capitalised(text)}." if text else ""
 
 
 PROTOCOLS: Final = {
@@ -304,12 +350,11 @@ VERDICTS: Final = {
 
 def why_sentence(chosen: Recommendation) -> str:
     """Whether batching helps, and why; of streams, which limit is met first."""
-    reason = chosen.reason
     if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
         return _streams_sentence(chosen.promises)
-    if chosen.batching_helps == "no" and chosen.cannot_pay:
-        reason = chosen.cannot_pay
-    return f"{VERDICTS[chosen.batching_helps]}: {reason}."
+    no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
+    reason = chosen.cannot_pay if no_batch_pays and chosen.cannot_pay else chosen.reason
+    return f"{VERDICTS[chosen.batching_helps]}: {text_of(reason)}."
 
 
 def _streams_sentence(promises: Sequence[Promise]) -> str:
@@ -393,7 +438,7 @@ def _confirmed(chosen: Recommendation) -> tuple[int, int]:
 
 def named_sentences(chosen: Recommendation) -> Iterator[str]:
     """How the throughput × interval rule's own contender fared, and the tuning guide's."""
-    rule = "" if chosen.rule is None else f" ({chosen.rule})"
+    rule = "" if chosen.rule is None else f" ({text_of(chosen.rule)})"
     for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
         if name in chosen.names:
             yield f"The {title} names the recommended configuration."

@@ -127,7 +127,8 @@ def concrete_shape(spec: TensorSpec, rows: int, shapes: Mapping[str, Sequence[in
     if shape[0] is not None and shape[0] != rows:
         raise UsageError(
             f"request.rows: input {spec.name!r} takes exactly {shape[0]} rows; was {rows}",
-            hint=f"set request.rows to {shape[0]}; such a model cannot be batched",
+            hint=f"write request.rows: {shape[0]}, or give --rows {shape[0]}; such a model cannot be batched "
+            f"(`batchtune load MODEL --rows {shape[0]} --no-batching` measures it)",
         )
     inner = shape[1:]
     if given is not None:

@@ -30,6 +30,14 @@ WRITTEN_BYTES_MAX: Final = 2**24
 """A server that says a line for each request writes this much in minutes; its scratch file then starts again."""
 
 
+_SAME_END: Final = 80
+"""Lines of a log that end alike over so many characters report one failure: a warning, and the error that follows."""
+
+
+def _is_said_again(line: str, later: Sequence[str]) -> bool:
+    return len(line) > _SAME_END and any(other.endswith(line[-_SAME_END:]) for other in later)
+
+
 class ServerLog:
     """The scratch file that a server appends to, and from `keep_in` on a bounded copy of it elsewhere."""
 
@@ -84,7 +92,9 @@ def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
             text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    last = text.splitlines()[-lines:]
+    once = (line for at, line in enumerate(last) if not _is_said_again(line, last[at + 1 :]))
+    return "\n".join(f"  {line}" for line in once)
 
 
 @contextlib.contextmanager

@@ -251,8 +251,8 @@ class TfServingTarget:
                 self._process.look_for_listener(rest_port)
         except TargetError as error:
             if not self._process.running:
-                hint = meaning_of(error.message) or "mend what it names: the model, a flag, or target.command"
-                raise TargetError(error.message, hint=error.hint or hint) from error
+                hint = meaning_of(error.message) or "fix what it names: the model, a flag, or target.command"
+                raise TargetError(self._in_users_paths(error.message), hint=error.hint or hint) from error
             tail = self._process.log_tail()
             self._process.stop()
             raise TargetError(f"{error.message}; its last words:\n{tail}", hint=error.hint) from error
@@ -260,6 +260,14 @@ class TfServingTarget:
             self._process.stop()
             raise
         return startup_s
+
+    def _in_users_paths(self, text: str) -> str:
+        """With the model's own path where the server names the scratch folder that it is linked into."""
+        if self._base_path is None or not self._base_path.is_relative_to(self._scratch.path):
+            return text
+        for file in self._base_path.rglob("*"):
+            text = text.replace(str(file), str(file.resolve())) if file.is_symlink() else text
+        return text
 
     def _program(self, model_name: str, ports: tuple[int, ...]) -> list[str]:
         match self._spec.runs:

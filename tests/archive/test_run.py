@@ -20,6 +20,7 @@ from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run, write_whole
 from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
+from batchtune.report.findings import text_of, worded
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.sweep.sweep import sweep
@@ -227,10 +228,22 @@ def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
     run = new_run(tmp_path)
     recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
     run.write_recommendation(recommendation)
-    assert run.recommendation() == recommendation
+    assert run.recommendation().to_dict() == recommendation.to_dict()
     parameters = parse_tfserving_text((run.path / "batching_parameters.txt").read_text())
     assert parameters == recommendation.configuration.batching
     assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_recommendation_with_worded_findings_reads_as_it_did(tmp_path, finished):
+    """As the file of a command, and of every older run, has them."""
+    run = new_run(tmp_path)
+    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
+    document = worded(recommendation.to_dict())
+    assert isinstance(document["reason"], str)
+    run.write_recommendation(recommendation, document)
+    again = run.recommendation()
+    assert worded(again.to_dict()) == document
+    assert text_of(again.reason) == document["reason"]
 
 
 def test_a_corrupt_recommendation_is_refused(tmp_path):

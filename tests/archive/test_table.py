@@ -96,8 +96,9 @@ def test_samples_of_a_run_are_kept_requests(run):
     trial = run.ledger()[0]
     run.append(trial, of_three())
     assert len(run.samples(trial.number)) == 3
-    with pytest.raises(ArchiveError):
+    with pytest.raises(ArchiveError, match="no requests of trial 999 are stored") as raised:
         run.samples(999)
+    assert raised.value.message.count(str(run.path)) == 1
 
 
 def test_runs_are_listed_newest_first_with_what_they_recommend(run):

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchtune.check.account import Account
 from batchtune.check.gate import BlockFigures, Gate
-from batchtune.check.limit import Attribution
+from batchtune.check.limit import Attribution, Part
 from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
@@ -95,7 +95,7 @@ def account(conclusion: Conclusion | None = None, **changes: Any) -> Account:
         "candidate": "pull_request",
         "conclusion": conclusion or regressed(),
         "attribution": Attribution(
-            cause="compute", text="compute: time of a batch 2 ms → 2.12 ms (+6.0 %)", parts=()
+            cause="compute", parts=(Part(name="time of a batch", before=0.002, after=0.00212),)
         ),
         "seconds": 42.0,
         "run": "results/pair/20261122T120000Z-abcdef-check",

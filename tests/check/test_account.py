@@ -12,6 +12,8 @@ from batchtune.check.gate import Gate
 from batchtune.check.history import append_history, history_line
 from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import as_text
+from batchtune.report.findings import text_of
 from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import account, measurement, moved, regressed, trial
 from tests.tune.tune_fakes import scenario_of
@@ -42,7 +44,7 @@ def test_sound_runs_leave_the_verdict_alone():
 def test_runs_that_are_not_the_servers_make_it_invalid(caveats, words):
     conclusion = judged(OK, runs(caveats=caveats), VARIANTS)
     assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 6)
-    assert words in conclusion.reason
+    assert words in text_of(conclusion.reason)
 
 
 def test_a_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_the_limit():
@@ -56,12 +58,12 @@ def test_a_missed_slo_ends_a_check_without_regression_with_3():
     failing = runs(verdict="FAIL", verdict_reason="p95 60 ms of 50 ms")
     conclusion = judged(OK, failing, VARIANTS)
     assert (conclusion.verdict, conclusion.exit_code) == ("SLO MISSED", 3)
-    assert "p95 60 ms of 50 ms" in conclusion.reason
+    assert "p95 60 ms of 50 ms" in text_of(conclusion.reason)
     assert judged(regressed(), failing, VARIANTS).verdict == "REGRESSED"
 
 
 def test_a_failed_server_stays_the_reason():
-    failed = replace(OK, verdict="INVALID", reason="ended by signal 9", target_failed=True)
+    failed = replace(OK, verdict="INVALID", reason=as_text("ended by signal 9"), target_failed=True)
     assert judged(failed, [], VARIANTS) == failed
 
 

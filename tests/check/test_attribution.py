@@ -6,6 +6,7 @@ import pytest
 
 from batchtune.check.limit import attribute
 from batchtune.measure.validity.caveats import caveat
+from batchtune.report.gate.statement import attribution_text
 from tests.check.check_fakes import measurement, moved
 
 NOISY = (caveat("host_steal", steal_ratio=0.1),)
@@ -34,7 +35,7 @@ NOISY = (caveat("host_steal", steal_ratio=0.1),)
 def test_what_explains_most_is_named_with_its_figures(after, cause, words):
     attribution = attribute([measurement()] * 6, [after] * 6)
     assert attribution.cause == cause
-    assert words in attribution.text
+    assert words in attribution_text(attribution)
 
 
 def test_a_longer_wait_alone_is_the_queue():

@@ -10,18 +10,21 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import CHECK
-from batchtune.check.baseline import account_from, read_account
+from batchtune.check.account import account_from, read_account
 from batchtune.check.gate import default_gates
 from batchtune.check.paired_check import judge_fixed
 from batchtune.errors import ArchiveError
-from batchtune.report.gate.statement import closing_lines, gate_rows, headline
+from batchtune.plain_values import as_text, coded
+from batchtune.report.gate.statement import account_document, closing, gate_rows, headline
 from tests.check.check_fakes import account, regressed
 
 BOUNDLESS = judge_fixed(
     default_gates("throughput"), [{"throughput": (100.0, 99.0), "p99": (1.0, math.inf)}] * 2
 )
 CONFIRMED = replace(regressed(), confirms=True)
-VOID = replace(regressed(), verdict="INVALID", findings=(), reason="ended by signal 9", target_failed=True)
+VOID = replace(
+    regressed(), verdict="INVALID", findings=(), reason=as_text("ended by signal 9"), target_failed=True
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_it_says_the_same_after_a_journey_through_json(kept):
     read = account_from(json.loads(json.dumps(kept.to_dict(), allow_nan=False)))
     assert headline(read) == headline(kept)
     assert gate_rows(read.conclusion) == gate_rows(kept.conclusion)
-    assert closing_lines(read) == closing_lines(kept)
+    assert closing(read) == closing(kept)
     assert read.conclusion.exit_code == kept.conclusion.exit_code
     for ours, theirs in zip(read.conclusion.findings, kept.conclusion.findings, strict=True):
         assert ours.worsening.low == pytest.approx(theirs.worsening.low)
@@ -77,3 +80,13 @@ def test_what_is_none_or_half_of_one_says_so(tmp_path: Path, text, words):
         (tmp_path / CHECK).write_text(text)
     with pytest.raises(ArchiveError, match=words):
         read_account(tmp_path)
+
+
+def test_json_has_the_texts_that_a_check_reads_as() -> None:
+    document = json.loads(json.dumps(account_document(account()), allow_nan=False))
+    assert document["attribution"]["text"] == "compute: time of a batch 2 ms → 2.12 ms (+6 %)"
+    assert document["reason"] == ""
+    void = replace(regressed(), verdict="INVALID", reason=coded("side_disturbed", side="main"))
+    words = "the host disturbed every run of main, also when it was repeated"
+    assert account_document(account(void))["reason"] == words
+    assert account_from(account_document(account(void))).conclusion.reason == as_text(words)

@@ -7,6 +7,7 @@ import pytest
 from batchtune.check.limit import judge_limits, parse_limits
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.gate.statement import limit_text
 from tests.check.check_fakes import measurement, trial
 
 RUN = trial(
@@ -47,7 +48,7 @@ def test_a_limit_is_kept_or_missed_where_the_whole_interval_says_so(text, state)
 
 def test_what_is_said_names_figure_interval_and_limit():
     (finding,) = judge_limits(parse_limits(["p95=20ms"]), RUN)
-    assert finding.text == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: open"
+    assert limit_text(finding) == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: open"
 
 
 @pytest.mark.parametrize(

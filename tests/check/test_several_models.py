@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from batchtune.check.account import Account, attributed, judged
-from batchtune.check.baseline import account_from
+from batchtune.check.account import Account, account_from, attributed, judged
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
 from batchtune.check.paired_check import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison
+from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import print_check, print_history
 from batchtune.scenario.reader import ScenarioText, read_variants
 from batchtune.tune.bench import Plan
@@ -123,7 +123,7 @@ def test_a_model_is_compared_with_itself_and_the_other_does_not_move(capsys: pyt
     assert out.index("Against eight/quick, over 10 blocks:") < out.index(
         "Against eight/slow, over 10 blocks:"
     )
-    assert "slow, gRPC, requests of 1 row: batching helps" in " ".join(out.split())
+    assert "slow, gRPC, requests of 1 row: it pays" in " ".join(out.split())
 
 
 def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.CaptureFixture[str]):
@@ -162,7 +162,7 @@ def test_a_model_that_misses_its_slo_is_named():
     ]
     account = account_of(pair, late, errors=0.01)
     assert account.conclusion.verdict == "SLO MISSED"
-    assert account.conclusion.reason == "none/quick misses its SLO: p95 12 ms"
+    assert text_of(account.conclusion.reason) == "none/quick misses its SLO: p95 12 ms"
 
 
 def test_the_history_keeps_a_figure_for_each_model(capsys: pytest.CaptureFixture[str]):

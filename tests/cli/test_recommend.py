@@ -65,7 +65,7 @@ def test_without_why_some_lines_end_with_the_command_that_says_more(run, capsys)
 
 def test_the_command_that_says_more_asks_for_the_same_slo(run, capsys):
     assert recommend(run, why=False, p95="40ms") in (0, 5)
-    assert "--slo-p95 40ms --slo-errors 0.01 --why" in capsys.readouterr().out
+    assert "--slo-p95 40ms --why" in capsys.readouterr().out
 
 
 def test_a_sample_model_is_found_by_the_shell_that_deploys_it():
@@ -115,7 +115,7 @@ def test_another_slo_is_judged_by_the_same_runs(run, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["slo"]["p95"] == 0.00935
     assert document["promises"][0]["kept"] < document["promises"][0]["runs"]
-    assert document["to_establish"].endswith("--slo-p95 9.35ms --slo-errors 0.01")
+    assert document["to_establish"].endswith("--slo-p95 9.35ms")
 
 
 def test_a_recommendation_of_an_older_schema_is_no_obstacle(run, capsys):

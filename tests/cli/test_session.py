@@ -83,7 +83,9 @@ def test_a_session_that_ends_early_keeps_what_worked_and_says_how_to_go_on(
     assert len(run.ledger()) == 1
     err = capsys.readouterr().err
     assert err.startswith(words)
-    on = "--resume" if isinstance(fault, KeyboardInterrupt) else "batchtune recommend"
+    on = "batchtune recommend"
+    if isinstance(fault, KeyboardInterrupt):
+        on = f"\nnext: batchtune sweep {run.path / 'scenario.yaml'} --resume {run.path}\n"
     assert (on in err) == (kind == "")
 
 

@@ -15,6 +15,7 @@ from batchtune.measure.bottleneck import Bottleneck, Case, Kind, advice_for, fin
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.validity.caveats import ServerSettings, caveat, settings_of
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.report.findings import text_of
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.telemetry import ServerActivity
 from tests.measure.measure_streams import make_samples, p95_within
@@ -252,7 +253,7 @@ def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
 def test_nothing_limits_an_open_loop_that_is_met() -> None:
     found = find_bottleneck(run(concurrency=None), SETTINGS)
     assert found.kind == "none"
-    assert found.advice
+    assert text_of(found.advice)
 
 
 def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
@@ -263,7 +264,10 @@ def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
         slo=None,
         activity=PLAIN,
     )
-    assert find_bottleneck(drawn, SETTINGS).text == "the server met the offered rate and had capacity left"
+    assert (
+        text_of(find_bottleneck(drawn, SETTINGS).text)
+        == "the server met the offered rate and had capacity left"
+    )
 
 
 def test_a_server_that_tells_nothing_leaves_it_open() -> None:
@@ -277,9 +281,9 @@ def test_where_many_requests_fail_and_nothing_is_used_up_no_more_load_is_advised
 ) -> None:
     """A closed loop of 8 could not fill its batches either: of those that fail more clients make more."""
     found = find_bottleneck(run(concurrency=concurrency, failed=Status.SERVER_ERROR), SETTINGS)
-    assert (found.kind, found.text) == ("errors", "10 % of the requests failed (server_error)")
-    assert "clients" not in found.advice
-    assert "rate" not in found.advice
+    assert (found.kind, text_of(found.text)) == ("errors", "10 % of the requests failed (server_error)")
+    assert "clients" not in text_of(found.advice)
+    assert "rate" not in text_of(found.advice)
 
 
 def test_too_high_a_rate_is_still_lowered_where_its_requests_come_too_late() -> None:
@@ -288,7 +292,7 @@ def test_too_high_a_rate_is_still_lowered_where_its_requests_come_too_late() -> 
     late = make_samples(EVENLY, np.full(len(EVENLY), 0.005), status=status, offered_rps=500.0)
     found = find_bottleneck(measure(late, warm_up_s=1.0, slo=None, activity=PLAIN), SETTINGS)
     assert found.kind == "none"
-    assert "lower the rate" in found.advice
+    assert "lower the rate" in text_of(found.advice)
 
 
 def test_a_dead_replica_is_named_by_the_limit() -> None:
@@ -299,7 +303,7 @@ def test_a_dead_replica_is_named_by_the_limit() -> None:
     loaded = measure(merge_endpoints(parts, ["a:1", "b:2", "c:3"]), warm_up_s=1.0, slo=None)
     found = find_bottleneck(loaded, SETTINGS)
     assert found.kind == "errors"
-    assert found.text.startswith(
+    assert text_of(found.text).startswith(
         "33.4 % of the requests failed (refused); c:3 failed 100.00 % of its requests"
     )
 
@@ -307,7 +311,7 @@ def test_a_dead_replica_is_named_by_the_limit() -> None:
 def test_a_verdict_carries_its_figures_and_survives_json() -> None:
     found = find_bottleneck(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True), SETTINGS)
     assert found.evidence["thread_busy_ratio"] == 0.97
-    assert "97 %" in found.text
+    assert "97 %" in text_of(found.text)
     assert from_plain(Bottleneck, orjson.loads(orjson.dumps(to_plain(found)))) == found
 
 
@@ -348,8 +352,8 @@ def test_without_batching_request_threads_that_all_execute_are_the_device() -> N
     )
     settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
     found = find_bottleneck(alone, settings)
-    assert (found.kind, found.text) == ("device", "request threads execute 98.1 % of the time")
-    assert "batching" not in found.advice
+    assert (found.kind, text_of(found.text)) == ("device", "request threads execute 98.1 % of the time")
+    assert "batching" not in text_of(found.advice)
 
 
 def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
@@ -373,7 +377,7 @@ def test_a_late_event_loop_is_told_by_the_edge_of_its_bucket() -> None:
     found = find_bottleneck(
         run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0, emulated=True), SETTINGS
     )
-    assert (found.kind, "waits more than 2.56 ms" in found.text) == ("front_end", True)
+    assert (found.kind, "waits more than 2.56 ms" in text_of(found.text)) == ("front_end", True)
 
 
 @pytest.mark.parametrize("code", ["host_busy", "host_pressure", "host_steal"])
@@ -383,8 +387,8 @@ def test_a_late_event_loop_on_a_noisy_host_is_not_the_front_ends(code: str) -> N
     noisy = replace(late, caveats=(*late.caveats, caveat(code, **ratios)))
     found = find_bottleneck(noisy, SETTINGS, blame_host=False)
     assert found.kind == "none"
-    assert "other programs" in found.text
-    assert found.advice == "repeat on a quiet machine"
+    assert "other programs" in text_of(found.text)
+    assert text_of(found.advice) == "repeat on a quiet machine"
 
 
 def test_a_loop_that_hardly_uses_a_cpu_is_kept_from_running_and_no_front_end() -> None:
@@ -401,7 +405,7 @@ def test_a_model_whose_own_threads_fill_the_cpus_is_the_device() -> None:
     filled = run(latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7)
     found = find_bottleneck(filled, SETTINGS)
     assert found.kind == "device"
-    assert "own threads fill the CPUs" in found.text
+    assert "own threads fill the CPUs" in text_of(found.text)
     parsing = run(
         latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7, emulated=True
     )
@@ -414,8 +418,8 @@ def test_a_server_with_unknown_parameters_is_not_judged_by_any() -> None:
     foreign = settings_of(Configuration(batching=None), protocol="grpc", known=False)
     found = find_bottleneck(busy, replace(foreign, server_cores=2.0))
     assert found.kind in ("device", "none")
-    assert "max_batch_size" not in found.text + found.advice
-    assert "request threads" not in found.text
+    assert "max_batch_size" not in text_of(found.text) + text_of(found.advice)
+    assert "request threads" not in text_of(found.text)
 
 
 def cases() -> Iterator[Case]:
@@ -464,7 +468,7 @@ def forbidden(case: Case) -> Iterator[str]:
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_no_advice_contradicts_its_case(kind: Kind) -> None:
     for case in filter(lambda one: can_be(kind, one), cases()):
-        text = advice_for(kind, case)
+        text = text_of(advice_for(kind, case))
         assert text
         assert [words for words in forbidden(case) if words in text] == [], (case, text)
         assert not (case.batches_full and "or fuller batches" in text), (case, text)

@@ -11,6 +11,7 @@ import pytest
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import as_text, coded
 from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import capacity_text, gain_text
 from batchtune.scenario.spec.scenario import Scenario
@@ -281,10 +282,12 @@ def test_what_sets_no_parameter_has_a_name(
 
 
 def test_that_batching_cannot_pay_is_the_reason_where_it_does_not_help(chosen: Recommendation) -> None:
-    alone = replace(
-        chosen, batching_helps="no", cannot_pay="batching cannot pay here: rows cost the same", reason="noise"
+    unable = coded("cannot_pay", most_rows=32, least_rows=1, times=31.5)
+    alone = replace(chosen, batching_helps="no", cannot_pay=unable, reason=as_text("noise"))
+    words = (
+        "batching cannot pay here: a batch of 32 rows takes 31.5 times as long as one of 1 row, so the device"
     )
-    assert "Why Batching does not help: batching cannot pay here: rows cost the same." in said(alone)
+    assert f"Why Batching does not help: {words}" in said(alone)
 
 
 def test_a_server_on_cpus_of_its_own_costs_no_line(chosen: Recommendation) -> None:

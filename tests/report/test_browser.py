@@ -104,7 +104,11 @@ def test_first_screen_shows_the_four_answers(opened: Page, width: int, height: i
 
 
 def place_of_a_point(opened: Page, kind: str) -> tuple[float, float]:
-    """In the window, with its plot in the middle."""
+    """In the window, with its plot in the middle, once every plot is as wide as its place."""
+    assert opened.waited(
+        "[...document.querySelectorAll('.plot')].every((p) =>"
+        " Math.abs(p.querySelector('.main-svg').getBoundingClientRect().width - p.clientWidth) < 2)"
+    )
     x, y = opened.evaluate(
         f"(() => {{ const plot = document.querySelector('[data-figure={CLICKABLE[kind]}]');"
         " plot.scrollIntoView({block: 'center'});"

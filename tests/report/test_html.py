@@ -160,7 +160,12 @@ def test_where_nothing_meets_the_slo_the_page_says_why_once_and_shows_what_was_t
 def test_an_answer_that_is_not_established_is_amber_where_it_says_what_to_deploy(tmp_path):
     text = write_report(quickstart_run(tmp_path)).read_text()
     assert re.search(r'<section class="answer open">\s*<h2>What to deploy\?', text)
-    assert "Established" not in text.split('id="why"')[0]
+    first_screen = text.split('id="why"')[0]
+    assert "Established" not in first_screen
+    step, deploy = re.findall(r'<div class="command"><code>(.*?)</code>', first_screen)
+    assert step.startswith("batchtune sweep ")
+    assert " --resume " in step
+    assert deploy.startswith("batchtune-model-server ")
 
 
 def test_missed_points_stand_in_the_legend(tmp_path):

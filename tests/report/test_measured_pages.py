@@ -15,7 +15,8 @@ from batchtune.cli.commands.report import report_at_end, run_report, write_repor
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import TokenFigures
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.html.comparison_page import _best, _variants, comparison_document, typical_run
+from batchtune.report.comparison import _best
+from batchtune.report.html.comparison_page import _variants, comparison_document, typical_run
 from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
 from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section

@@ -10,6 +10,7 @@ import pytest
 
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import as_text, coded
 from batchtune.report.recommendation_text import print_recommendation
 from batchtune.report.tables import paragraph
 from batchtune.scenario.spec.scenario import Scenario
@@ -128,14 +129,14 @@ def test_how_the_rules_own_contender_fared(
     found: Recommendation, changes: dict[str, object], words: str
 ) -> None:
     ruled = replace(found.contenders[0], names=("rule",), **changes)  # type: ignore[arg-type]
-    text = said(replace(found, contenders=(ruled,), rule="X = 770 rows/s"))
+    text = said(replace(found, contenders=(ruled,), rule=as_text("X = 770 rows/s")))
     assert "The throughput × interval rule (X = 770 rows/s) names max_batch_size=8" in text
     assert words in text
 
 
 def test_a_rule_whose_contender_was_not_run_is_told(found: Recommendation) -> None:
     words = "The throughput × interval rule (X = 770 rows/s) names a configuration that was not run."
-    assert words in said(replace(found, rule="X = 770 rows/s"))
+    assert words in said(replace(found, rule=as_text("X = 770 rows/s")))
     assert "interval rule" not in said(found)
 
 
@@ -151,12 +152,12 @@ def test_what_is_open_is_told_with_what_would_settle_it(found: Recommendation) -
 def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommendation) -> None:
     limit = Bottleneck(
         kind="batch_timeout",
-        text="80 % of the batches waited out 50 ms",
-        advice="lower batch_timeout_micros",
+        text=coded("device_busy", busy_ratio=0.8),
+        advice=coded("batch_timeout_advice"),
         evidence={},
     )
     text = said(replace(found, bottleneck=limit))
-    words = "Bottleneck: the batch timeout; 80 % of the batches waited out 50 ms. Lower batch_timeout_micros."
+    words = "Bottleneck: the batch timeout; the device is busy 80 % of the time. Lower batch_timeout_micros"
     assert words in text
     assert "13.6 batch timeout 3" in text
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from batchtune.archive.listing import runs_under
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import print_comparison, print_noise
 from batchtune.report.gate.statement import print_history
 from batchtune.report.load_points import print_points
 from batchtune.report.run_tables import brief_labels, print_runs, print_trials
-from batchtune.report.tables import TABLE_WIDTH, aligned, print_rows, rows_that_fit
+from batchtune.report.tables import TABLE_WIDTH, aligned, latency, print_rows, rows_that_fit
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
@@ -73,6 +75,21 @@ def test_what_all_configurations_have_in_common_stands_below_the_table():
     assert brief_labels(labels[:2]) == (["no batching", "size 8 · 1 thread"], "")
     within = ["max_batch_size=8", "max_batch_size=8 num_batch_threads=1"]
     assert brief_labels(within) == (["size 8", "size 8 · 1 thread"], "")
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.0066, 0.006, 0.0075, "6.60 [6.00, 7.50] ms"),
+        (0.0066, 0.006, math.inf, "6.60 [≥ 6.00] ms"),
+        (math.inf, 0.5, math.inf, "≥ 500 ms"),
+        (math.inf, math.inf, math.inf, "–"),
+        (1.5, -math.inf, math.inf, "1.50 s"),
+        (1.5, math.nan, math.nan, "1.50 s"),
+    ],
+)
+def test_an_interval_without_an_end_names_the_one_it_has(value, low, high, text):
+    assert latency(Estimate(value=value, low=low, high=high)) == text
 
 
 def history_of_all_gates() -> str:

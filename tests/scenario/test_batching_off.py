@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchingParametersError
+from batchtune.report.findings import text_of
 from batchtune.scenario.spec.target import TargetSpec, can_be_off
 from batchtune.target.command import CommandTarget
 from batchtune.tune.answer.recommend import recommend
@@ -76,4 +77,4 @@ def test_a_sweep_leaves_it_out_says_so_and_can_be_established(search):
     assert lone.label() == "max_batch_size=1 batch_timeout_micros=0 max_enqueued_batches=16"
     answer = recommend(trials, scenario=scenario)
     assert answer.established
-    assert NOTE in answer.notes
+    assert NOTE in map(text_of, answer.notes)

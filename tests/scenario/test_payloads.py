@@ -155,6 +155,12 @@ def test_what_does_not_fit_the_model_is_refused(shape: Any, keys: dict[str, Any]
         build(request(**keys), signature(("x", "float32", shape)))
 
 
+def test_a_batch_dimension_that_is_fixed_names_the_option_for_it() -> None:
+    with pytest.raises(UsageError) as raised:
+        build(request(), signature(("x", "float32", (4, 3))))
+    assert "--rows 4" in (raised.value.hint or "")
+
+
 def test_values_that_the_type_cannot_hold_are_refused() -> None:
     with pytest.raises(UsageError, match="no uint8 of input 'x' lies from 0 to below 1000"):
         build(request(inputs={"random": {"high": 1000}}), signature(("x", "uint8", (None,))))

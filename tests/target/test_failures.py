@@ -35,7 +35,7 @@ load: {arrivals: closed, concurrency: 2, warm_up: 0s, duration: 200ms}
 objective: throughput
 """
 FAULTS = {
-    "crash on start": ("exit: Failed to start server", "exited with 1; its last words:\n  loading the model\n  Failed to start", "mend what it names"),
+    "crash on start": ("exit: Failed to start server", "exited with 1; its last words:\n  loading the model\n  Failed to start", "fix what it names"),
     "unknown flag": ("exit: unknown argument: --odd=1", "unknown argument: --odd=1", "a flag"),
     "port in use": ("exit: Failed to bind 127.0.0.1:8500: Address already in use", "Address already in use", "another program has that port"),
     "503 to everything": ("503", f"{NEVER_READY}HTTP 503: {{\"error\": \"overloaded\"}}; its last words:\n  loading", "target.ready_timeout"),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, write_original
-from batchtune.cli.session import beginning, run_restore
+from batchtune.cli.session import beginning, run_restore, session
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import require_answer
 from batchtune.scenario.payloads import build_requests
@@ -278,6 +278,18 @@ def test_a_server_that_speaks_kserve_is_asked_by_grpc_too() -> None:
     elsewhere = asked.model_copy(update={"grpc_url": "10.0.0.1:8001"})
     with pytest.raises(UsageError, match=r"target\.url and target\.grpc_url must name one host"):
         CommandTarget(elsewhere, kserve=True)
+
+
+def test_a_session_knows_what_the_server_had_after_that_was_put_back(running: str, tmp_path: Path) -> None:
+    """The answer is made then, and compares with what ran before."""
+    asked = attached(running)
+    with session(asked, results=tmp_path, quiet=True) as current:
+        target = CommandTarget(asked.target)
+        with current.serving(target):
+            scenario = current.found_on(asked, target)
+            target.apply(scenario.configuration({"max_batch_size": 8}))
+        assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+        assert current.scenario.target.present == {"size": 1, "wait": 0.0}
 
 
 def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> None:

@@ -105,3 +105,15 @@ def test_where_the_kernel_tells_no_range_any_free_port_is_taken(
 ) -> None:
     monkeypatch.setattr("batchtune.target.process._LOCAL_PORTS", tmp_path / "none")
     assert free_port() > 1023
+
+
+def test_a_failure_that_a_warning_and_the_error_behind_it_report_is_in_the_last_words_once(
+    tmp_path: Path,
+) -> None:
+    cause = "INVALID_ARGUMENT: model.onnx: [ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Protobuf parsing failed, twice as long."
+    log = tmp_path / "server.log"
+    log.write_text(
+        f"warning: failed to load: {cause}\nloading\nerror: 1 servable is not available: {cause}\n"
+    )
+    process = ServerProcess(["true"], log_path=log)
+    assert process.log_tail().splitlines() == ["  loading", f"  error: 1 servable is not available: {cause}"]

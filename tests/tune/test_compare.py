@@ -17,7 +17,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import (
-    answer_lines,
+    comparison_facts,
     noise_lines,
     pair_sentence,
     print_comparison,
@@ -120,7 +120,9 @@ def test_batching_that_helps_is_told_with_its_factor_and_interval():
     assert pair_sentence(pair).endswith("] throughput")
     (answer,) = found.answers
     assert answer.helps == "yes"
-    assert answer_lines(found)[0].startswith("gRPC, requests of 1 row: batching helps: ×")
+    helps, by_how_much, *_ = comparison_facts(found)
+    assert (helps.headline, helps.lines[0]) == ("Yes", "gRPC, requests of 1 row")
+    assert by_how_much.headline.startswith("×")
 
 
 def test_a_configuration_does_not_differ_from_itself():
@@ -310,7 +312,7 @@ def test_a_client_at_its_limit_makes_the_pair_invalid():
     (pair,) = found.pairs
     assert pair.outcome == "client-limited"
     assert pair_sentence(pair) == "on: invalid: client-limited"
-    assert "the load generator was the limit, not the server" in answer_lines(found)[0]
+    assert comparison_facts(found)[0].headline == "Invalid: client-limited"
 
 
 def test_rows_are_compared_where_requests_differ_in_rows():
@@ -372,9 +374,9 @@ def test_answers_for_two_sizes_of_request_are_summed_up():
     )
     _, found = run(variants, blocks=6, law=law)
     assert [(one.rows_per_request, one.helps) for one in found.answers] == [(1.0, "yes"), (8.0, "hardly")]
-    assert answer_lines(found)[-1] == (
-        "In short, batching here: for requests of 1 row it pays; for requests of 8 rows it hardly pays."
-    )
+    helps = comparison_facts(found)[0]
+    assert helps.headline == "It depends"
+    assert helps.lines == ("gRPC, requests of 1 row: it pays", "gRPC, requests of 8 rows: it hardly pays")
 
 
 def test_everything_survives_json():

@@ -14,6 +14,7 @@ from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
+from batchtune.report.twin_text import accuracy_text
 from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
 from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
 from batchtune.twin.calibration.twin_parameters import fit_run_of
@@ -139,7 +140,7 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert serial_twin.error.left_out >= 6
     assert serial_twin.error.mape < 0.15
     assert serial_twin.reliable
-    assert "on the average of" in serial_twin.accuracy()
+    assert "on the average of" in accuracy_text(serial_twin)
 
 
 def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:
@@ -192,7 +193,7 @@ def test_from_a_mean_error_of_30_percent_on_nothing_is_relied_on(
 def test_of_few_different_trials_none_is_left_out() -> None:
     untested = calibrate(probes(device_of())[:3])
     assert untested.error.left_out == 0
-    assert "too few different trials" in untested.accuracy()
+    assert "too few different trials" in accuracy_text(untested)
 
 
 def test_the_same_seed_gives_the_same_twin() -> None:

@@ -27,7 +27,7 @@ from batchtune.errors import (
 )
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import to_plain
-from batchtune.report.twin_text import Simulated, note_when_slow, print_plan, print_simulations
+from batchtune.report.twin_text import Simulated, accuracy_text, note_when_slow, print_plan, print_simulations
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec.scenario import Scenario
@@ -317,7 +317,7 @@ def trusted(twin: Twin) -> int:
     """The exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied on."""
     if twin.reliable:
         return 0
-    print(f"warning: {twin.accuracy()}: too much to rely on it", file=sys.stderr)
+    print("warning: the model of the server is too inaccurate to rely on", file=sys.stderr)
     return InconclusiveError.exit_code
 
 
@@ -401,7 +401,7 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
     twin = calibrated.twin
     return {
         "reliable": twin.reliable,
-        "accuracy": twin.accuracy(),
+        "accuracy": accuracy_text(twin),
         "error": to_plain(twin.error),
         "observations": twin.observations,
         "rows_max": twin.rows_max,

@@ -22,7 +22,8 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
-from batchtune.report.gate.statement import print_check
+from batchtune.report.findings import worded
+from batchtune.report.gate.statement import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models
@@ -72,13 +73,14 @@ def run_compare(
     if done.run is None:
         return done.exit_code(0)
     comparison = summarise(done.trials, done.variants)
-    done.run.write_comparison(comparison.to_dict())
+    document = worded(comparison.to_dict())
+    done.run.write_comparison(document)
     accounts = _accounts(
         done.trials, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s
     )
     if json:
-        checks = {"checks": [account.to_dict() for account in accounts]} if gates else {}
-        print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict(), **checks}, indent=2))
+        checks = {"checks": [account_document(account) for account in accounts]} if gates else {}
+        print(json_text.dumps({"run": str(done.run.path), **document, **checks}, indent=2))
     elif done.trials:
         print_comparison(comparison, path=done.run.path)
         for account in accounts:

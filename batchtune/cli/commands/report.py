@@ -10,7 +10,7 @@ from batchtune.archive.joint import deployable
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
-from batchtune.cli.commands.run_recommend import parameters_file
+from batchtune.cli.commands.run_recommend import parameters_file, to_establish
 from batchtune.cli.deployment import deployment, joint_deployment
 from batchtune.cli.session import asked_run
 from batchtune.errors import ArchiveError, BatchtuneError
@@ -106,4 +106,6 @@ def _of_sweep(run: Run) -> Report:
         again = f"batchtune recommend {shlex.quote(str(run.path))}"
         file = parameters_file(run, None, chosen)
         command = deployment(chosen.configuration, account.scenario, file, recommend=again)
-    return sweep_document(account, deployment=command)
+    is_settled = account.missed or not account.trials if chosen is None else chosen.established
+    step = None if is_settled else to_establish(run, account.scenario, account.trials)
+    return sweep_document(account, deployment=command, step=step)

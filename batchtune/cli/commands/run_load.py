@@ -33,6 +33,7 @@ from batchtune.errors import (
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import to_plain
+from batchtune.report.gate.statement import limit_text
 from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.several_models import print_models
@@ -206,7 +207,7 @@ def _gated(points: Sequence[Trial], limits: Sequence[FigureLimit]) -> list[Limit
 def _gate_code(findings: Sequence[LimitFinding]) -> int:
     """Tell what was found of each limit; the exit code."""
     for finding in findings:
-        print(f"gate: {finding.text}", file=sys.stderr)
+        print(f"gate: {limit_text(finding)}", file=sys.stderr)
     states = {finding.state for finding in findings}
     if "missed" in states:
         return NoFeasibleConfigurationError.exit_code

@@ -44,6 +44,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
+from batchtune.report.findings import worded
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.several_models import print_joint
 from batchtune.scenario.spec.check import SloSpec
@@ -154,12 +155,12 @@ def conclude(
     step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
     offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
     if json:
-        document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
+        document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         shown = dialect == own_dialect or write is not None
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)
-        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}"
+        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
         command = None
         if dialect == own_dialect:
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
@@ -254,7 +255,7 @@ def to_establish(
         return None
     sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
     if asked is not None:
-        return f"{sweep} {_asked(asked)}".rstrip()
+        return f"{sweep} {_asked(asked, scenario)}".rstrip()
     return f"{sweep} --resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
 
 
@@ -270,12 +271,14 @@ def _way_on(
     return step
 
 
-def _asked(slo: SloSpec | None) -> str:
+def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
     """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
     if slo is None:
         return ""
-    limits = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
-    return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
+    options = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
+    if slo.error_ratio != scenario.slo.error_ratio:
+        options.append(f"--slo-errors {slo.error_ratio:g}")
+    return " ".join([*options, ""])
 
 
 def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
@@ -320,7 +323,7 @@ def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> P
 def _keep(run: Run, chosen: Recommendation) -> None:
     """A run that cannot be written, such as another's, is answered from all the same."""
     try:
-        run.write_recommendation(chosen)
+        run.write_recommendation(chosen, worded(chosen.to_dict()))
     except ArchiveError as error:
         print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
 

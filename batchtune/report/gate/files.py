@@ -15,11 +15,13 @@ from xml.etree import ElementTree as ET
 from batchtune.check.gate import margin_text
 from batchtune.report.gate.statement import (
     HEADINGS,
+    attribution_text,
     change_text,
-    closing_lines,
+    closing,
     finding_text,
     gate_rows,
     headline,
+    outcome,
 )
 
 if TYPE_CHECKING:
@@ -55,14 +57,13 @@ def junit_xml(account: Account) -> str:
 
 def markdown(account: Account) -> str:
     """For a job's summary or a comment."""
-    head, _, rest = headline(account).partition("  ")
-    lines = [f"### {head}: `{account.scenario}`", "", _plain(rest), ""]
+    lines = [f"### {account.conclusion.verdict}: `{account.scenario}`", "", _plain(outcome(account)), ""]
     rows = gate_rows(account.conclusion)
     if rows:
         names = {"baseline": account.baseline, "candidate": account.candidate}
         heads = [heading.format(**names) for heading in HEADINGS]
         lines += [_table_row(heads), "|---|" + "---:|" * (len(heads) - 1), *map(_table_row, rows), ""]
-    lines += [f"- {_plain(line)}" for line in closing_lines(account)]
+    lines += [f"- **{label}:** {_plain(text)}" for label, text in closing(account)]
     return "\n".join(lines) + "\n"
 
 
@@ -78,7 +79,7 @@ def github_annotations(account: Account, *, file: str) -> list[str]:
         return []
     level = "warning" if verdict == "INCONCLUSIVE" else "error"
     place = f"file={_property(file)},title={_property(f'batchtune: {verdict}')}"
-    return [f"::{level} {place}::{_message(text)}" for text in _messages(account)]
+    return [f"::{level} {place}::{_message(text)}" for text in _messages(account).values()]
 
 
 def code_quality(account: Account, *, file: str) -> str:
@@ -86,28 +87,28 @@ def code_quality(account: Account, *, file: str) -> str:
     severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
         account.conclusion.verdict, "major"
     )
-    texts = [] if severity == "info" else _messages(account)
+    texts = {} if severity == "info" else _messages(account)
     issues = [
         {
             "description": text,
             "check_name": "batchtune-check",
-            "fingerprint": hashlib.sha256(
-                f"{account.scenario} {text.partition(' ')[0]}".encode()
-            ).hexdigest(),
+            "fingerprint": hashlib.sha256(f"{account.scenario} {figure}".encode()).hexdigest(),
             "severity": severity,
             "location": {"path": file, "lines": {"begin": 1}},
         }
-        for text in texts
+        for figure, text in texts.items()
     ]
     return json.dumps(issues, indent=2) + "\n"
 
 
-def _messages(account: Account) -> list[str]:
+def _messages(account: Account) -> dict[str, str]:
+    """By the figure that they are about; one of the verdict where no figure makes it."""
     conclusion = account.conclusion
     state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
-    texts = [finding_text(finding) for finding in conclusion.findings if finding.state == state]
-    why = "" if account.attribution is None else f"; {account.attribution.text}"
-    return [f"{text}{why}" for text in texts] or [headline(account)]
+    flagged = (finding for finding in conclusion.findings if finding.state == state)
+    texts = {finding.gate.name: finding_text(finding) for finding in flagged}
+    why = "" if account.attribution is None else f"; {attribution_text(account.attribution)}"
+    return {name: f"{text}{why}" for name, text in texts.items()} or {conclusion.verdict: headline(account)}
 
 
 def _gate_case(account: Account, finding: Finding) -> ET.Element:
@@ -121,7 +122,7 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
     if account.conclusion.is_void:
         ET.SubElement(case, "skipped", message=f"void: {text}")
     elif finding.state == "regressed":
-        why = "" if account.attribution is None else f"\n{account.attribution.text}"
+        why = "" if account.attribution is None else f"\n{attribution_text(account.attribution)}"
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):
         ET.SubElement(case, "skipped", message=f"{finding.state}: {text}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
+from batchtune.check.limit import AT_LEAST, MOVED, Attribution, LimitFinding, Part
+from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -32,7 +34,7 @@ UNITS: Final = {
 }
 """Heading and scale of each figure."""
 
-HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "change", "margin", "verdict")
+HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "paired change", "margin", "verdict")
 
 
 def unit_of(figure: str) -> tuple[str, float]:
@@ -48,15 +50,25 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
     if account.conclusion.findings:
         headings = [head.format(**_names(account)) for head in HEADINGS]
         print_rows([headings, *gate_rows(account.conclusion)], stream=stream)
-    print_text(*closing_lines(account), stream=stream, indent="      ")
+    print_text(
+        *(f"{label:<6}{text}" for label, text in closing(account)),
+        *([] if account.run is None else [f"Saved in {account.run}"]),
+        stream=stream,
+        indent="      ",
+    )
 
 
 def headline(account: Account) -> str:
     """`REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    return f"{account.conclusion.verdict}  {outcome(account)}"
+
+
+def outcome(account: Account) -> str:
+    """`candidate against baseline: throughput −4.9 % (margin 2 %)`."""
     conclusion = account.conclusion
-    head = f"{conclusion.verdict}  {account.candidate} against {account.baseline}"
-    if conclusion.reason:
-        return f"{head}: {conclusion.reason}"
+    head = f"{account.candidate} against {account.baseline}"
+    if conclusion.reason is not None:
+        return f"{head}: {text_of(conclusion.reason)}"
     texts = [finding_text(finding) for finding in _telling(conclusion)]
     if conclusion.verdict == "INCONCLUSIVE":
         texts += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
@@ -78,22 +90,17 @@ def gate_rows(conclusion: Conclusion) -> list[list[str]]:
     ]
 
 
-def closing_lines(account: Account) -> list[str]:
-    """Reason, test, next step, where it is saved."""
-    lines = []
-    conclusion = account.conclusion
-    if account.attribution is not None:
-        lines.append(f"Why   {account.attribution.text}.")
-    if conclusion.findings and not conclusion.is_void:
-        lines.append(f"Test  {test_text(account)}")
-    advice = advice_text(account)
-    if advice:
-        lines.append(f"Next  {advice}")
-    if account.note:
-        lines.append(f"Note  {account.note}")
-    if account.run is not None:
-        lines.append(f"Saved in {account.run}")
-    return lines
+def closing(account: Account) -> list[tuple[str, str]]:
+    """Reason, test, next step and note, each with its label, as far as there is one."""
+    conclusion, attribution = account.conclusion, account.attribution
+    is_tested = conclusion.findings and not conclusion.is_void
+    lines = {
+        "Why": "" if attribution is None else f"{attribution_text(attribution)}.",
+        "Test": test_text(account) if is_tested else "",
+        "Next": advice_text(account),
+        "Note": account.note,
+    }
+    return [(label, text) for label, text in lines.items() if text]
 
 
 def test_text(account: Account) -> str:
@@ -111,6 +118,53 @@ def test_text(account: Account) -> str:
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
     return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if confirmation blocks agree."
+
+
+def attribution_text(attribution: Attribution) -> str:
+    """Where a change comes from, with what moved most, in the order of a request's way."""
+    if not attribution.parts:
+        return "the server reports nothing about its batches, so the cause is not known"
+    largest = attribution.largest
+    texts = [_part_text(part) for part in attribution.parts if part in largest]
+    moved = "; ".join(texts) or f"no mean moved by more than {percentage(MOVED)}"
+    match attribution.cause:
+        case "tail":
+            return f"{moved}: rare slow requests, or the host"
+        case "host":
+            return f"the host disturbed one side more often; {moved}"
+        case "not known":
+            return f"the cause is not known: {moved}"
+        case cause:
+            return f"{cause}: {moved}"
+
+
+def _part_text(part: Part) -> str:
+    sign = "+" if part.change >= 0.0 else "−"
+    shown = rounded if part.name == "rows of a batch" else rounded_duration
+    name = "server CPU a request" if part.name == "server CPU" else part.name
+    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change))})"
+
+
+def account_document(account: Account) -> dict[str, Any]:
+    """For JSON, with the texts of what it says."""
+    document: dict[str, Any] = worded(account.to_dict())
+    if account.attribution is not None:
+        document["attribution"]["text"] = attribution_text(account.attribution)
+    return document
+
+
+def limit_text(finding: LimitFinding) -> str:
+    """`p95 21 ms [20, 23]: at most 20 ms: open`."""
+    metric, figure = finding.limit.metric, finding.figure
+
+    def shown(value: float) -> str:
+        if metric == "throughput":
+            return f"{rounded(value)}/s"
+        return percentage(value) if metric == "errors" else rounded_duration(value)
+
+    least = "at least" if metric in AT_LEAST else "at most"
+    ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
+    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {finding.state}"
 
 
 def advice_text(account: Account) -> str:
@@ -171,7 +225,7 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
     margin = margin_text(gate, finding.margin)
     if finding.margin > 1.001 * gate.margin:
-        margin = f"{margin} (asked {rounded(gate.margin * 100)})"
+        margin = f"{margin} (asked {margin_text(gate, gate.margin)}, widened for noise)"
     return [
         title,
         rounded(finding.before * scale),

@@ -9,16 +9,17 @@ from itertools import pairwise
 from typing import Any, Final
 
 from batchtune.archive.run import Run
-from batchtune.check.account import Account
-from batchtune.check.baseline import read_account
+from batchtune.check.account import Account, read_account
 from batchtune.check.gate import Finding, State, margin_text
 from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, series_of
 from batchtune.check.paired_check import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import (
     HEADINGS,
     advice_text,
+    attribution_text,
     change_lines,
     change_text,
     finding_text,
@@ -31,16 +32,13 @@ from batchtune.report.html.comparison_page import (
     arms_of_runs,
     block_values,
     shared_slo,
-    short_lines,
     typical_runs,
 )
 from batchtune.report.html.shell.document import (
-    Fact,
     Report,
     gathered_caveats,
     models_text,
     provenance_rows,
-    sentence,
     slo_words,
     table_of_single_trials,
     traffic_text,
@@ -61,7 +59,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.words import capitalised
+from batchtune.report.words import Fact, capitalised, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, figures_of
@@ -284,7 +282,7 @@ def check_document(run: Run) -> Report:
         title=scenario.name,
         subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *workload, blocks]),
         emulated=is_emulated(trials),
-        answers=_answers(account),
+        answers=shortened(_answers(account)),
         sections=_sections(run, account, variants, trials),
         caveats=gathered_caveats({variant.name: figures_of(variant, trials).caveats for variant in variants}),
         provenance=provenance_rows(run, scenario),
@@ -352,25 +350,25 @@ def _history(run: Run, account: Account) -> Section:
 def _answers(account: Account) -> tuple[Fact, ...]:
     conclusion = account.conclusion
     verdict, tone = _VERDICTS[conclusion.verdict]
-    why = conclusion.reason or f"{account.candidate} against {account.baseline}"
+    why = f"{account.candidate} against {account.baseline}"
+    if conclusion.reason is not None:
+        why = text_of(conclusion.reason)
     advice = advice_text(account)
     sure = [test_text(account)] if conclusion.findings and not conclusion.is_void else []
     sure += [sentence(text) for text in (account.note, advice) if text]
     attribution = account.attribution
     return (
-        Fact(
-            question="Is it still as good?", headline=verdict, lines=short_lines([sentence(why)]), tone=tone
-        ),
+        Fact(question="Is it still as good?", headline=verdict, lines=(sentence(why),), tone=tone),
         _moved(conclusion.findings),
         Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
-            lines=() if attribution is None else short_lines([sentence(attribution.text)]),
+            lines=() if attribution is None else (sentence(attribution_text(attribution)),),
         ),
         Fact(
             question="How confident is this?",
             headline=_sureness(account),
-            lines=short_lines(sure),
+            lines=tuple(sure),
         ),
     )
 
@@ -383,7 +381,7 @@ def _moved(findings: Sequence[Finding]) -> Fact:
     if moved:
         headline = f"{moved[0].gate.name} {change_text(moved[0], ends=False)}"
         lines = [f"margin {margin_text(moved[0].gate, moved[0].margin)}", *lines]
-    return Fact(question="What moved?", headline=headline, lines=short_lines(lines))
+    return Fact(question="What moved?", headline=headline, lines=tuple(lines))
 
 
 def _sureness(account: Account) -> str:

@@ -13,21 +13,17 @@ from batchtune.archive.run import COMPARISON, Run
 from batchtune.measure.quantiles import BLOCKS_NEEDED, Estimate
 from batchtune.report.comparison import (
     METRICS,
-    PAYS,
     bounded,
+    comparison_facts,
     comparison_rows,
-    host_lines,
-    makes_no_difference,
     pair_sentence,
     small_print,
 )
 from batchtune.report.html.shell.document import (
-    Fact,
     Report,
     gathered_caveats,
     models_text,
     provenance_rows,
-    sentence,
     slo_words,
     table_of_single_trials,
     traffic_text,
@@ -52,13 +48,13 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import Marks, ratio, without_empty_columns
-from batchtune.report.words import PROTOCOLS, capitalised, limit_title, limit_word, requests_text
+from batchtune.report.words import shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.blocks import Metric, Variant, VariantFigures, figure_of, is_noisy, runs_of
-from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
+from batchtune.tune.compare.blocks import Metric, Variant, figure_of, is_noisy, runs_of
+from batchtune.tune.compare.result import Comparison, Pair, summarise
 from batchtune.tune.trials.trial import Trial, parts_of
-from batchtune.units import counted, rounded, rounded_duration
+from batchtune.units import counted
 
 _OUTCOMES: Final = {
     "different": ("a measurable difference", "@chosen", "circle"),
@@ -277,16 +273,6 @@ def _whole_numbers(arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 TYPICAL: Final = "Of each the run with the median p95"
-_HELPS: Final = {
-    "yes": ("Yes", "good"),
-    "hardly": ("Hardly", "open"),
-    "no": ("No, it costs", "bad"),
-    "not distinguishable": ("No measurable difference", "open"),
-    "client-limited": ("Invalid: client-limited", "bad"),
-    "not measured": ("Not measured", "bad"),
-}
-_MOST_LINES: Final = 5
-"""Of an answer of the first screen; what is left out stands below it."""
 
 
 def comparison_document(run: Run) -> Report:
@@ -311,7 +297,7 @@ def comparison_document(run: Run) -> Report:
         title=scenario.name,
         subtitle=" · ".join(["Comparison", *said, f"objective {arms[0].scenario.objective}"]),
         emulated=is_emulated(trials),
-        answers=_answers(comparison),
+        answers=shortened(comparison_facts(comparison)),
         sections=_sections(run, trials, arms, comparison),
         caveats=gathered_caveats({variant.name: variant.caveats for variant in comparison.variants}),
         provenance=provenance_rows(run, scenario),
@@ -381,131 +367,3 @@ def _sections(
         split(shown, which=TYPICAL),
         sizes(shown, which=TYPICAL),
     ]
-
-
-def _answers(comparison: Comparison) -> tuple[Fact, ...]:
-    first = _batching(comparison.answers) if comparison.answers else _best(comparison)
-    return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
-
-
-def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
-    verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
-    headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
-    if all(map(makes_no_difference, answers)):
-        headline = "No difference worth having"
-    if len(answers) == 1:
-        answer = answers[0]
-        lines = [f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}"]
-        lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
-    else:
-        lines = [
-            f"{f'{answer.pair.model}, ' if answer.pair.model else ''}{PROTOCOLS[answer.protocol]}, "
-            f"{requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
-            for answer in answers
-        ]
-    return Fact(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)
-
-
-def _best(comparison: Comparison) -> Fact:
-    """Where no two variants differ in batching alone: which does most."""
-    gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
-    if gains:
-        best = max(gains, key=_gain)
-        lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
-        return Fact(question="Which is best?", headline=best.variant, lines=lines, tone="good")
-    if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
-        why = short_lines([pair_sentence(pair) for pair in comparison.pairs])
-        return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
-    baseline = comparison.variants[0].name
-    lines = (f"No variant is measurably better than {baseline}.",)
-    return Fact(question="Which is best?", headline=baseline, lines=lines, tone="open")
-
-
-def _by_how_much(comparison: Comparison) -> Fact:
-    question = "By how much?"
-    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
-    measured = [pair for pair in pairs if pair.ratio is not None and pair.outcome != "client-limited"]
-    if not measured:
-        why = short_lines([pair_sentence(pair) for pair in pairs])
-        return Fact(question=question, headline="Not known", lines=why, tone="bad")
-    values = sorted(pair.ratio.value for pair in measured if pair.ratio is not None)
-    headline = (
-        f"×{rounded(values[0])}" if len(values) == 1 else f"×{rounded(values[0])} to ×{rounded(values[-1])}"
-    )
-    metrics = {pair.metric for pair in measured}
-    if len(metrics) == 1:
-        headline = f"{headline} {METRICS[metrics.pop()]}"
-    lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
-    return Fact(question=question, headline=headline, lines=short_lines(lines))
-
-
-def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
-    before, after = comparison.figures(pair.baseline), comparison.figures(pair.variant)
-    lines = [f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]} over {pair.baseline}"]
-    lines += [
-        f"{ratio(bounded(factor))} {name}" for name, factor in pair.latency_ratios.items() if name != "p50"
-    ]
-    lines.append(f"{_rate(after)} instead of {_rate(before)} requests/s")
-    lines.append(f"p95 {_p95(after)} instead of {_p95(before)}")
-    return lines
-
-
-def _sure(comparison: Comparison) -> Fact:
-    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
-    different = sum(pair.outcome == "different" for pair in pairs)
-    tone = "good" if different == len(pairs) else "open"
-    if any(pair.outcome == "client-limited" for pair in pairs):
-        headline, tone = "Invalid: client-limited", "bad"
-    elif len(pairs) == 1:
-        headline = "A measurable difference" if different else "No measurable difference"
-    else:
-        headline = f"{different} of {len(pairs)} differ measurably"
-    lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
-    if comparison.blocks < BLOCKS_NEEDED:
-        lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
-    elif not different:
-        lines.append("More blocks (--blocks) detect smaller differences; `batchtune noise` reports how many.")
-    lines += [
-        f"{variant.name} failed: {variant.failure}" for variant in comparison.variants if variant.failure
-    ]
-    noisy = sum(variant.noisy for variant in comparison.variants)
-    lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
-    return Fact(question="How confident is this?", headline=headline, lines=short_lines(lines), tone=tone)
-
-
-def _limits(comparison: Comparison) -> Fact:
-    question = "What limits it?"
-    limited = [variant for variant in comparison.variants if variant.bottleneck is not None]
-    if not limited:
-        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
-    kinds: dict[str, list[VariantFigures]] = {}
-    for variant in limited:
-        kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
-    last = limited[-1].bottleneck
-    if len(kinds) == 1 and last is not None:
-        lines = [sentence(last.text), sentence(last.advice)]
-        return Fact(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
-    lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
-    return Fact(question=question, headline="Not the same for all", lines=short_lines(lines))
-
-
-def _gain(pair: Pair) -> float:
-    if pair.ratio is None:
-        return 0.0
-    return 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
-
-
-def _rate(figures: VariantFigures) -> str:
-    return rounded(None if figures.throughput_rps is None else figures.throughput_rps.value)
-
-
-def _p95(figures: VariantFigures) -> str:
-    p95 = figures.latency_s.get("p95")
-    return "–" if p95 is None else rounded_duration(p95.value)
-
-
-def short_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """As many as an answer of the first screen has room for."""
-    if len(lines) <= _MOST_LINES:
-        return tuple(lines)
-    return (*lines[: _MOST_LINES - 1], f"{len(lines) - _MOST_LINES + 1} more below.")

@@ -13,13 +13,11 @@ from batchtune.errors import BatchtuneError
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.document import (
     Detail,
-    Fact,
     Report,
     TrialTable,
     gathered_caveats,
     models_text,
     provenance_rows,
-    sentence,
     traffic_text,
     trial_rows,
 )
@@ -44,7 +42,7 @@ from batchtune.report.several_models import (
     rival_lines,
     share_rows,
 )
-from batchtune.report.words import parameters_of
+from batchtune.report.words import Fact, parameters_of, sentence
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.tune.joint.space import JointLoad, loads_of

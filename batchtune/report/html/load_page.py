@@ -11,14 +11,13 @@ from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import CHECK, Run
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
+from batchtune.report.findings import text_of
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell.document import (
-    Fact,
     Report,
     gathered_caveats,
     provenance_rows,
-    sentence,
     slo_text,
     table_of_single_trials,
 )
@@ -43,7 +42,15 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
-from batchtune.report.words import PROTOCOLS, capitalised, limit_title, parameters_of
+from batchtune.report.words import (
+    PROTOCOLS,
+    Fact,
+    capitalised,
+    limit_fact,
+    parameters_of,
+    sentence,
+    shortened,
+)
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -243,7 +250,6 @@ def _latency_s(point: LoadPoint, quantile: str) -> float:
 
 
 _EACH: Final = "The run of each load"
-_MOST_FAILURES: Final = 3
 _VERDICTS: Final = {
     "PASS": ("Met", "good"),
     "FAIL": ("Missed", "bad"),
@@ -264,7 +270,7 @@ def load_document(run: Run) -> Report:
         title=scenario.name,
         subtitle=_subtitle(scenario, trials),
         emulated=is_emulated(trials),
-        answers=_answers(points, best, trials, scenario),
+        answers=shortened(_answers(points, best, trials, scenario)),
         sections=_sections(run, trials, points, scenario),
         caveats=gathered_caveats({point.name: point.measured.caveats for point in points}),
         provenance=provenance_rows(run, scenario),
@@ -384,13 +390,15 @@ def _answers(
     if best is None or chosen is None:
         return _void(question, points, trials)
     lines = (
-        (f"{sentence(best.why)}",) if len(trials) > 1 else ("One point; a range is `--rate 100:900:200`.",)
+        (sentence(text_of(best.why)),)
+        if len(trials) > 1
+        else ("One point; a range is `--rate 100:900:200`.",)
     )
     return (
         Fact(question=question, headline=capitalised(chosen.name), lines=lines),
         _gives(chosen),
         _kept(chosen, points, scenario),
-        _limits(chosen, scenario),
+        limit_fact(trial_bottleneck(chosen.trial, scenario)),
     )
 
 
@@ -410,14 +418,13 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
         Fact(
             question="What was seen all the same?",
             headline=measured_text,
-            lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
+            lines=failures or ("These are not the server's figures.",),
         ),
         Fact(question="Is the SLO met?", headline="No verdict", tone="open"),
         Fact(
             question="What now?",
             headline="Measure again",
-            lines=tuple(sentence(text) for text in advice)[:_MOST_FAILURES]
-            or ("The server's log says more.",),
+            lines=tuple(sentence(text) for text in advice) or ("The server's log says more.",),
         ),
     )
 
@@ -462,18 +469,6 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
     headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
     return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)
-
-
-def _limits(point: LoadPoint, scenario: Scenario) -> Fact:
-    bottleneck = trial_bottleneck(point.trial, scenario)
-    question = "What limits it?"
-    if bottleneck is None:
-        return Fact(question=question, headline="Not known", lines=("The server reports too little.",))
-    return Fact(
-        question=question,
-        headline=capitalised(limit_title(bottleneck)),
-        lines=(sentence(bottleneck.text), sentence(bottleneck.advice)),
-    )
 
 
 Kind = Literal["sweep", "compare", "check", "load", "noise"]

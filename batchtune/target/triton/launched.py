@@ -138,7 +138,7 @@ class LaunchedTriton:
             hint = (
                 error.hint
                 or meaning_of(error.message)
-                or "mend what it names: the model, a flag, target.command"
+                or "fix what it names: the model, a flag, target.command"
             )
             if process.running:
                 message = f"{error.message}; its last words:\n{process.log_tail()}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
-from batchtune.measure.measurement import Measurement, padding_per_element, padding_share, saved_text
+from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
@@ -19,30 +21,22 @@ from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
-from batchtune.units import counted, percentage, rounded, rounded_duration, three_digits
+from batchtune.units import counted, percentage, rounded
 
 ALL_FAIL_RATIO = 0.9
 """From this share of failed requests on a trial shows nothing but the failure."""
-
-_CLOSINGS = {
-    "full": "because they are full",
-    "timeout": "on the timeout",
-    "no_room": "because the next request does not fit",
-    "closed": "at the end",
-}
-_BRIEF_CLOSINGS = {"full": "full"}
 
 
 def explain_gain(
     batched: Measurement | None,
     *,
-    absence: str,
+    absence: Coded,
     gain: Estimate | None,
     unbatched_rows_per_s: float,
     missed: tuple[str, float, float] | None,
     configuration: Configuration,
-) -> str:
-    """The sentence for the best batched configuration against no batching.
+) -> Coded:
+    """The best batched configuration against no batching.
 
     `absence` is why there is none, where `batched` is None. `unbatched_rows_per_s` is what the server does without
     batching when it is kept busy; NaN when it was not measured. `missed`: the limit that no batching misses.
@@ -53,30 +47,31 @@ def explain_gain(
     clauses = [_batch_cost(activity, unbatched_rows_per_s), _batch_sizes(activity, configuration)]
     if missed is not None:
         name, value_s, limit_s = missed
-        shown = (
-            f"{name} is {rounded_duration(value_s)}, above the"
+        figures = {"name": name, "limit_s": limit_s}
+        clauses.append(
+            coded("unbatched_above", **figures, value_s=value_s)
             if math.isfinite(value_s)
-            else f"{name} misses the"
+            else coded("unbatched_misses", **figures)
         )
-        clauses.append(f"without batching {shown} {rounded_duration(limit_s)} allowed")
-    facts = "; ".join(clause for clause in clauses if clause)
-    verdict = "" if gain is None else _worth(gain)
-    return ": ".join(filter(None, (facts, verdict))) or "the measurements do not show"
+    facts = tuple(clause for clause in clauses if clause is not None)
+    worth = None if gain is None else _worth(gain)
+    if worth is None:
+        return coded("facts", facts=facts) if facts else coded("not_shown")
+    return coded("facts_and_worth", facts=facts, worth=worth) if facts else worth
 
 
-def _worth(gain: Estimate) -> str:
-    """What batching is worth; "" where nothing is known of it."""
+def _worth(gain: Estimate) -> Coded | None:
+    """What batching is worth; None where nothing is known of it."""
     if math.isinf(gain.high):
-        return f"batching is worth at least ×{rounded(gain.low)}" if gain.low > 1.0 else ""
+        return coded("worth_at_least", least=gain.low) if gain.low > 1.0 else None
     if gain.low <= 1.0 <= gain.high:
-        return "no measurable difference from no batching"
-    value, low, high = map(three_digits, (gain.value, gain.low, gain.high))
-    return f"batching is worth ×{value} [{low}, {high}]"
+        return coded("worth_nothing")
+    return coded("worth", gain=gain)
 
 
 def padding_note(
     runs: Sequence[Trial], configuration: Configuration, trials: Sequence[Trial]
-) -> tuple[str, ...]:
+) -> tuple[Coded, ...]:
     """What its length buckets save of the padding in one queue; of the same parameters, else of the fastest without.
 
     A scout will do: padding depends on the batches, not on what is compared.
@@ -84,7 +79,7 @@ def padding_note(
     per_element = padding_per_element(_servers(runs))
     if per_element is None or LENGTH_BUCKETS not in dict(configuration.flags):
         return ()
-    whole = f"{padding_share(per_element)} of the elements computed are padding"
+    padding_ratio = per_element / (1.0 + per_element)
     rivals = [
         trial
         for trial in trials
@@ -96,20 +91,24 @@ def padding_note(
     best = max(alike or rivals, key=_throughput_rps, default=None)
     in_one_queue = None if best is None else padding_per_element(_servers([best]))
     if best is None or in_one_queue is None:
-        return (f"{whole}; what the buckets save is not known: one queue was not measured",)
-    saved = saved_text(per_element, in_one_queue=in_one_queue)
-    there = f"{padding_share(in_one_queue)} in one queue with {best.configuration.label()}"
-    return (f"{saved or 'no padding to save'}: {whole}, {there}",)
+        return (coded("padding_unknown", padding_ratio=padding_ratio),)
+    figures = {
+        "padding_ratio": padding_ratio,
+        "one_queue_ratio": in_one_queue / (1.0 + in_one_queue),
+        "configuration": best.configuration.label(),
+    }
+    if in_one_queue <= 0.0:
+        return (coded("no_padding_to_save", **figures),)
+    saved = 1.0 - per_element / in_one_queue
+    return (coded("padding_saved" if saved >= 0 else "padding_added", saved_ratio=abs(saved), **figures),)
 
 
-def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -> str:
+def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -> Coded:
     """Why no configuration with batching can be recommended."""
     failure = failure_with_batching(trials)
     if failure is not None:
-        return f"every configuration with batching failed: {failure}"
-    if batched:
-        return "no configuration with batching meets the SLO"
-    return "no configuration with batching was measured"
+        return coded("batches_failed", why=failure)
+    return coded("batches_miss" if batched else "no_batches")
 
 
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
@@ -127,51 +126,49 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
 
 
-def _batch_cost(activity: ServerActivity | None, unbatched_rows_per_s: float) -> str:
-    """`a batch of 14 rows takes 6.1 ms where 14 rows one by one take 18 ms`, for the size that held most rows.
+def _batch_cost(activity: ServerActivity | None, unbatched_rows_per_s: float) -> Coded | None:
+    """How long a batch takes beside its rows one by one, for the size that held most rows.
 
     Where several batches run at once, the time between two that are done is what compares; `unbatched_rows_per_s` NaN
     leaves the comparison out.
     """
     if activity is None or not activity.execution_s_by_rows:
-        return ""
+        return None
     counts, times_s = activity.batches_by_rows, activity.execution_s_by_rows
     rows = max(times_s, key=lambda size: size * counts.get(size, 0))
     busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
-    batch_time = rounded_duration(times_s[rows])
-    took = f"a batch of {_rows(rows)} takes {batch_time}"
+    figures: dict[str, Any] = {"batch_rows": rows, "batch_s": times_s[rows]}
     if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
-        return took
+        return coded("batch_takes", **figures)
+    figures["alone_s"] = rows / unbatched_rows_per_s
     if at_once >= 1.2:
-        every = rounded_duration(times_s[rows] / at_once)
-        took = (
-            f"a batch of {_rows(rows)} is done every {every} ({rounded(at_once)} at once, {batch_time} each)"
-        )
-    return f"{took} where {_rows(rows)} one by one take {rounded_duration(rows / unbatched_rows_per_s)}"
+        return coded("batch_done_every", **figures, every_s=times_s[rows] / at_once, at_once=at_once)
+    return coded("batch_takes_beside", **figures)
 
 
-def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) -> str:
-    """`batches hold 13.6 rows on average, 87 % close because they are full`."""
+def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) -> Coded | None:
+    """How many rows batches hold, and why most of them close."""
     if activity is None or activity.mean_batch_rows is None:
-        return ""
-    mean = rounded(activity.mean_batch_rows)
-    held = f"batches hold {mean} row{'' if mean == '1' else 's'} on average"
+        return None
     closed = sum(activity.close_reasons.values())
     if not closed:
-        return held
+        return coded("batches_hold", mean_rows=activity.mean_batch_rows)
     reason = max(activity.close_reasons, key=lambda name: activity.close_reasons[name])
-    share = percentage(activity.close_reasons[reason] / closed)
-    return f"{held}, {share} {closing(reason, configuration)}"
+    return coded(
+        "batches_hold_closed",
+        mean_rows=activity.mean_batch_rows,
+        closed_ratio=activity.close_reasons[reason] / closed,
+        closing=closing(reason, configuration),
+    )
 
 
-def closing(reason: str, configuration: Configuration, *, brief: bool = False) -> str:
-    """Why batches of this configuration go, by the server's word for it: `close because they are full`, `full`."""
+def closing(reason: str, configuration: Configuration) -> Coded:
+    """Why batches of this configuration go, by the server's word for it."""
     if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
-        return "go as soon as a thread is free"
-    if brief:
-        return _BRIEF_CLOSINGS.get(reason, _CLOSINGS.get(reason, f"by {reason}"))
-    return f"close {_CLOSINGS.get(reason, f'by {reason}')}"
+        return coded("closed_at_once")
+    known = reason in ("full", "timeout", "no_room", "closed")
+    return coded(f"closed_{reason}") if known else coded("closed_by", reason=reason)
 
 
 def _servers(trials: Iterable[Trial]) -> list[ServerActivity | None]:
@@ -180,10 +177,6 @@ def _servers(trials: Iterable[Trial]) -> list[ServerActivity | None]:
 
 def _throughput_rps(trial: Trial) -> float:
     return 0.0 if trial.measurement is None else trial.measurement.throughput_rps.value
-
-
-def _rows(number: int) -> str:
-    return counted(number, "row")
 
 
 BATCHED_LEAST = 3
@@ -198,9 +191,8 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
         )
     runs = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
     if not runs:
-        probes = f", only {counted(len(trials), 'trial')}" if trials else ""
         return InconclusiveError(
-            f"nothing to recommend: no trial is finished{probes}",
+            "no trial is finished",
             hint="go on with that sweep (--resume), with a larger search.budget where it was spent",
         )
     by_number = {trial.number: trial for trial in trials}
@@ -254,7 +246,7 @@ def _failed(trials: Sequence[Trial]) -> str:
     failures = [trial.failure for trial in trials if trial.failure]
     why = explain_failure([trial for trial in trials if trial.error_texts])
     cause = f": {why}" if why else f"; the last: {failures[-1] if failures else 'without a word'}"
-    return f"nothing to recommend: {counted(len(failures), 'trial')} failed{cause}"
+    return f"all trials failed ({len(failures)}){cause}"
 
 
 def violation(run: BracketRun, slo: SloSpec) -> float:

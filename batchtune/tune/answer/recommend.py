@@ -12,6 +12,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
@@ -41,7 +42,6 @@ from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
-from batchtune.units import counted, rounded
 
 WIDE_SIZES = 4
 """The largest size seen must be this many times the smallest."""
@@ -50,7 +50,7 @@ ALIKE, ALIKE_LEAST = 1.1, 4
 """Rates of closed loops, of so many configurations at least, that differ by no more than this factor are alike."""
 
 
-def cannot_pay(trials: Sequence[Trial]) -> str | None:
+def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
     """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
 
     By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
@@ -64,11 +64,7 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     pays_from = 1.1  # A row that gets cheaper by less than this factor pays for no batching.
     if per_row_s[least] / min(per_row_s.values()) >= pays_from:
         return None
-    longer = rounded(times[most] / times[least])
-    return (
-        f"batching cannot pay here: a batch of {counted(most, 'row')} takes {longer} times as long as one of "
-        f"{counted(least, 'row')}, so the device does no more rows in a second however they come"
-    )
+    return coded("cannot_pay", most_rows=most, least_rows=least, times=times[most] / times[least])
 
 
 def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
@@ -305,7 +301,7 @@ class _Answer:
             mean_batch_rows=_mean_batch_rows(measured),
             promises=self._promises(runs),
             cannot_pay=unable if helps == "no" else None,
-            rule=None if self._state.rule is None else self._state.rule.explain(),
+            rule=None if self._state.rule is None else self._state.rule.arithmetic(),
             bottleneck=searched_bottleneck(
                 chosen.configuration,
                 measured,
@@ -498,22 +494,20 @@ class _Answer:
         }
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
-    def _notes(self) -> Iterable[str]:
+    def _notes(self) -> Iterable[Coded]:
         if self._scenario.streams:
-            yield (
-                "the twin is off: a server that batches continuously has no time of a batch; every figure was measured"
-            )
+            yield coded("no_twin_of_streams")
         elif not can_be_off(self._scenario.target):
-            yield f"nothing was compared with no batching: {unsayable(self._scenario.target)}"
+            yield coded("no_unbatched", why=unsayable(self._scenario.target))
         unbatched = self._unbatched(self._chosen)
         if (
             unbatched is not None
             and self._chosen.configuration.batching is not None
             and same_instances(unbatched.configuration, self._chosen.configuration) != unbatched.configuration
         ):
-            yield "no batching was not run with as many instances: part of the gain over it may be theirs"
+            yield coded("other_instances")
         if isinstance(self._account, Capacities) and self._slo != self._scenario.slo:
-            yield "the capacity for an SLO that was not searched, read from the rates tried"
+            yield coded("other_slo")
         outside = {
             c: gain.high
             for c in self._state.contenders.all()
@@ -522,7 +516,7 @@ class _Answer:
         }
         if outside:
             best = min(outside, key=lambda c: outside[c])
-            yield f"outside your space: {best.configuration.label()} is better"
+            yield coded("outside_is_better", configuration=best.configuration.label())
 
     def _ignored(self) -> Literal["batches", "answers"] | None:
         """Whether the server ignores what it is told: batches larger than allowed; where it tells none, and nobody

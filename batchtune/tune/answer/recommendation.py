@@ -15,7 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.plain_values import check_version, fields_to_plain, from_plain, to_plain
+from batchtune.plain_values import Coded, check_version, coded, fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, crossing_rps, runs_of
@@ -37,7 +37,7 @@ class Alternative:
     """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
     one.
 
-    `trade` says it in words: `12 % less throughput buys 30 % lower p95`.
+    `trade` reads as `12 % less throughput buys 30 % lower p95`.
     """
 
     configuration: Configuration
@@ -48,21 +48,23 @@ class Alternative:
     confirmations: int
 
     @property
-    def trade(self) -> str:
+    def trade(self) -> Coded:
+        """What it gives up, and for what."""
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
-        more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
-        slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
         same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
+        more = coded("more_throughput" if throughput > 0 else "less_throughput", change_ratio=abs(throughput))
+        slower = coded("higher_p95" if p95 > 0 else "lower_p95", change_ratio=abs(p95))
         if abs(throughput) < same_ratio:
-            return f"{slower} at the same throughput"
+            return coded("at_same_throughput", change=slower)
         if abs(p95) < same_ratio:
-            return f"{more} at the same p95"
+            return coded("at_same_p95", change=more)
         if throughput > 0 and p95 < 0:
-            return f"{more} and {slower}"
-        return f"{more} buys {slower}" if throughput < 0 else f"{slower} buys {more}"
+            return coded("both", one=more, other=slower)
+        price, gained = (more, slower) if throughput < 0 else (slower, more)
+        return coded("buys", price=price, gained=gained)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_plain(self), "trade": self.trade}
+        return {**fields_to_plain(self), "trade": to_plain(self.trade)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +194,7 @@ class Recommendation:
     latency_s: dict[str, Estimate]
     slo: dict[str, float]
     batching_helps: Helps
-    reason: str
+    reason: Coded
     trials: int
     seconds: float
     runs: int
@@ -210,8 +212,8 @@ class Recommendation:
     batching_gain: Estimate | None = None
     mean_batch_rows: float | None = None
     promises: tuple[Promise, ...] = ()
-    cannot_pay: str | None = None
-    rule: str | None = None
+    cannot_pay: Coded | None = None
+    rule: Coded | None = None
     bottleneck: Bottleneck | None = None
     search: SearchSummary | None = None
     references: tuple[Compared, ...] = ()
@@ -220,7 +222,7 @@ class Recommendation:
     failed_references: Mapping[str, str] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Coded, ...] = field(default=())
     drops: tuple[str, ...] = ()
     ignored: Literal["batches", "answers"] | None = None
 

@@ -9,15 +9,15 @@ from functools import cache
 from typing import Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.measure.bottleneck import TRY_BATCHING, Bottleneck, find_bottleneck
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import settings_of
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import usable_cpus
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import rounded
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
@@ -27,7 +27,7 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
     configuration = trial.configuration
     verdict = _verdict(configuration, trial.measurement, scenario)
     if verdict.kind == "device" and configuration.known and configuration.batching is None:
-        return replace(verdict, advice=f"{verdict.advice}; {TRY_BATCHING}")
+        return replace(verdict, advice=coded("more_device_or_batching"))
     return verdict
 
 
@@ -70,8 +70,8 @@ def searched_bottleneck(
     )
     if not any(other < ours if less else other > ours for other in others):
         return verdict
-    which = f"a {'lower' if less else 'higher'} {configuration.word(name)}"
-    return replace(verdict, advice=f"{which} was tried, and is no better here")
+    which = "lower_was_tried" if less else "higher_was_tried"
+    return replace(verdict, advice=coded(which, name=configuration.word(name)))
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
@@ -126,7 +126,7 @@ class BestPoint:
     """One point of a range, and what makes it the best."""
 
     point: Trial
-    why: str
+    why: Coded
 
 
 def best_point(points: Sequence[Trial]) -> BestPoint | None:
@@ -143,26 +143,23 @@ def best_point(points: Sequence[Trial]) -> BestPoint | None:
         for verdict in ("PASS", "UNSURE", "FAIL", None)
     }
     if by_verdict["PASS"]:
-        return _most_throughput(by_verdict["PASS"], "of the points that meet the SLO ")
+        return _most_throughput(by_verdict["PASS"], "best_of_kept")
     if by_verdict["UNSURE"]:
-        return _most_throughput(by_verdict["UNSURE"], "no point clearly meets the SLO; of those that may ")
+        return _most_throughput(by_verdict["UNSURE"], "best_of_unsure")
     if by_verdict["FAIL"]:
         nearest = min(by_verdict["FAIL"], key=lambda point: max(point.constraints.values(), default=0.0))
-        return BestPoint(point=nearest, why="no point meets the SLO, and this one misses it by least")
-    return _most_throughput(by_verdict[None], "")
+        return BestPoint(point=nearest, why=coded("nearest_of_missed"))
+    return _most_throughput(by_verdict[None], "best")
 
 
-def _most_throughput(points: Sequence[Trial], among: str) -> BestPoint:
+def _most_throughput(points: Sequence[Trial], code: str) -> BestPoint:
     top = max(points, key=lambda point: _throughput(point).value)
     enough = [point for point in points if _throughput(point).value >= _throughput(top).low]
     least = min(enough or [top], key=_load)
     if least is top:
-        return BestPoint(point=top, why=f"{among}it has the highest throughput".strip())
-    highest = f"{rounded(_throughput(top).value)} requests/s at {_load(top):,.6g}"
-    return BestPoint(
-        point=least,
-        why=f"{among}it needs the least load with no measurable difference from the highest, {highest}",
-    )
+        return BestPoint(point=top, why=coded(code, which=coded("highest_throughput")))
+    which = coded("least_load", highest_rps=_throughput(top).value, load=f"{_load(top):,.6g}")
+    return BestPoint(point=least, why=coded(code, which=which))
 
 
 def _load(point: Trial) -> float:

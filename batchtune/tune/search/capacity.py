@@ -207,9 +207,12 @@ class CapacitySearch(Search):
             and self.batch_s(c.rows) <= self._limit_s
         ]
         best = max(useful, key=lambda c: c.rows, default=None)
-        if best is None or best.rows in self.curve.rows_read:
+        if best is None:
             return None
-        return self.full_loop(best)
+        if best.rows in self.curve.rows_read and not self.curve.has_three_sizes:
+            # Two sizes lie on a line whatever the device does: is half as large a batch as good, as on many CPUs?
+            best = max((c for c in useful if 2 * c.rows <= best.rows), key=lambda c: c.rows, default=best)
+        return None if best.rows in self.curve.rows_read else self.full_loop(best)
 
     def _liked(self) -> Contender:
         """Whom the curve likes best."""
@@ -338,8 +341,7 @@ class CapacitySearch(Search):
                 if not others:
                     return None
                 top = self._best_of(others)
-            first = self._first_rate(top)
-            return top, HOPEFUL * first, "the best hope"
+            return top, self._below_near_misses(HOPEFUL * self._first_rate(top)), "the best hope"
         rivals = [
             c
             for c in self.contenders
@@ -350,9 +352,7 @@ class CapacitySearch(Search):
         ]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
-            held = rival.bracket.held_rps
-            hoped = math.sqrt(held * self._belief(rival)) if held else 0.95 * self._belief(rival)
-            return rival, max(NEIGHBOUR * lo, hoped), "it is hoped to hold more than the leader"
+            return rival, self._rivals_rate(rival, lo), "it is hoped to hold more than the leader"
         if top not in taken and bracket.missed_rps > CLOSED * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader holds"
         near = self._untried_near(top, taken, widely=False)
@@ -360,9 +360,30 @@ class CapacitySearch(Search):
             return None
         return near, NEIGHBOUR * lo, "whether it holds more than the leader"
 
+    def _rivals_rate(self, rival: Contender, lo: float) -> float:
+        """Nearly all that is hoped of it at first; then by bisection above what the leader holds, and what it missed
+        once is tried once more."""
+        bracket, belief = rival.bracket, self._belief(rival)
+        if not bracket.open_runs:
+            return max(NEIGHBOUR * lo, 0.95 * belief)
+        least = max(bracket.held_rps, lo)
+        missed = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None and not run.held]
+        once = min((rate for rate in missed if rate > least), default=math.inf)
+        return max(NEIGHBOUR * lo, min(math.sqrt(least * belief), once))
+
     def _first_rate(self, top: Contender) -> float:
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
         return min(self._humbled(top) or most or 1.0, BOLDEST * most if most else math.inf)
+
+    def _below_near_misses(self, rate_rps: float) -> float:
+        """While nobody holds a rate: below those that somebody nearly held, since the host may slow every answer."""
+        near = [
+            run.rate_rps
+            for c in self.contenders
+            for run in c.bracket.open_runs
+            if run.rate_rps is not None and not run.held and not run.far
+        ]
+        return min([rate_rps, *(BACK * missed_rps for missed_rps in near)])
 
     def _next_rate(self, top: Contender) -> float:
         bracket, belief = top.bracket, self._belief(top)
@@ -521,7 +542,7 @@ class CapacitySearch(Search):
         likely = bracket.held_rps or self._humbled(top)
         rate = SAFE * min(likely, max(self._belief(top), 0.9 * likely))
         if not bracket.held_rps:
-            rate = CAUTIOUS * min(likely, BOLDEST * bracket.loop_rps or likely)
+            rate = self._below_near_misses(CAUTIOUS * min(likely, BOLDEST * bracket.loop_rps or likely))
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
         if tried and not bracket.confirmed_rps:
             failed = [known for known in tried if self._has_failed(bracket, known)]

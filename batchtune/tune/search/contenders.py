@@ -15,6 +15,7 @@ from typing import Any, Final
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.errors import BatchingParametersError
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off
 from batchtune.system import usable_threads
@@ -22,7 +23,6 @@ from batchtune.tune.evidence.bracket import Bracket, BracketRun
 from batchtune.tune.trials.failures import is_beyond_memory
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
 from batchtune.tune.trials.trial import Source
-from batchtune.units import rounded, rounded_duration
 
 # The throughput × interval rule.
 #
@@ -54,20 +54,21 @@ class RuleAnswer:
     def point(self) -> dict[str, Any]:
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
-    def explain(self) -> str:
-        """The arithmetic in one line."""
-        shown = rounded_duration(self.interval_s)
+    def arithmetic(self) -> Coded:
+        """How it came to its batch size."""
+        code = "rule_no_interval"
         if self.slo_s is None:
-            interval = f"interval {shown} (no SLO: the latency of a lone request)"
+            code = "rule_without_slo"
         elif self.interval_s > 0:
-            slo, lone = rounded_duration(self.slo_s), rounded_duration(self.lone_latency_s)
-            interval = f"interval ({slo} - {lone}) / 2 = {shown}"
-        else:
-            interval = (
-                f"a lone request takes {rounded_duration(self.lone_latency_s)} of the "
-                f"{rounded_duration(self.slo_s)} allowed: no interval is left"
-            )
-        return f"X = {rounded(self.rows_per_s)} rows/s one by one, {interval}: X·interval = {self.max_batch_size}"
+            code = "rule"
+        return coded(
+            code,
+            x=self.rows_per_s,
+            interval_s=self.interval_s,
+            slo_s=self.slo_s,
+            lone_s=self.lone_latency_s,
+            size=self.max_batch_size,
+        )
 
 
 def throughput_interval_rule(

@@ -99,7 +99,11 @@ class Curve:
     @property
     def is_checked(self) -> bool:
         """Whether three sizes or more lie on one line, so that each is checked by the others."""
-        return self.is_line and len(self.rows_read) > 2
+        return self.is_line and self.has_three_sizes
+
+    @property
+    def has_three_sizes(self) -> bool:
+        return len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
         """The highest rate of Poisson arrivals within the limit, by simulation."""

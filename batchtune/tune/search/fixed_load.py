@@ -114,8 +114,11 @@ class FixedLoadSearch(Search):
         half = SURE * self.spread() / math.sqrt(len(merits))
         held = sum(run.held for run in runs)
         missed = len(runs) - held
+        # A lone run may have been a stalled one, where runs differ by twice what is assumed: it ends no hope.
+        is_unsteady = self.spread() > 2.0 * self._assumed_spread
+        high = math.inf if is_unsteady and len(merits) == 1 and not counted[0].far else mean + half
         return Standing(
-            mean, mean - half, mean + half, len(merits), keeps=held > missed, misses=missed > max(held, 1)
+            mean, mean - half, high, len(merits), keeps=held > missed, misses=missed > max(held, 1)
         )
 
     def spread(self) -> float:
@@ -131,11 +134,15 @@ class FixedLoadSearch(Search):
                 middle, widened = statistics.median(merits), math.sqrt(len(merits) / (len(merits) - 1))
                 degrees += len(merits) - 1
                 differ += [widened * abs(merit - middle) for merit in merits]
-        assumed = SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
+        assumed = self._assumed_spread
         weight = min(degrees / TRUSTED_SPREAD, 1.0)
         measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
         self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
         return self._spread[1]
+
+    @property
+    def _assumed_spread(self) -> float:
+        return SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
         """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.
@@ -337,19 +344,29 @@ class FixedLoadSearch(Search):
         return contender.hope < top.mean + math.log(unlikely)
 
     def _fresh(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
-        """Fresh runs: the leader's, then beside it those of whoever may be better, then of the references."""
+        """Fresh runs: the leader's, in turn with those of whoever is likeliest to be better where there is time for
+        both, so that a bad moment of the host meets both; then of other rivals and of the references."""
         leader = self.leader()
         top = self.standing(leader)
         if top is None:
             return None
-        for contender in (leader, *self._open_rivals(leader, top), *self._compared_with(top)):
-            fresh = sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
+        rivals = self._open_rivals(leader, top)
+        in_turn = sorted((leader, *rivals[:1]), key=lambda c: self._fresh_runs(c, taken))
+        missing_s = sum(
+            max(FRESH - self._fresh_runs(c, taken), 0) * self._cost_s(c, fresh=True) for c in in_turn
+        )
+        first = in_turn if missing_s <= left_s else [leader]
+        for contender in dict.fromkeys((*first, leader, *rivals, *self._compared_with(top))):
             if (
-                fresh < self._fresh_wanted(contender, leader)
+                self._fresh_runs(contender, taken) < self._fresh_wanted(contender, leader)
                 and self._cost_s(contender, fresh=True) <= left_s
             ):
                 return self._own_run(contender, "a confirmation run", fresh=True)
         return None
+
+    def _fresh_runs(self, contender: Contender, taken: set[Contender]) -> int:
+        """Made or asked for."""
+        return sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
 
     def _fresh_wanted(self, contender: Contender, leader: Contender) -> int:
         """Of a leader that missed one, more, so that three times as many held."""

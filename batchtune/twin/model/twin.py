@@ -17,7 +17,7 @@ from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device, Routing, Summary
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.units import counted, percentage, rounded
+from batchtune.units import percentage, rounded
 
 MOST_REQUESTS = 40_000
 
@@ -208,22 +208,6 @@ class Twin:
         # A mean error on trials left out, from which on nothing that the twin says is to be relied on.
         reliable_below = 0.30
         return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= reliable_below
-
-    def accuracy(self) -> str:
-        """How far off its predictions were, in one sentence for somebody who knows no search."""
-        error = self.error
-        if not error.left_out or math.isnan(error.mape):
-            return "too few different trials to try the model of the server on any that it was not made from"
-        medians = ", ".join(
-            f"{words} {percentage(ratio)}"
-            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
-            if not math.isnan(ratio)
-        )
-        trials = counted(error.left_out, "trial")
-        return (
-            f"the model of the server was wrong by {percentage(error.mape)} on the average of {trials} that it was not "
-            f"made from (medians: {medians})"
-        )
 
     def predict(
         self,

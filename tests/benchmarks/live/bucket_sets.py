@@ -37,6 +37,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.report.twin_text import accuracy_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -232,7 +233,7 @@ def foretell(kept: Path) -> None:
             )
             by_what.setdefault(entry["what"], []).append((entry["buckets"], asked, measured))
     twin = calibrate([observation_of(asked, measured, scenario) for _, asked, measured in by_what["probe"]])
-    print(f"{twin.accuracy()}; {twin.best_fit.length}")
+    print(f"{accuracy_text(twin)}; {twin.best_fit.length}")
     off: dict[str, list[float]] = {"p95": [], "throughput": []}
     for buckets, asked, measured in by_what.get("tried", []):
         expected = twin.predict(*_asked(scenario, asked, measured), only_best=True)

@@ -23,6 +23,7 @@ import numpy as np
 
 from batchtune.measure.bottleneck import find_bottleneck
 from batchtune.measure.validity.caveats import settings_of
+from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.tune.loader import Figures, LoadRun
 from tests.benchmarks.live.live_target import CLIENT_CORE, SERVER_CORE, Case, Live, live
@@ -226,7 +227,7 @@ def tried(planted: Planted) -> bool:
     found = find_bottleneck(measured, settings)
     good = found.kind == planted.expected
     print(
-        f"{planted.what:38} {found.kind + ('' if good else ' WRONG'):15} {found.text}; {found.advice}",
+        f"{planted.what:38} {found.kind + ('' if good else ' WRONG'):15} {text_of(found.text)}; {text_of(found.advice)}",
         flush=True,
     )
     return good

@@ -32,6 +32,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.report.twin_text import accuracy_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
@@ -201,7 +202,7 @@ def compare(recorded: dict[str, Any], scenario: Scenario, *, verbose: bool) -> N
         + ", ".join(f"{best.device(64).tau_s[rows] * 1e3:.2f}" for rows in (1, 8, 64))
         + " ms"
     )
-    print(twin.accuracy())
+    print(accuracy_text(twin))
     if verbose:
         for point, one in recorded["probes"]:
             print("  probe", line(point, [one], twin, scenario)[0])

@@ -12,6 +12,7 @@ from batchtune.check.paired_check import paired_figures
 from batchtune.cli.commands.gate.course import Course, needs_relaunches
 from batchtune.cli.session import MeasuringSession
 from batchtune.errors import TargetError
+from batchtune.report.findings import text_of
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.trial import FinishedTrial
 from tests.check.check_fakes import trial
@@ -125,7 +126,7 @@ def test_without_one_eight_blocks_share_a_launch_and_each_later_look_has_its_own
 def test_a_server_that_was_killed_between_two_runs_makes_it_invalid(dead):
     conclusion = course_of(FakeBenches(dead=dead), GATES[1:]).conclude(GATES[1:], 24)
     assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 7)
-    assert conclusion.reason == f"{dead}: ended by signal 9"
+    assert text_of(conclusion.reason) == f"{dead}: ended by signal 9"
 
 
 def test_a_gate_of_cpu_time_is_judged_by_duets_a_block_each_in_both_phases():

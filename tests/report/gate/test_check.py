@@ -12,6 +12,7 @@ import pytest
 from batchtune.check.gate import Gate, default_gates
 from batchtune.check.limit import attribute
 from batchtune.check.paired_check import Conclusion, judge_fixed
+from batchtune.plain_values import as_text
 from batchtune.report.gate.statement import advice_text, headline, print_check
 from tests.check.check_fakes import account, measurement, moved, regressed, slower_blocks
 
@@ -96,7 +97,7 @@ def test_a_raised_margin_says_what_was_asked():
     blocks = [{"p95": (1.0, math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
     conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], blocks)
     assert conclusion.verdict == "OK"
-    assert "(asked 3)" in printed(account(conclusion))
+    assert "(asked 3 %, widened for noise)" in printed(account(conclusion))
 
 
 def test_an_improvement_is_told_by_the_margin_asked_for():
@@ -109,7 +110,10 @@ def test_an_improvement_is_told_by_the_margin_asked_for():
 
 def test_void_runs_say_why():
     void = replace(
-        regressed(), verdict="INVALID", reason="the server of main was ended by signal 9", target_failed=True
+        regressed(),
+        verdict="INVALID",
+        reason=as_text("the server of main was ended by signal 9"),
+        target_failed=True,
     )
     assert headline(account(void)).endswith(": the server of main was ended by signal 9")
     assert void.exit_code == 7

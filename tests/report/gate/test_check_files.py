@@ -14,6 +14,7 @@ from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
 from batchtune.cli.commands.gate.course import CheckFiles, hand_on, require_writable
 from batchtune.errors import UsageError
+from batchtune.plain_values import as_text
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
@@ -44,14 +45,18 @@ def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
     (suite,) = ET.fromstring(junit_xml(account(OPEN, attribution=None)))
     assert suite.get("skipped") == "1"
     void = replace(
-        regressed(), verdict="INVALID", findings=(), reason="ended by signal 9\x00\x1b", target_failed=True
+        regressed(),
+        verdict="INVALID",
+        findings=(),
+        reason=as_text("ended by signal 9\x00\x1b"),
+        target_failed=True,
     )
     (suite,) = ET.fromstring(junit_xml(account(void, attribution=None)))
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
 
 
 def test_of_a_void_check_no_gate_fails_in_junit():
-    void = replace(regressed(), verdict="INVALID", reason="the load generator was the limit")
+    void = replace(regressed(), verdict="INVALID", reason=as_text("the load generator was the limit"))
     (suite,) = ET.fromstring(junit_xml(account(void)))
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["3", "0", "1", "2"]
     assert all(case.get("message", "").startswith("void: ") for case in suite.iter("skipped"))
@@ -86,7 +91,11 @@ def junit_schema() -> etree.XMLSchema:
 
 
 VOID = replace(
-    regressed(), verdict="INVALID", findings=(), reason="ended by signal 9\x00\x1b", target_failed=True
+    regressed(),
+    verdict="INVALID",
+    findings=(),
+    reason=as_text("ended by signal 9\x00\x1b"),
+    target_failed=True,
 )
 
 
@@ -98,8 +107,8 @@ VOID = replace(
         replace(regressed(), verdict="OK"),
         VOID,
         replace(VOID, findings=regressed().findings),
-        replace(VOID, verdict="INCOMPARABLE", reason="of another host"),
-        replace(regressed(), verdict="SLO MISSED", reason="p95 60 ms of 50 ms"),
+        replace(VOID, verdict="INCOMPARABLE", reason=as_text("of another host")),
+        replace(regressed(), verdict="SLO MISSED", reason=as_text("p95 60 ms of 50 ms")),
     ],
     ids=lambda conclusion: conclusion.verdict,
 )
@@ -111,8 +120,9 @@ def test_junit_is_valid_by_the_common_schema(junit_schema, conclusion):
 def test_markdown_is_a_table_with_the_verdict_at_its_head():
     text = markdown(account(baseline="a|b"))
     assert text.startswith("### REGRESSED: `pair`\n")
-    assert "| figure | a\\|b | pull_request | change | margin | verdict |" in text
-    assert "- Why compute: time of a batch" in text
+    assert "| figure | a\\|b | pull_request | paired change | margin | verdict |" in text
+    assert "- **Why:** compute: time of a batch" in text
+    assert "Saved in" not in text
 
 
 def test_a_comment_is_found_again_by_its_marker():

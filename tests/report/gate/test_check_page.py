@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import CHECK, Run
-from batchtune.check.baseline import read_account
+from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
 from batchtune.report.gate.statement import gate_rows

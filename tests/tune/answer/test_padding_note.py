@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchtune.batching.parameters import Configuration
+from batchtune.report.findings import text_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import padding_note
 from batchtune.tune.trials.trial import Trial
@@ -28,7 +29,8 @@ def run(
 
 def note_of(*trials: Trial) -> tuple[str, ...]:
     chosen = trials[0].configuration
-    return padding_note([trial for trial in trials if trial.configuration == chosen], chosen, trials)
+    runs = [trial for trial in trials if trial.configuration == chosen]
+    return tuple(map(text_of, padding_note(runs, chosen, trials)))
 
 
 def test_it_is_compared_with_one_queue_of_the_same_parameters():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -127,6 +128,30 @@ def test_one_stalled_run_does_not_decide() -> None:
     assert before is not None
     assert after is not None
     assert after.mean == pytest.approx(before.mean, abs=0.1)
+
+
+def test_where_runs_differ_widely_a_lone_run_of_no_batching_proves_no_gain() -> None:
+    trials, _, asked = swept(0.05, 1.5, rate="300/s")
+    random = np.random.default_rng(1)
+    disturbed: list[Trial] = []
+    lone_runs = 0
+    for trial in trials:
+        measured = trial.measurement
+        assert measured is not None
+        unbatched = trial.configuration.batching is None and trial.request.concurrency is None
+        lone_runs += unbatched
+        if not unbatched or lone_runs == 1:
+            slower = 40.0 if unbatched else random.lognormal(1.0, 0.6)
+            latency_s = {name: scaled(quantile, slower) for name, quantile in measured.latency_s.items()}
+            disturbed.append(replace(trial, measurement=replace(measured, latency_s=latency_s)))
+    answer = recommend(disturbed, scenario=asked.model_copy(update={"slo": asked.slo.model_validate({})}))
+    assert answer.configuration.batching is not None
+    assert answer.batching_helps != "yes"
+    assert not answer.established
+
+
+def scaled(quantile: Estimate, factor: float) -> Estimate:
+    return Estimate(value=factor * quantile.value, low=factor * quantile.low, high=factor * quantile.high)
 
 
 @pytest.mark.parametrize("name", ["emulated", "imdb_transformer"])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.report.findings import text_of
 from batchtune.tune.search.contenders import throughput_interval_rule
 
 
@@ -15,7 +16,7 @@ def test_interval_is_half_of_what_the_slo_leaves_and_size_is_throughput_times_it
     )
     assert answer.interval_s == pytest.approx(0.020)
     assert answer.point == {"max_batch_size": 16, "batch_timeout_micros": 20_000}
-    assert answer.explain() == (
+    assert text_of(answer.arithmetic()) == (
         "X = 800 rows/s one by one, interval (42 ms - 2 ms) / 2 = 20 ms: X·interval = 16"
     )
 
@@ -25,7 +26,7 @@ def test_an_slo_below_the_lone_latency_leaves_no_interval():
         rows_per_s=800.0, lone_latency_s=0.05, limits={"p95": 0.02}, rows_per_request=4
     )
     assert answer.point == {"max_batch_size": 4, "batch_timeout_micros": 0}
-    assert "no interval is left" in answer.explain()
+    assert "no interval is left" in text_of(answer.arithmetic())
 
 
 def test_without_an_slo_the_interval_is_the_lone_latency():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from batchtune.report.findings import text_of
 from batchtune.target.endpoint import meaning_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.failures import explain_failure
@@ -85,5 +86,5 @@ def test_where_every_batch_failed_the_recommendation_says_why():
         failed("Got invalid dimensions for input: x index: 0 Got: 16 Expected: 1", 2),
     ]
     chosen = recommend(trials, scenario=scenario_of())
-    assert "Got: 16 Expected: 1" in chosen.reason
-    assert FIXED in chosen.reason
+    assert "Got: 16 Expected: 1" in text_of(chosen.reason)
+    assert FIXED in text_of(chosen.reason)

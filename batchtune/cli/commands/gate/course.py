@@ -23,6 +23,7 @@ from batchtune.cli.arguments.options import SideWords
 from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
+from batchtune.plain_values import as_text
 from batchtune.report.comparison import variant_line
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
@@ -380,7 +381,7 @@ class Course:
                 blocks=self._blocks.get("screen", 0),
                 fresh_blocks=self._blocks.get("confirmation", 0),
                 blocks_max=blocks_max,
-                reason=error.message,
+                reason=as_text(error.message),
                 target_failed=True,
             )
 

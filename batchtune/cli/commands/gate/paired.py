@@ -30,7 +30,7 @@ from batchtune.cli.commands.gate.course import (
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
-from batchtune.report.gate.statement import print_check
+from batchtune.report.gate.statement import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_arms, read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant, chosen_variants
@@ -189,7 +189,7 @@ def tell(
     Raises:
         BatchtuneError: the `fault` of what followed the last run, behind all that.
     """
-    run, document = course.run, account.to_dict()
+    run, document = course.run, account_document(account)
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())

@@ -40,8 +40,9 @@ from batchtune.cli.commands.gate.course import (
 from batchtune.cli.commands.gate.paired import CheckRequest, refuse_variant, tell
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import as_text, fields_to_plain
 from batchtune.provenance import collect
+from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import print_history
 from batchtune.scenario.reader import read_arms
 from batchtune.scenario.spec.scenario import Scenario
@@ -267,8 +268,8 @@ def update_baseline(
     """Measure a new baseline and write it, unless it is worse than the best that was kept; the exit code."""
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
-    if void.verdict == "INVALID":
-        print(f"invalid: {void.reason}; no baseline was written", file=sys.stderr)
+    if void.verdict == "INVALID" and void.reason is not None:
+        print(f"invalid: {text_of(void.reason)}; no baseline was written", file=sys.stderr)
         return MeasurementInvalidError.exit_code
     baseline = baseline_of(
         course.variants[0].scenario,
@@ -315,5 +316,10 @@ def _kept_before(
 
 def _incomparable(reason: str, blocks_max: int) -> Conclusion:
     return Conclusion(
-        verdict="INCOMPARABLE", findings=(), blocks=0, fresh_blocks=0, blocks_max=blocks_max, reason=reason
+        verdict="INCOMPARABLE",
+        findings=(),
+        blocks=0,
+        fresh_blocks=0,
+        blocks_max=blocks_max,
+        reason=as_text(reason),
     )

@@ -19,7 +19,7 @@ from batchtune.archive.run import Run, write_whole
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.tables import interval, milliseconds
-from batchtune.report.words import capitalised, limit_word, parameters_of
+from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -123,21 +123,11 @@ _COMPRESSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
-
-    question: str
-    headline: str
-    lines: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    tone: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a page says, from top to bottom; `intervals` says what its intervals mean.
 
-    `command` is what to run next; `alternatives` are other parameters and what they trade.
+    `step` is the command that would establish what is open, `command` deploys; `alternatives` are other parameters and
+    what they trade.
     """
 
     title: str
@@ -149,6 +139,7 @@ class Report:
     intervals: str
     emulated: bool
     caveats: Sequence[tuple[Caveat, str]] = ()
+    step: str | None = None
     command: str | None = None
     notes: Sequence[str] = ()
     open_questions: Sequence[str] = ()
@@ -225,12 +216,6 @@ def slo_text(scenario: Scenario) -> str:
     """Every limit, or that there is none."""
     limits = [limit_words(name, limit) for name, limit in scenario.slo.limits().items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
-
-
-def sentence(text: str) -> str:
-    """With a capital and a full stop; empty stays empty."""
-    text = text.strip().rstrip(".")
-    return f"{capitalised(text)}." if text else ""
 
 
 def gathered_caveats(by_name: Mapping[str, Sequence[Caveat]]) -> list[tuple[Caveat, str]]:

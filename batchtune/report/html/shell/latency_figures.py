@@ -13,6 +13,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES
+from batchtune.report.findings import text_of
 from batchtune.report.html.shell.drawing import (
     Figure,
     PlottedRun,
@@ -87,6 +88,11 @@ def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
     )
 
 
+def _brief_closing(reason: str, configuration: Configuration) -> str:
+    """In a bar."""
+    return "full" if reason == "full" else text_of(closing(reason, configuration)).removeprefix("close ")
+
+
 def _activity(curve: PlottedRun) -> ServerActivity | None:
     activity = None if curve.measured is None else curve.measured.server
     return activity if activity is not None and activity.batches_by_rows and activity.batches else None
@@ -134,7 +140,7 @@ def _reason_bar(
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
-    reasons = [safe(closing(reason, curve.trial.configuration, brief=True)) for curve, _ in closed]
+    reasons = [safe(_brief_closing(reason, curve.trial.configuration)) for curve, _ in closed]
     bar: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -177,7 +183,7 @@ def _closings(name: str, activity: ServerActivity, configuration: Configuration)
         return f"{name}: {held}."
     shares = sorted(activity.close_reasons.items(), key=lambda item: -item[1])
     why = ", ".join(
-        f"{percentage(count / closed)} {closing(reason, configuration)}" for reason, count in shares
+        f"{percentage(count / closed)} {text_of(closing(reason, configuration))}" for reason, count in shares
     )
     return f"{name}: {held}; {why}."
 

@@ -189,11 +189,10 @@
 
   const start = async () => {
     document.getElementById("all-trials").addEventListener("toggle", fillTrials);
-    const copy = document.getElementById("copy");
-    if (copy) copy.addEventListener("click", () => {
-      const text = document.getElementById("command").textContent;
+    for (const command of document.querySelectorAll(".command")) command.querySelector("button").addEventListener("click", (event) => {
+      const code = command.querySelector("code"), copy = event.target, text = code.textContent;
       const range = document.createRange();
-      range.selectNodeContents(document.getElementById("command"));
+      range.selectNodeContents(code);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
       if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; }, () => {});

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.errors import ArchiveError, BatchtuneError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.shell.drawing import (
     MERITS,
@@ -62,7 +62,8 @@ LATEST: Final = "The latest run of each configuration"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResults:
-    """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why).
+    """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why; `missed`:
+    it is known that nothing that was tried meets the SLO).
 
     `tried`: where nothing is recommended, all that has figures, the nearest to the SLO first.
     `curve`: seconds of a batch by its rows, as the search read them.
@@ -74,6 +75,7 @@ class SweepResults:
     chosen: Recommendation | None
     refusal: str = ""
     advice: str = ""
+    missed: bool = False
     tried: tuple[Compared, ...] = ()
     curve: Mapping[int, float] = field(default_factory=dict)
 
@@ -130,11 +132,12 @@ def sweep_results_of(run: Run) -> SweepResults:
         search = run.search()
     except ArchiveError:
         search = None
-    chosen, refusal, advice = None, "", ""
+    chosen, refusal, advice, missed = None, "", "", False
     try:
         chosen = recommend(trials, scenario=scenario, search=search)
     except BatchtuneError as error:
         refusal, advice = error.message, error.hint or ""
+        missed = isinstance(error, NoFeasibleConfigurationError)
     return SweepResults(
         run=run,
         scenario=scenario,
@@ -142,6 +145,7 @@ def sweep_results_of(run: Run) -> SweepResults:
         chosen=chosen,
         refusal=refusal,
         advice=advice,
+        missed=missed,
         tried=() if chosen is not None else nearest_first(trials, scenario=scenario),
         curve={} if search is None else search.curve,
     )

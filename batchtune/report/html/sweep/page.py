@@ -10,14 +10,13 @@ from typing import Any, Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
+from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (
     Detail,
-    Fact,
     Report,
     TrialTable,
     gathered_caveats,
     provenance_rows,
-    sentence,
     slo_text,
     traffic_text,
     trial_rows,
@@ -50,10 +49,11 @@ from batchtune.report.html.sweep.contender_figures import (
 )
 from batchtune.report.words import (
     PROTOCOLS,
+    Fact,
     capitalised,
     figures_sentence,
     gain_sentences,
-    limit_title,
+    limit_fact,
     name_without_parameters,
     named_sentences,
     offer_sentences,
@@ -61,6 +61,7 @@ from batchtune.report.words import (
     promise_sentence,
     qualifying_sentences,
     question_text,
+    sentence,
     why_sentence,
 )
 from batchtune.scenario.spec.check import GOODPUT
@@ -389,7 +390,7 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
         pairs=tuple(parameters_of(chosen.configuration)),
         tone="" if chosen.established else "open",
     )
-    return deploy, _gain(chosen), _sure(chosen), _limit(chosen)
+    return deploy, _gain(chosen), _sure(chosen), limit_fact(chosen.bottleneck)
 
 
 def _nothing(account: SweepResults) -> tuple[Fact, ...]:
@@ -409,9 +410,9 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
     return (
         Fact(
             question="What to deploy?",
-            headline="Nothing meets the SLO" if account.tried else "Nothing yet",
+            headline="Nothing meets the SLO" if account.missed else "Nothing yet",
             lines=(sentence(account.refusal),),
-            tone="bad",
+            tone="bad" if account.missed or not account.tried else "open",
         ),
         nearest,
         Fact(question="What was tried?", headline=tried, lines=(trials,)),
@@ -440,39 +441,30 @@ def _sure(chosen: Recommendation) -> Fact:
     )
 
 
-def _limit(chosen: Recommendation) -> Fact:
-    limited = chosen.bottleneck
-    if limited is None:
-        lines = ("The server reports too little.",)
-        return Fact(question="What limits it?", headline="Not known", lines=lines)
-    return Fact(
-        question="What limits it?",
-        headline=capitalised(limit_title(limited)),
-        lines=(sentence(limited.text), sentence(limited.advice)),
-    )
-
-
 def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
     yield why_sentence(chosen)
     yield from named_sentences(chosen)
     yield from qualifying_sentences(chosen)
-    yield from map(sentence, chosen.notes)
+    yield from (sentence(text_of(note)) for note in chosen.notes)
 
 
-def sweep_document(account: SweepResults, *, deployment: str | None = None) -> Report:
-    """The page; `deployment` is the command that serves what is recommended."""
+def sweep_document(
+    account: SweepResults, *, deployment: str | None = None, step: str | None = None
+) -> Report:
+    """The page; `deployment` is the command that serves what is recommended, `step` what would establish it."""
     chosen = account.chosen
     return Report(
         title=account.scenario.name,
         subtitle=_subtitle(account),
         emulated=is_emulated(account.trials),
         answers=answers_of(account),
+        step=step,
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
         alternatives=[]
         if chosen is None
-        else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],
+        else [(parameters_of(other.configuration), text_of(other.trade)) for other in chosen.alternatives],
         sections=_sections(account),
         caveats=gathered_caveats(_caveats_by_role(account)),
         provenance=provenance_rows(account.run, account.scenario),

@@ -1,0 +1,84 @@
+"""Findings are codes with figures, worded once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import string
+from pathlib import Path
+
+import pytest
+
+import batchtune
+from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
+from batchtune.report.findings import text_of, texts, worded
+
+ROOT = Path(batchtune.__file__).parent
+HALF_LENGTHS = "closed_"
+"""Begins codes whose ends are a server's words."""
+
+
+def strings() -> set[str]:
+    return {
+        node.value
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_every_text_has_a_code_that_some_room_gives() -> None:
+    given = strings()
+    unused = {code for code in texts() if code not in given and not code.startswith(HALF_LENGTHS)}
+    assert not {code for code in unused if code.removesuffix("_advice") not in given}
+
+
+def calls() -> list[tuple[str, set[str]]]:
+    """Code and names of figures of each `coded("…", …)` that states both."""
+    return [
+        (node.args[0].value, {keyword.arg for keyword in node.keywords if keyword.arg})
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "coded"
+        and isinstance(node.args[0], ast.Constant)
+        and all(keyword.arg for keyword in node.keywords)
+    ]
+
+
+def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> None:
+    assert len(calls()) > 30
+    for code, figures in calls():
+        assert code in texts(), code
+        wanted = {name for _, name, _, _ in string.Formatter().parse(texts()[code]) if name}
+        assert wanted <= figures, (code, wanted, figures)
+
+
+@pytest.mark.parametrize(
+    ("finding", "text"),
+    [
+        (coded("batches_hold", mean_rows=1.0), "batches hold 1 row on average"),
+        (coded("batches_hold", mean_rows=13.62), "batches hold 13.6 rows on average"),
+        (
+            coded("event_loop_late", lag_s=0.00256),
+            "1 in 100 looks at the server's event loop waits more than 2.56 ms",
+        ),
+        (coded("worth", gain=Estimate(value=2.1, low=1.8, high=2.5)), "batching is worth ×2.10 [1.80, 2.50]"),
+        (as_text("as {it} was"), "as {it} was"),
+        (
+            coded("facts", facts=(coded("batches_hold", mean_rows=2), as_text("more"))),
+            "batches hold 2 rows on average; more",
+        ),
+    ],
+)
+def test_a_text_is_alike_from_a_finding_and_from_json(finding: Coded, text: str) -> None:
+    document = json.loads(json.dumps(to_plain(finding), allow_nan=False))
+    assert text_of(finding) == worded(document) == text_of(from_plain(Coded, document)) == text
+
+
+def test_of_a_server_that_speaks_kserve_parameters_have_tritons_names() -> None:
+    assert text_of(coded("batch_timeout_advice", in_tritons_words=True)).startswith(
+        "lower max_queue_delay_microseconds"
+    )

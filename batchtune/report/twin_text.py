@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching.parameters import Configuration
-from batchtune.report.run_tables import short_label
+from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import (
     interval,
     latency,
@@ -80,12 +80,13 @@ def print_simulations(
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")
     headings = ["configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", ""]
+    labels, common = brief_labels([point.configuration.label() for point in points])
     print_rows(
-        [headings, *map(_cells, points)],
+        [headings, *([label, *_cells(point)] for label, point in zip(labels, points, strict=True))],
         stream=stream,
         dispensable=("p50 ms", "mean batch", "p99 ms", "refused", "busy"),
     )
-    print_text("", stream=stream)
+    print_text(*([f"All configurations: {common}."] if common else []), "", stream=stream)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"Confidence: {accuracy_text(twin)}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
@@ -184,7 +185,6 @@ def _cells(point: Simulated) -> list[str]:
     offered = prediction.throughput.value if traffic.offered_rps is None else traffic.offered_rps
     refused = prediction.error_ratio
     return [
-        short_label(point.configuration.label()),
         str(traffic.clients) if traffic.closed else rounded(offered),
         interval(prediction.throughput),
         rounded(prediction.latency("p50").value * 1e3),

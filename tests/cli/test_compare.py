@@ -113,7 +113,8 @@ def test_the_table_and_the_sentences_are_printed(scenario: Path) -> None:
         "mean batch rows",
         "limited by",
         "Against without, over 1 block:",
-        "gRPC, requests of 1 row:",
+        "Does batching help?",
+        "gRPC, requests of 1 row",
     ):
         assert words in done.stdout
 

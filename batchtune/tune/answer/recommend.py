@@ -46,8 +46,9 @@ from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, witho
 WIDE_SIZES = 4
 """The largest size seen must be this many times the smallest."""
 
-ALIKE, ALIKE_LEAST = 1.1, 4
-"""Rates of closed loops, of so many configurations at least, that differ by no more than this factor are alike."""
+ALIKE, FORMED = 1.15, 1.5
+"""Rates of closed loops that differ by no more than this factor are alike; requests in the mean batch of a server that
+does form batches."""
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
@@ -519,16 +520,13 @@ class _Answer:
             yield coded("outside_is_better", configuration=best.configuration.label())
 
     def _ignored(self) -> Literal["batches", "answers"] | None:
-        """Whether the server ignores what it is told: batches larger than allowed; where it tells none, and nobody
+        """Whether the server ignores what it is given: batches larger than allowed; where none ever form, and nobody
         can read its parameters back, as many answers under many clients whatever the size."""
         means: dict[int, list[float]] = {}
         answered: dict[int, list[float]] = {}
-        for contender in self._state.contenders:
-            for trial in self._runs_trials(contender.runs):
-                measured = trial.measurement
-                mean = (
-                    None if measured is None or measured.server is None else measured.server.mean_batch_rows
-                )
+        for contender in self._state.contenders.all():
+            for measured in self._measured(contender.runs):
+                mean = None if measured.server is None else measured.server.mean_batch_rows
                 if mean is not None and contender.configuration.batching is not None:
                     means.setdefault(contender.rows, []).append(mean)
             loops = [run.answered_rps for run in contender.runs if (run.clients or 0) > 1 and run.latency_s]
@@ -536,10 +534,11 @@ class _Answer:
                 answered.setdefault(contender.rows, []).append(max(loops))
         if any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1):
             return "batches"
-        rates = [rate for of_size in answered.values() for rate in of_size]
-        is_known = means or self._scenario.target.reads_back or self._scenario.streams
-        if is_known or len(rates) < ALIKE_LEAST:
+        largest = max((mean for values in means.values() for mean in values), default=0.0)
+        forms_batches = largest > FORMED * self._scenario.request.rows_most
+        if forms_batches or self._scenario.target.reads_back or self._scenario.streams or not answered:
             return None
+        rates = [rate for of_size in answered.values() for rate in of_size]
         is_wide = max(answered) >= WIDE_SIZES * min(answered)
         return "answers" if is_wide and max(rates) <= ALIKE * min(rates) else None
 

@@ -19,13 +19,12 @@ from batchtune.archive.run import (
     RECOMMENDATION,
     RUN_NAME,
     Run,
-    json_object,
 )
-from batchtune.batching.parameters import Configuration
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
     InconclusiveError,
+    MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
 )
@@ -125,25 +124,13 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
         return "done" if (run.path / COMPARISON).is_file() else "unfinished", None
     if kind == "check":
         return _check_verdict(run), None
-    if (run.path / JOINT_RECOMMENDATION).is_file():
-        return _joint_outcome(run)
-    if not (run.path / RECOMMENDATION).is_file():
+    if not any((run.path / name).is_file() for name in (RECOMMENDATION, JOINT_RECOMMENDATION)):
         return "no recommendation", None
     try:
         chosen = run.recommendation()
-    except (InconclusiveError, NoFeasibleConfigurationError, TargetError):
+    except (InconclusiveError, MeasurementInvalidError, NoFeasibleConfigurationError, TargetError):
         return "no recommendation", None
     return "established" if chosen.established else "open", chosen.configuration.label()
-
-
-def _joint_outcome(run: Run) -> tuple[str, str]:
-    path = run.path / JOINT_RECOMMENDATION
-    document = json_object(path)
-    try:
-        label = Configuration.from_dict(document["configuration"]).label()
-        return "established" if document["established"] else "open", label
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArchiveError(f"{path}: not a recommendation: {error!r}") from error
 
 
 def _check_verdict(run: Run) -> str:

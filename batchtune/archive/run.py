@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,6 +19,9 @@ from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.served_models import ServedModelSpec
+from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
+from batchtune.target.model_files import lies_bare
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
@@ -105,6 +108,71 @@ def parameters_text(recommendation: Recommendation, model_config: Mapping[str, A
     return parameters_file(recommendation.configuration).text
 
 
+MODELS_CONFIG: Final = "models.config"
+UNKNOWN: Final = "PATH"
+"""Stands before a model's name where its directory of versions is not known: a sample model, one that is gone."""
+
+
+def versions_of(model: str) -> list[Path]:
+    """The version directories of a model; none where its directory is not known."""
+    path = Path(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
+    if not path.is_dir() or lies_bare(path):
+        return []
+    return sorted(
+        (below for below in path.iterdir() if below.name.isdigit()), key=lambda below: int(below.name)
+    )
+
+
+def beside(file: Path, *names: str) -> Path:
+    """Where a further file of several models lies: in a run by its own name, else by that of the server's `file`."""
+    head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
+    return file.parent.joinpath(f"{head}{names[0]}", *names[1:])
+
+
+def own_file(file: Path, name: str) -> Path:
+    """The parameters of one of several models, for each of its version directories."""
+    return beside(file, "models", name, OWN_PARAMETERS)
+
+
+def server_files(
+    file: Path,
+    recommendation: Recommendation,
+    models: Sequence[ServedModelSpec],
+    *,
+    model_config: Mapping[str, Any] | None = None,
+) -> dict[Path, str]:
+    """What the server takes, `file` first; without batching TF Serving takes none. Of several models the list of them,
+    and the parameters that are a model's own, are beside it."""
+    configuration = recommendation.configuration
+    if not models:
+        is_none = configuration.batching is None and configuration.dialect == "tfserving"
+        return {} if is_none else {file: parameters_text(recommendation, model_config)}
+    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
+    base_paths = {
+        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
+        for own in models
+    }
+    return {
+        file: parameters_file(shared).text,
+        beside(file, MODELS_CONFIG): model_config_text(base_paths),
+        **{own_file(file, name): own_text(own) for name, own in configuration.models},
+    }
+
+
+def write_server_files(files: Mapping[Path, str]) -> None:
+    """Write each whole.
+
+    Raises:
+        ArchiveError: one cannot be written.
+    """
+    for path, text in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
+        write_whole(path, text.encode())
+
+
 def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
     """The whole config.pbtxt where the run has what the model's configuration was, else only its batching part."""
     configuration = recommendation.configuration
@@ -188,6 +256,7 @@ PROVENANCE = "provenance.json"
 SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 JOINT_RECOMMENDATION = "joint_recommendation.json"
+"""Of several models, in runs of before."""
 COMPARISON = "comparison.json"
 CHECK = "check.json"
 DUETS = "duets.jsonl"
@@ -356,17 +425,21 @@ class Run:
     def write_recommendation(
         self, recommendation: Recommendation, document: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep the recommendation, and the file that the server takes; without batching TF Serving takes none.
+        """Keep the recommendation, and the files that the server takes; without batching TF Serving takes none.
 
         `document` is what stands in the file, its findings worded; None: `to_dict`, with their codes.
         """
         text = json.dumps(document or recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / RECOMMENDATION, text.encode())
-        path = self.path / parameters_name(recommendation.configuration)
-        if recommendation.configuration.batching is None and path.name == BATCHING_PARAMETERS:
-            path.unlink(missing_ok=True)
-        else:
-            write_whole(path, parameters_text(recommendation, self.model_config()).encode())
+        files = self.server_files(recommendation)
+        self._remove(path for path in self._files_for_servers() if path not in files)
+        write_server_files(files)
+
+    def server_files(self, recommendation: Recommendation) -> dict[Path, str]:
+        """What the server takes, by where the run keeps it."""
+        models = self.scenario().target.models if recommendation.models else ()
+        file = self.path / parameters_name(recommendation.configuration)
+        return server_files(file, recommendation, models, model_config=self.model_config())
 
     def remove_recommendation(self) -> None:
         """Drop what an earlier sweep recommended.
@@ -374,21 +447,32 @@ class Run:
         Raises:
             ArchiveError: the directory cannot be written.
         """
-        for name in (BATCHING_PARAMETERS, CONFIG_PBTXT, PARAMETERS_JSON, RECOMMENDATION):
+        recommendations = (self.path / name for name in (RECOMMENDATION, JOINT_RECOMMENDATION))
+        self._remove((*self._files_for_servers(), *recommendations))
+
+    def _files_for_servers(self) -> list[Path]:
+        """Where those of this run, or of an earlier recommendation, may lie."""
+        names = (BATCHING_PARAMETERS, CONFIG_PBTXT, PARAMETERS_JSON, MODELS_CONFIG)
+        return [*(self.path / name for name in names), *self.path.glob(f"models/*/{OWN_PARAMETERS}")]
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
             try:
-                (self.path / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as error:
-                raise ArchiveError(f"cannot remove {self.path / name}: {error.strerror}") from error
+                raise ArchiveError(f"cannot remove {path}: {error.strerror}") from error
 
     def recommendation(self) -> Recommendation:
-        """The recommendation written last; one of an older schema is made anew from the trials.
+        """The recommendation written last; one of an older schema is made anew from the trials, as is one of several
+        models in a file of its own.
 
         Raises:
             ArchiveError: missing or corrupt.
             BatchtuneError: made anew, there is none.
         """
         path = self.path / RECOMMENDATION
-        document = json_object(path)
+        is_joint = not path.exists() and (self.path / JOINT_RECOMMENDATION).is_file()
+        document = {"schema_version": 0} if is_joint else json_object(path)
         version = document.get("schema_version")
         if isinstance(version, int) and version < SCHEMA_VERSION:
             from batchtune.tune.answer.recommend import recommend

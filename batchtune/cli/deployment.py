@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.archive.joint import UNKNOWN, JointFiles, versions_of
+from batchtune.archive.run import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
@@ -77,6 +77,8 @@ def deployment(
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
     attached may be anywhere. `recommend` is the command that answers the same again, of the same run.
     """
+    if scenario.target.models:
+        return "\n".join(_of_several_models(configuration, scenario, parameters_file))
     if scenario.target.kind == "command":
         return _by_commands(scenario.target, recommend)
     if configuration.dialect == "http":
@@ -98,7 +100,7 @@ def deployment(
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
 
 
-def joint_deployment(configuration: Configuration, scenario: Scenario, files: JointFiles) -> list[str]:
+def _of_several_models(configuration: Configuration, scenario: Scenario, file: Path) -> list[str]:
     """The commands for several models: a file of its own into each version directory, then the server.
 
     Where a model lies is read from the scenario; PATH stands for what is not known, here and in the list of models.
@@ -107,16 +109,16 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
     server = server_of(configuration, scenario.target, map(Path, models.values()))
     words = [
         *shlex.split(server),
-        f"--model_config_file={files.models}",
+        f"--model_config_file={beside(file, MODELS_CONFIG)}",
         *PORTS,
     ]
     copies = []
     if configuration.batching is not None:
-        words += ["--enable_batching", f"--batching_parameters_file={files.server}"]
+        words += ["--enable_batching", f"--batching_parameters_file={file}"]
     if configuration.models:
         words.insert(-1, "--enable_per_model_batching_parameters")
         copies = [
-            shlex.join(["cp", str(files.own[name]), str(version / OWN_PARAMETERS)])
+            shlex.join(["cp", str(own_file(file, name)), str(version / OWN_PARAMETERS)])
             for name, _ in configuration.models
             for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
         ]

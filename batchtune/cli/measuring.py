@@ -97,7 +97,7 @@ def sweep(
         quiet=quiet,
     )
     of_one: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
-    of_one |= {"--optuna-storage": optuna_storage, "--why": why or None}
+    of_one |= {"--optuna-storage": optuna_storage}
     raise typer.Exit(
         run_sweep(
             asked.source,

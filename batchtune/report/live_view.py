@@ -14,7 +14,6 @@ from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
 from batchtune.tune.evidence.best_point import usual_bottleneck
-from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -220,16 +219,15 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
 def _line_of_models(trial: Trial) -> str:
     """One finished load of several models in one line."""
-    load = JointLoad(trial)
-    head = f"trial {trial.number}: {models_load(trial.request)}"
+    head = f"{_numbered(trial)} {models_load(trial.request)}"
     if trial.failure is not None:
         return f"{head}: failed: {trial.failure.splitlines()[0]}"
     figures = "; ".join(
-        f"{name} {rounded(measured.offered_rps or 0.0)}/s {_p95_of_model(measured)}"
+        f"{name} {measured_load(measured)}, {_p95_of_model(measured)}"
         for name, measured in trial.measurements.items()
     )
-    verdict = "holds" if load.holds else "breaks an SLO"
-    if load.spoilt:
+    verdict = "holds" if trial.feasible else "breaks an SLO"
+    if {"INVALID", "NOISY"} & {measured.verdict for measured in trial.measurements.values()}:
         verdict += ", disturbed by the client or the host"
     return f"{head}: {verdict}: {figures} [{trial.configuration.label()}]"
 
@@ -242,10 +240,14 @@ def _p95_of_model(measurement: Measurement) -> str:
 
 
 def _head(trial: Trial) -> str:
-    source = "scout" if _own_load(trial) else trial.source.replace("_", " ")
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
+    return f"{_numbered(trial)} {trial.configuration.label()}{load}"
+
+
+def _numbered(trial: Trial) -> str:
+    source = "scout" if _own_load(trial) else trial.source.replace("_", " ")
     where = "" if trial.node is None else f" on {trial.node}"
-    return f"trial {trial.number}{where} [{source}] {trial.configuration.label()}{load}"
+    return f"trial {trial.number}{where} [{source}]"
 
 
 def measured_load(measured: Measurement) -> str:
@@ -451,7 +453,9 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
 def models_load(request: TrialRequest) -> str:
     """Of several models `reader alone, ×1.15`."""
     who = f"{' and '.join(request.models)} alone" if request.models else "together"
-    return f"{who}, ×{rounded(request.scale)}{', confirmation' if request.source == 'confirm' else ''}"
+    if request.concurrency is not None:
+        return f"{who}, {counted(request.concurrency, 'client')} each"
+    return f"{who}, ×{rounded(request.scale)}"
 
 
 def live_line(live: LiveAggregate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
@@ -22,9 +23,10 @@ from batchtune.report.tables import (
 )
 from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import percentage, rounded
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 SPOILT = {
     "client": "INVALID: the load generator was the limit here, not the server",
@@ -292,3 +294,124 @@ def _measurement(point: Trial) -> Measurement:
 
 def _times_1000(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
+
+
+# A load of several models: a row each beside the others and alone.
+
+QUANTILES = ("p50", "p95", "p99")
+
+LOAD_HEADINGS = (
+    "model",
+    "load",
+    "requests/s",
+    *(f"{name} ms" for name in QUANTILES),
+    "errors",
+    "SLO",
+    "p95 ms alone",
+)
+Trials = Mapping[str, Trial]
+"""By the name of the model."""
+
+
+def print_models(
+    together: Trials, alone: Trials, server: ServerActivity | None, *, stream: TextIO | None = None
+) -> None:
+    """A row for each model, what the others cost it, and what the server did meanwhile."""
+    measured = measured_of(together)
+    marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
+    if measured:
+        rows = [LOAD_HEADINGS, *load_rows(measured, alone, marks)]
+        print_rows(rows, stream=stream, dispensable=("p50 ms", "errors", "p99 ms"))
+        print_text("", stream=stream)
+    lines = (*parameter_lines(together), *cost_lines(measured, alone), *_server(server))
+    print_text(*lines, stream=stream)
+    print_text(*marks.lines(), stream=stream, indent="   ")
+    print_text(
+        *(
+            f"failed: {name}: {trial.failure}"
+            for name, trial in (*together.items(), *alone.items())
+            if trial.failure is not None
+        ),
+        stream=stream,
+        whole=True,
+    )
+
+
+def measured_of(trials: Trials) -> dict[str, Measurement]:
+    """Without those that failed."""
+    return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
+
+
+def load_rows(measured: Mapping[str, Measurement], alone: Trials, marks: Marks) -> Iterator[list[str]]:
+    """A row for each model, as `LOAD_HEADINGS` names its cells."""
+    for name, run in measured.items():
+        latencies = (milliseconds(run.latency_s.get(quantile)) for quantile in QUANTILES)
+        yield [
+            marks.head(name),
+            _load(run),
+            marks.marked(interval(run.throughput_rps), name, "throughput"),
+            *(marks.marked(text, name, "latency") for text in latencies),
+            percentage(run.error_ratio),
+            run.verdict or "–",
+            _alone(alone.get(name)),
+        ]
+
+
+def parameter_lines(together: Trials) -> Iterator[str]:
+    """What each is batched with, where they differ."""
+    labels = {name: trial.configuration.label() for name, trial in together.items()}
+    if len(set(labels.values())) > 1:
+        yield from (f"{name} with {label}." for name, label in labels.items())
+
+
+def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
+    """What each model pays for the company of the others."""
+    for name, measurement in measured.items():
+        trial = alone.get(name)
+        apart = None if trial is None else trial.measurement
+        if apart is None:
+            continue
+        here, there = measurement.latency_s["p95"], apart.latency_s["p95"]
+        text = f"p95 {rounded_duration(here.value)} beside the others, {rounded_duration(there.value)} alone"
+        overloaded = math.isinf(here.value) and math.isfinite(there.value)
+        if not overloaded and here.low <= there.high and there.low <= here.high:
+            text += ", with no measurable difference"
+        elif there.value > 0.0 and not overloaded:
+            text += f" (×{rounded(here.value / there.value)})"
+        if measurement.concurrency is not None:
+            rates = (rounded(run.throughput_rps.value) for run in (measurement, apart))
+            text += "; {} requests/s beside them, {} alone".format(*rates)
+        yield f"{name}: {text}."
+
+
+def _server(server: ServerActivity | None) -> Iterator[str]:
+    if server is None or not server.batches:
+        return
+    facts = [f"{server.batches:,} batches"]
+    if server.mean_batch_rows is not None:
+        facts.append(f"{rounded(server.mean_batch_rows)} rows on average")
+    if server.queue_wait_mean_s is not None:
+        facts.append(f"{rounded_duration(server.queue_wait_mean_s)} in the queue")
+    if server.device_busy_ratio is not None:
+        facts.append(f"a batch under way {percentage(min(server.device_busy_ratio, 1.0))} of the time")
+    yield f"The server, all models together: {', '.join(facts)}."
+    all_micros = sum(server.model_batch_micros.values())
+    if all_micros and len(server.model_batches) > 1:
+        shares = (
+            f"{name} {percentage(server.model_batch_micros.get(name, 0) / all_micros)} in batches of "
+            f"{rounded(server.model_batch_rows.get(name, 0) / batches)} rows on average, padding included"
+            for name, batches in server.model_batches.items()
+        )
+        yield f"Of the time of all batches {'; '.join(shares)}."
+
+
+def _alone(trial: Trial | None) -> str:
+    if trial is None or trial.measurement is None:
+        return "–"
+    return milliseconds(trial.measurement.latency_s.get("p95"))
+
+
+def _load(measured: Measurement) -> str:
+    if measured.concurrency is not None:
+        return counted(measured.concurrency, "client")
+    return f"{rounded(measured.offered_rps or 0.0)}/s"

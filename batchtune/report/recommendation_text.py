@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TextIO
 
+from batchtune.batching.parameters import Configuration
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.findings import text_of
 from batchtune.report.run_tables import brief_labels
@@ -27,6 +29,7 @@ from batchtune.report.words import (
     gain_cell,
     gain_sentences,
     limit_word,
+    model_sentences,
     name_without_parameters,
     named_sentences,
     names_text,
@@ -81,6 +84,7 @@ def print_answer(
     tell("Gain", *filter(None, [gains]), bold=True)
     tell("", figures_sentence(chosen))
     tell("", *aligned(compared_table(chosen)), whole=True)
+    tell("Models", *model_sentences(chosen))
     for promise in chosen.promises:
         tell("SLO", promise_sentence(promise, chosen))
     tell("Why", why_sentence(chosen))
@@ -88,13 +92,18 @@ def print_answer(
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
     tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
     tell("Warning", *filter(None, [" ".join([*qualifying_sentences(chosen), *_warnings(chosen)])]))
-    tell("Next", *filter(None, (next_step, deployment, why)), whole=True)
+    commands = (next_step, *(deployment or "").splitlines(), why)
+    tell("Next", *filter(None, commands), whole=True)
 
 
 def use_text(chosen: Recommendation) -> str:
     """The parameters in one breath."""
-    words = [f"{name} {value}" for name, value in parameters_of(chosen.configuration)]
-    return ", ".join(filter(None, (name_without_parameters(chosen.configuration), *words)))
+    whole = chosen.configuration
+    parts = [replace(whole, models=()), *(Configuration(batching=own) for _, own in whole.models)]
+    heads = ["", *(f"{name}: " for name, _ in whole.models)]
+    texts = [", ".join(f"{name} {value}" for name, value in parameters_of(part)) for part in parts]
+    words = "; ".join(f"{head}{text}" for head, text in zip(heads, texts, strict=True) if text)
+    return ", ".join(filter(None, (name_without_parameters(whole), words)))
 
 
 def _warnings(chosen: Recommendation) -> Iterator[str]:
@@ -146,7 +155,9 @@ def print_recommendation(
     gains = " ".join(gain_sentences(chosen))
     print_text(*filter(None, [run]), workload(scenario, chosen), "", stream=stream)
     print_text(f"Recommended: {named}" if named else "Recommended", stream=stream, bold=True)
-    parameters = (f"  {name:<26} {value}" for name, value in parameters_of(chosen.configuration))
+    named_values = parameters_of(chosen.configuration)
+    width = max((len(name) for name, _ in named_values), default=0)
+    parameters = (f"  {name:<{max(width, 26)}} {value}" for name, value in named_values)
     print_text(*parameters, stream=stream, whole=True)
     print_text(*([f"Gain: {gains}"] if gains else []), stream=stream, bold=True)
     print_text(figures_sentence(chosen), "", stream=stream)
@@ -185,6 +196,7 @@ def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
 def _argument(chosen: Recommendation) -> Iterator[str]:
     """Does batching help and why, how did the rule and the guide fare, is the SLO met, what limits now?"""
     yield why_sentence(chosen)
+    yield from model_sentences(chosen)
     yield from named_sentences(chosen)
     known = {reference.name for reference in chosen.references}
     for name in ("no_batching", "defaults"):
@@ -228,16 +240,37 @@ RECOMMENDED = "recommended"
 _GAINS = {"throughput": "gain", "capacity": "gain in capacity", "latency": "gain in p95"}
 
 
+def _gain_heading(contender: Recommendation | Compared, objective: str) -> str:
+    return "gain" if objective == "latency" and _of_models(contender) else _GAINS[objective]
+
+
+def _quantiles(contender: Recommendation | Compared, *usual: str) -> tuple[str, ...]:
+    """Of several models the p95 of each."""
+    return tuple(name for name in _of_models(contender) if name.endswith(":p95")) or usual
+
+
+def _of_models(contender: Recommendation | Compared) -> list[str]:
+    """The latencies of single models of several."""
+    return [name for name in contender.latency_s if ":" in name]
+
+
 def compared_table(chosen: Recommendation) -> list[list[str]]:
     """What is recommended and each reference, without their parameters."""
-    headings = ["", *_rate_headings(chosen.objective), "p95 ms", "runs", _GAINS[chosen.objective]]
+    quantiles = _quantiles(chosen, "p95")
+    headings = [
+        "",
+        *_rate_headings(chosen.objective),
+        *(f"{name} ms" for name in quantiles),
+        "runs",
+        _gain_heading(chosen, chosen.objective),
+    ]
     first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
     others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
     rows = [
         [
             name,
             *_rates(contender, chosen.objective),
-            span(contender.latency_s.get("p95"), scale=1e3),
+            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in quantiles),
             str(contender.runs),
             gain,
         ]
@@ -264,17 +297,17 @@ _Row = tuple[str, Recommendation | Compared, str]
 
 
 def _table(shown: Sequence[_Row], *, objective: str) -> list[list[str]]:
+    first = shown[0][1]
+    quantiles = _quantiles(first, "p50", "p95", "p99")
     headings = [
         "named by",
         "configuration",
         *_rate_headings(objective),
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
+        *(f"{name} ms" for name in quantiles),
         "mean batch",
         "limited by",
         "runs",
-        _GAINS[objective],
+        _gain_heading(first, objective),
     ]
     labels, _ = brief_labels([contender.configuration.label() for _, contender, _ in shown])
     rows = [
@@ -282,7 +315,7 @@ def _table(shown: Sequence[_Row], *, objective: str) -> list[list[str]]:
             name,
             configuration,
             *_rates(contender, objective),
-            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
+            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in quantiles),
             rounded(contender.mean_batch_rows),
             limit_word(contender.bottleneck),
             str(contender.runs),

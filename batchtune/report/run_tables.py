@@ -127,29 +127,46 @@ def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
 
 
 def short_label(label: str | None) -> str:
-    """`size 8 · 500 µs · 2 threads` of a configuration's label, for a table."""
+    """`size 8 · 500 µs · 2 threads` of a configuration's label, for a table; of several models a part for each."""
+    return "; ".join(map(_short_part, (label or "").split("; ")))
+
+
+def _short_part(part: str) -> str:
+    model, colon, parameters = part.rpartition(": ")
     words = []
-    for word in (label or "").split(" "):
+    for word in parameters.split(" "):
         name, equals, value = word.partition("=")
         short = _NAMES.get(name, name)
         if short == "threads":
             words.append(counted(int(value), "thread") if value.isdecimal() else f"{value} threads")
         else:
             words.append(f"{value} µs" if short == "µs" else f"{short} {value}" if equals else word)
-    return (" · " if "=" in (label or "") else " ").join(words)
+    return f"{model}{colon}{(' · ' if '=' in part else ' ').join(words)}"
 
 
 def brief_labels(labels: Sequence[str]) -> tuple[list[str], str]:
     """Short labels for a column, without the parameters that all which set any have in common, and these parameters."""
     whole = [short_label(label) for label in labels]
-    setting = [label.split(" ") for label in dict.fromkeys(labels) if "=" in label]
-    if len(setting) < 2 or any(word.endswith(";") for words in setting for word in words):
+    setting = [_words(label) for label in dict.fromkeys(labels) if "=" in label]
+    if len(setting) < 2:
         return whole, ""
     common = [word for word in setting[0] if all(word in words for words in setting)]
-    own = [" ".join(word for word in label.split(" ") if word not in common) for label in labels]
+    own = [_label([word for word in _words(label) if word not in common]) for label in labels]
     if not all(own):
         return whole, ""
-    return list(map(short_label, own)), short_label(" ".join(common))
+    return list(map(short_label, own)), short_label(_label(common))
+
+
+def _words(label: str) -> list[tuple[str, str]]:
+    """Each word of a label, with the model whose it is; "": all share it."""
+    parts = [part.rpartition(": ") for part in label.split("; ")]
+    return [(model, word) for model, _, parameters in parts for word in parameters.split(" ")]
+
+
+def _label(words: Sequence[tuple[str, str]]) -> str:
+    """The inverse of `_words`."""
+    parts = {model: " ".join(word for own, word in words if own == model) for model, _ in words}
+    return "; ".join(f"{model}: {text}" if model else text for model, text in parts.items())
 
 
 def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:

@@ -17,7 +17,14 @@ from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.target.model_files import served_name
-from batchtune.tune.answer.recommendation import Capacity, Compared, OpenQuestion, Promise, Recommendation
+from batchtune.tune.answer.recommendation import (
+    Capacity,
+    Compared,
+    OpenQuestion,
+    Promise,
+    Recommendation,
+    tightest,
+)
 from batchtune.tune.evidence.bracket import FRESH
 from batchtune.units import counted, percentage, rounded
 
@@ -115,6 +122,7 @@ NAMES: Final = {
     **REFERENCES,
     "rule": "rule",
     "guide": "guide",
+    "alone": "best of each alone",
     "neighbour": "neighbour",
     "sampler": "Optuna",
 }
@@ -143,10 +151,17 @@ def workload(
     limits = ", ".join(limit_words(name, limit) for name, limit in chosen.slo.items() if name != "errors")
     slo = f"; SLO {limits}" if limits and with_slo else ""
     objective = f"; objective {scenario.objective}" if with_slo else ""
-    model = served_name(scenario.target.model)
+    model = models_text(scenario)
+    rows = "" if scenario.target.models else f", {rows}"
     server = scenario.target.cpus
     on = "" if server is None else f", {'' if brief else 'for a '}server on {cpu_list(server)}"
-    return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
+    return f"{model} by {protocol}{rows}, {traffic}{slo}{on}{objective}"
+
+
+def models_text(scenario: Scenario) -> str:
+    """What is served: the model, or several."""
+    names = [own.name for own in scenario.target.models] or [served_name(scenario.target.model)]
+    return " + ".join(names)
 
 
 def _at_rate(scenario: Scenario) -> str:
@@ -163,7 +178,13 @@ def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
         value = configuration.in_its_unit(name, ours)
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         named.append((configuration.word(name), text))
-    return named + [(configuration.flag_word(name), value) for name, value in configuration.flags]
+    named += [(configuration.flag_word(name), value) for name, value in configuration.flags]
+    owned = [
+        (f"{model}: {name}", value)
+        for model, batching in configuration.models
+        for name, value in parameters_of(Configuration(batching=batching))
+    ]
+    return named + owned
 
 
 def name_without_parameters(configuration: Configuration) -> str | None:
@@ -171,7 +192,12 @@ def name_without_parameters(configuration: Configuration) -> str | None:
     if configuration.batching is None:
         return REFERENCES_IN_SENTENCES["no_batching"]
     sets_others = configuration.dialect == "http" and bool(configuration.flags)
-    return None if to_dict(configuration.batching) or sets_others else REFERENCES_IN_SENTENCES["defaults"]
+    sets_own = any(to_dict(batching) for _, batching in configuration.models)
+    return (
+        None
+        if to_dict(configuration.batching) or sets_others or sets_own
+        else REFERENCES_IN_SENTENCES["defaults"]
+    )
 
 
 def other_references(chosen: Recommendation) -> list[Compared]:
@@ -254,7 +280,13 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
             never = "" if other.keeps else ", which held at no rate tried"
-            return f"{capitalised(gain_text(other.gain))} {GAINED[chosen.objective]} {name}{never}."
+            return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{never}."
+
+
+def _gained_what(chosen: Recommendation) -> str:
+    """Of several models a latency is how far the tightest of all limits is away."""
+    is_room = chosen.models and chosen.objective == "latency"
+    return "more room in the tightest limit than" if is_room else GAINED[chosen.objective]
 
 
 # Figures.
@@ -280,12 +312,47 @@ def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
 
 def figures_sentence(chosen: Recommendation) -> str:
     """The capacity, or requests/s and p95: `Capacity 84,600/s held in 3 of 3 confirmation runs (p95 9.40 ms)`."""
+    if chosen.models:
+        return _figures_of_models(chosen)
     quantile = quantile_of(chosen)
     if chosen.capacity is None:
         rate = f"{span(chosen.throughput_rps)} requests/s"
         return f"{rate}, {quantile} {range_text(chosen, quantile, chosen.runs)}."
     latency = f"{quantile} {_duration_span(chosen.latency_s.get(quantile))}"
     return f"{capitalised(capacity_text(chosen.capacity, latency))}."
+
+
+def _figures_of_models(chosen: Recommendation) -> str:
+    """`At ×1.5 of the stated rates, all models together: capacity 690/s held in 3 of 3 confirmation runs; …`"""
+    at = f"At ×{rounded(chosen.scale)} of the stated rates, all models together"
+    if chosen.capacity is not None:
+        return f"{at}: {capacity_text(chosen.capacity)}."
+    used = percentage(chosen.of_limit.value)
+    rate = f"{span(chosen.throughput_rps)} requests/s"
+    return f"{at}: {rate}; the tightest limit was used to {used} in {runs_text(chosen, chosen.runs)}."
+
+
+def model_sentences(chosen: Recommendation) -> Iterator[str]:
+    """What each of several models gets, what it got alone, and whether what is best for each alone would have done."""
+    for model in chosen.models:
+        gets = f"{model.name} gets {rounded(model.rate_rps)}/s"
+        if model.alone is None:
+            yield f"{gets}; it was not searched alone."
+            continue
+        alone = model.alone
+        there = f"held {rounded(alone.rate_rps)}/s"
+        if alone.of_limit is not None:
+            there = f"used {percentage(alone.of_limit)} of its tightest limit"
+        tried = f"in the search, the best of {counted(alone.tried, 'configuration')} tried"
+        is_short = alone.of_limit is None and model.rate_rps >= alone.rate_rps
+        short = "; the search was too short to measure what company costs" if is_short else ""
+        yield f"{gets}; alone it {there} with {alone.configuration.label()} ({tried}){short}."
+    if "alone" in chosen.names:
+        yield "What is best for each model alone, put together, is what is recommended."
+    other = _named(chosen, "alone")
+    if other is not None:
+        label, fared = other.configuration.label(), _fared(chosen, other)
+        yield f"What is best for each model alone, put together, is {label}: {fared}."
 
 
 def capacity_text(capacity: Capacity, latency: str = "") -> str:
@@ -463,6 +530,8 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
         gave = "it held at no rate tried"
     elif not other.keeps:
         gave = "it misses the SLO"
+    elif chosen.models:
+        gave = f"it used {percentage(tightest(other.latency_s, chosen.slo).value)} of the tightest limit"
     else:
         gave = f"{span(other.throughput_rps)} requests/s, p95 {_duration_span(other.latency_s.get('p95'))}"
     match outcome_of(other):
@@ -473,7 +542,7 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
         case "none":
             return f"{gave}; {NO_DIFFERENCE} from the recommended configuration"
         case "gained":
-            gain = f"{gain_text(other.gain)} {GAINED[chosen.objective]}"
+            gain = f"{gain_text(other.gain)} {_gained_what(chosen)}"
             return f"{gave}; the recommended configuration gives {gain} it"
 
 

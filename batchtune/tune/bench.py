@@ -172,10 +172,12 @@ class Bench:
                 request,
                 configuration=request.configuration.of_model(name),
                 reason="/".join(filter(None, (request.reason, name))),
-                rate_rps=request.scale * (load.rate_rps or 0.0) if load.open_loop else None,
+                rate_rps=request.scale * (load.rate_rps or 0.0)
+                if load.open_loop and request.concurrency is None
+                else None,
             )
             seed = plan.seed + load.seed - self._scenario.load.seed
-            plans[name] = Plan(number=plan.number + len(plans), request=part, seed=seed)
+            plans[name] = Plan(number=plan.number + len(plans), request=part, seed=seed, pace=plan.pace)
         return plans
 
     def _loaded(self, plans: Mapping[str, Plan]) -> dict[str, _Outcome]:
@@ -341,7 +343,8 @@ class _ModelBench:
             patient=plan.request.source in NO_CANDIDATES,
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
-        if plan.request.source == "probe" and plan.request.concurrency == 1:
+        is_lone = plan.request.source == "probe" and plan.request.concurrency == 1
+        if is_lone and self._together is None:
             figures = self._with_enough_answers(plan, run, figures)
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 

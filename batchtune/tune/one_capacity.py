@@ -1,8 +1,7 @@
 """Searches the capacity of one configuration: the highest rate that it holds within the SLO.
 
 A closed loop that fills its batches says about how much is answered. Loads at one rate then close the bracket: down
-until a rate is held, up by the room that its latency leaves, by bisection once a rate was missed. A near miss counts
-when it is seen twice.
+until a rate is held, then as a sweep closes that of its leader.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import Bracket, BracketRun, runs_of
+from batchtune.tune.evidence.bracket import Bracket, BracketRun, next_rate, runs_of
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
@@ -26,8 +25,8 @@ BURST_S, CLIENTS_MAX = 1.0, 256
 DOWN, LEAST = (0.7, 0.5), 0.05
 """Steps down until a rate is held; the share of the first rate at which they end."""
 
-CLIMB, CLOSED = 2.0, 1.1
-"""Times a rate that was held: the next one at most; a missed one that ends the search, and the next one at least."""
+CLOSED = 1.1
+"""Missed over held rate that ends the search."""
 
 RUN_S, REQUESTS, RUN_SHARE = 2.0, 1000, 1 / 12
 """A load at one rate lasts so long (less where the scenario's own are shorter) and holds so many requests, within this
@@ -35,9 +34,6 @@ share of the search;"""
 
 BATCHES_MIN, REQUESTS_MIN = 4, 4
 """and so many in any case: fewer show no queue."""
-
-TINY_S = 1e-6
-"""Below this a latency says nothing: tokens that came together are 0 s apart."""
 
 SEARCH_S, SEARCH_LOOPS = 45.0, 6
 """A search ends after this time, or so many closed loops of a slow server: fewer loads bracket nothing."""
@@ -80,7 +76,7 @@ def find_capacity(
         figures = load(ask, len(tried))
         tried.append((_judged(ask, figures, scenario), figures))
         bracket = Bracket(tuple(run for run, _ in tried))
-        rate_rps = next_rate(bracket, scenario.slo.limits())
+        rate_rps = probed_rate(bracket, scenario.slo.limits())
         if rate_rps is None or (bracket.open_runs and now_s() >= ends_s):
             return FoundCapacity(bracket=bracket, figures=_telling(tried, bracket))
         batch_s = times_of(pace, scenario, configuration, rate_rps=rate_rps).batch_s
@@ -96,32 +92,18 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
     return max(SEARCH_S, SEARCH_LOOPS * loop.run_s)
 
 
-def next_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
+def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     """The rate to try after these runs, by latency limits in seconds; None: the bracket is closed, or nothing holds."""
-    first = 0.7  # Of what the closed loop answers, the first rate.
-    first_rps = first * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
-    runs = [(run.rate_rps, run.held) for run in bracket.open_runs if run.rate_rps is not None]
-    held_rps, missed_rps = bracket.held_rps, bracket.missed_rps
-    if not runs:
+    # Of what the closed loop answers, the first rate.
+    first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
+    tried = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None]
+    if not tried:
         return first_rps
-    if not held_rps:
-        lower_rps = DOWN[min(len(runs), len(DOWN)) - 1] * min(rate for rate, _ in runs)
+    if not bracket.held_rps:
+        lower_rps = DOWN[min(len(tried), len(DOWN)) - 1] * min(tried)
         return lower_rps if lower_rps >= LEAST * first_rps else None
-    if missed_rps <= 1.001 * CLOSED * held_rps:
-        return None
-    unsure = [rate for rate, held in runs if not held and held_rps < rate < 0.999 * missed_rps]
-    higher_rps = held_rps * min(max(_room(bracket, limits), CLOSED), CLIMB)
-    return min(higher_rps, min(unsure, default=math.sqrt(held_rps * missed_rps)))
-
-
-def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
-    """Root of limit over latency at the highest rate held: of the nearest limit, by the best run."""
-    rooms = [
-        min(limit_s / max(run.latency_s[name], TINY_S) for name, limit_s in limits.items())
-        for run in bracket.open_runs
-        if run.held and (run.rate_rps or 0.0) >= 0.999 * bracket.held_rps
-    ]
-    return math.sqrt(max(rooms, default=1.0))
+    is_closed = bracket.missed_rps <= 1.001 * CLOSED * bracket.held_rps
+    return None if is_closed else next_rate(bracket, limits)
 
 
 def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:

@@ -26,7 +26,7 @@ from batchtune.report.comparison import print_comparison, print_noise, variant_l
 from batchtune.report.html.load_page import kind_of
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv
-from batchtune.scenario.reader import read_kept_variants
+from batchtune.scenario.reader import parse_scenario, read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
@@ -42,6 +42,7 @@ from tests.report.pages import (
     two_arms_run,
 )
 from tests.tune.answer.ledgers import CAPACITY, SCENARIO, capacity_ledger, helping_ledger
+from tests.tune.search.test_several_models import TEXT, swept
 from tests.tune.tune_fakes import scenario_of
 
 HERE = Path(__file__).parent
@@ -49,6 +50,10 @@ REFERENCE = HERE.parents[1] / "results/reference"
 WRITES = os.environ.get("BATCHTUNE_GOLDEN") == "write"
 
 DIALECTS = ("tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json")
+
+
+TWO_MODELS = parse_scenario(TEXT.replace("num_batch_threads: [1, 2]", "num_batch_threads: [1]"))
+"""So few parameters that Optuna, whose versions differ, names nobody."""
 
 
 def reference(day: str, name: str, run_id: str) -> Callable[[Path], Run]:
@@ -75,6 +80,7 @@ SWEEPS: dict[str, Callable[[Path], Run]] = {
     "capacity": reference("2026-11-24-epyc-2-cores", "quickstart", "20261124T091500Z-0a1b2c"),
     "helping": lambda root: kept_run(root, SCENARIO, trials=helping_ledger()),
     "held_rates": lambda root: kept_run(root, CAPACITY, trials=capacity_ledger()),
+    "several_models": lambda root: kept_run(root, TWO_MODELS, trials=swept(TWO_MODELS)),
 }
 SMALL = ("helping", "held_rates")
 LOADS: dict[str, Callable[[Path], Run]] = {

@@ -15,8 +15,13 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import trial_line
-from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
-from batchtune.report.several_models import print_models
+from batchtune.report.load_points import (
+    points_dict,
+    print_models,
+    print_points,
+    print_points_csv,
+    spoilt_message,
+)
 from batchtune.report.tables import Marks
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck

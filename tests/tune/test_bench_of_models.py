@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +19,7 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.target import tfserving
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import FinishedTrial, TrialRequest
-from tests.tune.tune_fakes import SIGNATURE, FakeClock, FakeFleet, FakeTarget
+from tests.tune.tune_fakes import SIGNATURE, FakeClock, FakeFleet, FakeTarget, Law
 
 BATCHED = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=1))
 
@@ -90,6 +91,7 @@ def loaded(
     guard: Any = None,
     limit: str = "100s",
     target: FakeServer | None = None,
+    lone: bool = False,
     **first: Callable[..., None],
 ) -> FinishedTrial:
     target = FakeServer(FakeClock()) if target is None else target
@@ -104,6 +106,8 @@ def loaded(
     request = TrialRequest(
         configuration=BATCHED, source="load", reason="now", models=models, scale=scale, block=2
     )
+    if lone:
+        request = replace(request, source="probe", concurrency=1, duration_s=0.5)
     return bench.run(Plan(number=3, request=request, seed=7))
 
 
@@ -127,6 +131,18 @@ def test_every_model_has_a_part_of_its_own_and_the_server_is_told_apart() -> Non
     assert {name: run.offered_rps for name, run in trial.measurements.items()} == {"a": 100.0, "b": 40.0}
     assert all(run.server is None for run in trial.measurements.values())
     assert trial.server is not None
+
+
+@pytest.mark.usefixtures("signatures")
+def test_a_lone_client_of_each_is_loaded_once_however_few_answers_one_gets() -> None:
+    """More answers of one would wait for the others, whose loads have ended."""
+    begun: list[str] = []
+    target = FakeServer(FakeClock(), law=Law(fixed_s=0.2))
+    trial = loaded(begun, lone=True, target=target, a=nothing, b=nothing).trial
+    assert sorted(begun) == ["a", "b"]
+    assert trial.state == "complete"
+    assert {run.concurrency for run in trial.measurements.values()} == {1}
+    assert {part.request.rate_rps for part in trial.parts.values()} == {None}
 
 
 @pytest.mark.usefixtures("signatures")

@@ -99,7 +99,7 @@ def _closed(clients: int, duration_s: float, rows: int, scheduler: Batcher, devi
 def true_capacities(scenario: Scenario, device: Device) -> dict[Configuration, float]:
     """The highest rate of each point of the space within the SLO, by the simulator; no batching too."""
     space = Space(scenario)
-    found = [space.configuration(point) for point in space.points()]
+    found = [space.configuration(point) for point in scenario.search.grid()]
     unbatched = Configuration(batching=None, flags=scenario.fixed_flags)
     return {one: true_capacity(scenario, one, device) for one in [*filter(None, found), unbatched]}
 

@@ -6,18 +6,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from batchtune.archive.joint import deployable
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
 from batchtune.cli.commands.run_recommend import parameters_file, to_establish
-from batchtune.cli.deployment import deployment, joint_deployment
+from batchtune.cli.deployment import deployment
 from batchtune.cli.session import asked_run
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.load_page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Report, write_page
 from batchtune.report.run_tables import TableFormat, print_runs, print_trials
-from batchtune.tune.joint.answer import JointRecommendation
 
 
 def run_runs(results: Path, *, json: bool) -> int:
@@ -60,12 +58,7 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
     """
     kind = kind_of(run)
-    if kind != "sweep":
-        document = measured_document(run, kind)
-    elif run.scenario().target.models:
-        document = _of_several_models(run)
-    else:
-        document = _of_sweep(run)
+    document = _of_sweep(run) if kind == "sweep" else measured_document(run, kind)
     return write_page(document, output or run.path / PAGE_FILE)
 
 
@@ -84,16 +77,6 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
     except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the run before it
         line = " ".join(f"note: no report: {type(error).__name__}: {error}".split())
     print(line, file=sys.stderr)
-
-
-def _of_several_models(run: Run) -> Report:
-    from batchtune.report.html.joint_page import joint_answer, joint_document
-
-    chosen, scenario, commands = joint_answer(run), run.scenario(), []
-    if isinstance(chosen, JointRecommendation):
-        files = deployable(run, chosen.configuration, scenario)
-        commands = joint_deployment(chosen.configuration, scenario, files)
-    return joint_document(run, chosen, deployment=commands)
 
 
 def _of_sweep(run: Run) -> Report:

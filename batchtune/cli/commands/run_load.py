@@ -35,8 +35,13 @@ from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import to_plain
 from batchtune.report.gate.statement import limit_text
 from batchtune.report.live_view import live_line, plan_load, trial_line
-from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
-from batchtune.report.several_models import print_models
+from batchtune.report.load_points import (
+    points_dict,
+    print_models,
+    print_points,
+    print_points_csv,
+    spoilt_message,
+)
 from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of

@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import (
     RECOMMENDATION,
     SCENARIO,
     Run,
     parameters_name,
     parameters_text,
+    server_files,
     tritons_file,
+    write_server_files,
     write_whole,
 )
 from batchtune.batching.kubernetes import ParametersFile
@@ -27,35 +28,36 @@ from batchtune.batching.tfserving_file import RenderedDialect, rendered, without
 from batchtune.batching.triton_config import dropped
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.overrides import in_place_of, promised
-from batchtune.cli.deployment import (
-    as_started,
-    build_command,
-    deployed_name,
-    deployment,
-    docker_command,
-    joint_deployment,
-)
+from batchtune.cli.deployment import as_started, build_command, deployed_name, deployment, docker_command
 from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
     InconclusiveError,
+    MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
     UsageError,
 )
 from batchtune.report.findings import worded
 from batchtune.report.recommendation_text import print_answer, print_recommendation
-from batchtune.report.several_models import print_joint
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.joint.answer import recommend_joint
-from batchtune.tune.joint.space import loads_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
 from batchtune.units import format_duration
+
+_NO_ANSWER: Final = (
+    NoFeasibleConfigurationError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    TargetError,
+)
+
+_STARTING: Final = ("flags", "k8s", "kserve")
+"""Dialects in which a server's own flags are written."""
 
 
 def run_recommend(
@@ -84,9 +86,8 @@ def run_recommend(
             f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
         )
     if scenario.target.models:
-        given = {"--format": dialect, "--slo-…": slo, "--why": why or None}
+        given = {"--format": dialect, "--slo-…": slo}
         _require_of_several([name for name, value in given.items() if value is not None], write)
-        return conclude_of_several(run, scenario, trials, json=json, write=write)
     try:
         return conclude(
             run,
@@ -99,7 +100,7 @@ def run_recommend(
             dialect=dialect,
             named=path is not None and run.path == path,
         )
-    except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+    except _NO_ANSWER as error:
         raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
 
 
@@ -131,7 +132,7 @@ def conclude(
     """
     try:
         chosen = _recommended(run, scenario, trials, slo)
-    except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+    except _NO_ANSWER as error:
         step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
         if json:
             ending = {"error": error.message, "hint": error.hint, "to_establish": step}
@@ -150,7 +151,7 @@ def conclude(
     if dialect == "docker":
         text = _docker_run(run, chosen, scenario)
     if write is not None:
-        _write(write, text)
+        _write(write, text, beside=server_files(write, chosen, scenario.target.models))
     asked = None if own else slo
     step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
     offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
@@ -204,44 +205,11 @@ def _require_of_several(given: Sequence[str], write: Path | None) -> None:
     """Refuse options that mean one model."""
     if given:
         hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
-        hint = "leave it out: the statement is the whole of it" if given[0] == "--why" else hint
         raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
     if write is not None and write.exists() and not write.is_file():
         raise UsageError(
             f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"
         )
-
-
-def conclude_of_several(
-    run: Run,
-    scenario: Scenario,
-    trials: Sequence[Trial],
-    *,
-    json: bool,
-    swept: bool = False,
-    write: Path | None = None,
-) -> int:
-    """As `conclude`; the server's parameters go to the file `write`, the models' own and their list beside it."""
-    try:
-        chosen = recommend_joint(loads_of(trials), scenario)
-    except BatchtuneError as error:
-        if json:
-            print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
-        raise
-    if swept:
-        write_joint(run, chosen, scenario)
-    files = deployable(run, chosen.configuration, scenario)
-    if write is not None:
-        files = files_beside(write, [own.name for own in scenario.target.models])
-        try:
-            write_files(files, chosen.configuration, scenario)
-        except ArchiveError as error:
-            raise UsageError(f"--write: {error.message}") from error
-    if json:
-        print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
-    else:
-        print_joint(chosen, deployment=joint_deployment(chosen.configuration, scenario, files))
-    return 0 if chosen.established else InconclusiveError.exit_code
 
 
 def to_establish(
@@ -314,7 +282,9 @@ def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> P
         return written
     kept = run.path / parameters_name(chosen.configuration)
     try:
-        is_same = kept.read_text(encoding="utf-8") == parameters_text(chosen, run.model_config())
+        is_same = all(
+            path.read_text(encoding="utf-8") == text for path, text in run.server_files(chosen).items()
+        )
     except (OSError, UnicodeDecodeError):
         is_same = False
     return kept if is_same else Path("FILE")
@@ -355,10 +325,15 @@ def formatted(
     return rendered(configuration, dialect, model=model, rows_per_request=chosen.rows_per_request, file=file)
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is."""
+def _write(path: Path, text: str, *, beside: Mapping[Path, str]) -> None:
+    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is.
+
+    `beside`: all that several models need; of one it is left aside.
+    """
     try:
-        if path.is_file() or not path.exists():
+        if len(beside) > 1:
+            write_server_files(beside)
+        elif path.is_file() or not path.exists():
             write_whole(path.resolve(), text.encode())
         else:
             path.write_text(text, encoding="utf-8")

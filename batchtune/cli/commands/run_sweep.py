@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.commands.run_recommend import conclude, conclude_of_several
+from batchtune.cli.commands.run_recommend import conclude
 from batchtune.cli.session import (
     MeasuringSession,
     beginning,
@@ -31,7 +31,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Plan
-from batchtune.tune.joint.space import JointSpace
 from batchtune.tune.search.contenders import first_configuration
 from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
 from batchtune.tune.sweep.sweep import sweep, sweep_nodes
@@ -64,7 +63,7 @@ def run_sweep(
         raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
     scenario = read_scenario(path, overrides=overrides)
     if scenario.target.models:
-        _require_joint_search(scenario)
+        _require_search_of_several(scenario)
     if optuna_storage is not None:
         _check_storage(optuna_storage)
     for own in [*scenario.of_models().values()] or [scenario]:
@@ -103,8 +102,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
         for note in filter(None, notes):
             view.event(note)
         scenario = current.found_on(scenario, target)
-        first = JointSpace(scenario).first() if scenario.target.models else first_configuration(scenario)
-        current.launch(scenario, target, first)
+        current.launch(scenario, target, first_configuration(scenario))
         with ExitStack() as stack:
             for fleet in workers.values():
                 stack.enter_context(fleet)
@@ -144,7 +142,7 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
         current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
 
 
-def _require_joint_search(scenario: Scenario) -> None:
+def _require_search_of_several(scenario: Scenario) -> None:
     """What a search for several models cannot do.
 
     Raises:
@@ -164,7 +162,7 @@ def _require_joint_search(scenario: Scenario) -> None:
         raise UsageError(
             "search.parallel: several models are searched on one server at a time", hint="leave it out"
         )
-    if JointSpace(scenario).size < 2:
+    if all(len(axis.values) < 2 for axis in scenario.axes.values()):
         raise UsageError(
             "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
         )
@@ -191,10 +189,7 @@ def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
     if run is None:
         return current.exit_code(code)
     try:
-        if current.scenario.target.models:
-            code = conclude_of_several(run, current.scenario, current.trials, json=json, swept=True)
-        else:
-            code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
+        code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
         if current.fault is None and current.restored:
             raise

@@ -37,7 +37,6 @@ from batchtune.report.html.comparison_page import (
 from batchtune.report.html.shell.document import (
     Report,
     gathered_caveats,
-    models_text,
     provenance_rows,
     slo_words,
     table_of_single_trials,
@@ -59,7 +58,7 @@ from batchtune.report.html.shell.drawing import (
     safe,
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.words import Fact, capitalised, sentence, shortened
+from batchtune.report.words import Fact, capitalised, models_text, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, figures_of

@@ -22,7 +22,6 @@ from batchtune.report.comparison import (
 from batchtune.report.html.shell.document import (
     Report,
     gathered_caveats,
-    models_text,
     provenance_rows,
     slo_words,
     table_of_single_trials,
@@ -48,7 +47,7 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import Marks, ratio, without_empty_columns
-from batchtune.report.words import shortened
+from batchtune.report.words import models_text, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.compare.blocks import Metric, Variant, figure_of, is_noisy, runs_of

@@ -16,7 +16,9 @@ from pydantic import Field, WithJsonSchema, model_validator
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
+    PARAMETER_NAMES,
     TARGETS_FLAGS,
+    BatchingParameters,
     Configuration,
     Dialect,
     did_you_mean,
@@ -37,7 +39,7 @@ from batchtune.scenario.spec.knobs import (
 )
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import FileInputs, RequestSpec, transport_of
-from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, SearchSpec
+from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
@@ -83,18 +85,71 @@ class Scenario(Spec):
     )
     check: CheckSpec = Field(default_factory=CheckSpec, description="gates of `batchtune check`")
 
+    @property
+    def axes(self) -> Mapping[str, ListSpace | RangeSpace]:
+        """The parameters that are searched, with their values; of several models `MODEL:NAME` is one of a single model.
+
+        What a model's own `space` or `batching` says of a parameter comes before search.space.
+        """
+        if not self.target.models:
+            return self.search.space
+        own_names = [name for name in self.search.space if name in PARAMETER_NAMES and name not in SHARED]
+        axes = {name: knob for name, knob in self.search.space.items() if name not in own_names}
+        for own in self.target.models:
+            common = {name: self.search.space[name] for name in own_names if name not in own.batching}
+            axes |= {f"{own.name}:{name}": knob for name, knob in {**common, **own.space}.items()}
+        return axes
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Every limit of the SLO by its figure, as `SloSpec.limits`; of several models as `MODEL:p95`."""
+        if not self.target.models:
+            return self.slo.limits()
+        return {
+            f"{own.name}:{name}": limit
+            for own in self.target.models
+            for name, limit in (own.slo or self.slo).limits().items()
+        }
+
     def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
-        """`fixed` overlaid with a point of the space; names that are no batching parameter are server flags.
+        """`fixed` overlaid with a point of `axes`; names that are no batching parameter are server flags.
+
+        Of several models each has its own parameters, but for what they share.
 
         Raises:
             BatchingParametersError: values that no server would accept.
         """
+        if self.target.models and point is not None:
+            return self._of_models(point)
         if self.target.kind == "triton":
             return triton_configuration(self.fixed, point or {}, original=self.target.found)
         if self.target.kind == "http":
             defaults = self.target.in_house_words(self.target.defaults)
             return http_configuration(defaults, self.fixed, point or {}, words=self.target.words)
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
+
+    def _of_models(self, point: Mapping[str, Any]) -> Configuration:
+        shared = {name: value for name, value in point.items() if ":" not in name}
+        batched: dict[str, Configuration] = {}
+        for own in self.target.models:
+            head = f"{own.name}:"
+            values = {name[len(head) :]: value for name, value in point.items() if name.startswith(head)}
+            searched = {*self.search.space, *own.space}
+            fixed = {**self.fixed, **own.batching}
+            batched[own.name] = configuration_of(fixed, {**shared, **values}, searched=searched)
+        first = next(iter(batched.values()))
+        if first.batching is None:
+            return first
+        threads = BatchingParameters(
+            num_batch_threads=first.batching.num_batch_threads,
+            thread_pool_name=first.batching.thread_pool_name,
+        )
+        owned = tuple(
+            (name, replace(own.batching, num_batch_threads=None, thread_pool_name=None))
+            for name, own in batched.items()
+            if own.batching is not None
+        )
+        return replace(first, batching=threads, models=owned)
 
     def with_models(self, shared: Configuration) -> Configuration:
         """These parameters with those that are a model's own, where several have some."""
@@ -223,15 +278,15 @@ class Scenario(Spec):
         self._leave_what_is_fixed()
         self._check_objective()
         self._check_names()
-        self._check_values()
-        check_off(self.target, self.fixed, self.search.space)
         check_loads(self.target.models, self.load)
         check_spaces(self.target.models)
+        for at in range(len(self.target.models)):
+            self._check_own_batching(at)
+        self._check_values()
+        check_off(self.target, self.fixed, self.search.space)
         self.load.check_spread(len(self.target.endpoints))
         launches = not (self.target.runs_already or self.target.models)
         self.search.check_parallel(launches=launches, has_fleet=self.load.fleet is not None)
-        for at in range(len(self.target.models)):
-            self._check_own_batching(at)
         return self
 
     def _speak_its_protocol(self) -> None:
@@ -293,7 +348,11 @@ class Scenario(Spec):
             if name in own.batching:
                 raise problem("all models share it", at=(*path, name), hint="write it in fixed")
         try:
-            own.configuration(self.configuration())
+            shared = self.configuration()
+        except BatchingParametersError:
+            return  # it is wrong for all, which the check of all values says
+        try:
+            own.configuration(shared)
         except BatchingParametersError as error:
             raise problem(error.message, hint=error.hint, at=path) from error
 
@@ -378,10 +437,12 @@ class Scenario(Spec):
         return "target.set does not give the server such a parameter", did_you_mean(name, sorted(known))
 
     def _check_values(self) -> None:
-        first = self.search.point_from_indices([0] * len(self.search.space))
+        axes = self.axes
+        at = -1 if self.target.models else 0  # where a value of one model is wrong, no other axis is to blame
+        first = {name: space.values[at] for name, space in axes.items()}
         if not first:
             self._check_point(first, varied="")
-        for name, space in self.search.space.items():
+        for name, space in axes.items():
             ends = space.values if isinstance(space, ListSpace) else (space.values[0], space.values[-1])
             for value in ends:
                 self._check_point({**first, name: value}, varied=name)
@@ -391,6 +452,10 @@ class Scenario(Spec):
             self.configuration(point)
         except BatchingParametersError as error:
             text = error.message + error.hint
-            culprit = next((name for name in (varied, *self.fixed) if name and name in text), varied)
-            path = ("search", "space") if culprit in point else ("fixed",)
+            model, _, knob = varied.rpartition(":")
+            culprit = next((name for name in (knob, *self.fixed) if name and name in text), knob)
+            path: tuple[str | int, ...] = ("search", "space") if knob and culprit == knob else ("fixed",)
+            for at, own in enumerate(self.target.models):
+                if own.name == model and culprit in own.space:
+                    path = ("target", "models", at, "space")
             raise problem(error.message, hint=error.hint, at=(*path, culprit) if culprit else path) from error

@@ -300,10 +300,6 @@ class SearchSpec(Spec):
         pairs = zip(self.space.items(), indices, strict=True)
         return {name: space.values[index] for (name, space), index in pairs}
 
-    def indices_of_point(self, point: Mapping[str, KnobValue]) -> tuple[int, ...]:
-        """The inverse of `point_from_indices`; ValueError for a value that is not in the space."""
-        return tuple(space.values.index(point[name]) for name, space in self.space.items())
-
     def grid(self) -> list[dict[str, KnobValue]]:
         """Every point, the last parameter running fastest."""
         return [self.point_from_indices(indices) for indices in product(*map(range, self.grid_shape))]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.errors import (
+    BatchtuneError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, coded
@@ -16,7 +22,7 @@ from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
-from batchtune.tune.evidence.bracket import BracketRun, keeps, runs_of
+from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
@@ -118,8 +124,8 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
         trial
         for trial in batched
         if trial.state == "complete"
-        and trial.measurement is not None
-        and trial.measurement.error_ratio < ALL_FAIL_RATIO
+        and trial.measurements
+        and all(measured.error_ratio < ALL_FAIL_RATIO for measured in trial.measurements.values())
     ]
     if not batched or worked:
         return None
@@ -189,7 +195,14 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
         return TargetError(
             _failed(trials), hint="the failed trials are in the ledger; see whether the server works by hand"
         )
+    limits = scenario.model_copy(update={"slo": slo}).limits
+    trials = [trial for trial in trials if not trial.request.models]
     runs = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
+    if not runs and any(trial.state == "complete" and trial.parts for trial in trials):
+        return MeasurementInvalidError(
+            "the client was the limit in every load of all models: no figure is of the server",
+            hint="lower the rates, or give the client more: load.processes, load.cpus",
+        )
     if not runs:
         return InconclusiveError(
             "no trial is finished",
@@ -198,11 +211,12 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     by_number = {trial.number: trial for trial in trials}
     missed = [run for run in runs if not run.held] or runs
     own = [run for run in missed if not _is_scout(by_number[run.trial], scenario)] or missed
-    nearest = min(own, key=lambda run: violation(run, slo))
+    nearest = min(own, key=lambda run: violation(run, limits, slo.error_ratio))
     label = by_number[nearest.trial].configuration.label()
     tried = len({by_number[run.trial].configuration for run in runs})
-    wanted = limit_text(slo.limits(), slo.error_ratio)
-    why = f"no configuration of {tried} measured meets {wanted}; nearest: {label}, {_miss(nearest, slo)}"
+    wanted = limit_text(limits, slo.error_ratio)
+    missed_by = _miss(nearest, limits, slo.error_ratio)
+    why = f"no configuration of {tried} measured meets {wanted}; nearest: {label}, {missed_by}"
     open_question = _open_question(trials, scenario=scenario, slo=slo)
     if open_question is not None:
         return InconclusiveError(f"{why}; {open_question}", hint="give the sweep more time")
@@ -217,10 +231,8 @@ def _is_scout(trial: Trial, scenario: Scenario) -> bool:
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
     """Why it is not known that nothing meets the SLO; None: it is."""
-    lone = next(
-        (trial for trial in trials if trial.request.concurrency == 1 and trial.measurement is not None), None
-    )
-    if lone is not None and not _keeps(lone, slo):
+    lone = next((trial for trial in trials if trial.request.concurrency == 1 and trial.measurements), None)
+    if lone is not None and not all(run.kept for run in runs_of([lone], slo, scenario)):
         return None  # no configuration answers sooner than a lone request is
     batched = {trial.configuration for trial in trials if trial.configuration.batching is not None}
     if not batched and failure_with_batching(trials) is None:
@@ -229,17 +241,10 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
         if lone is None:
             return None
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
-    if len(batched) < min(BATCHED_LEAST, math.prod(scenario.search.grid_shape)):
+    if len(batched) < min(BATCHED_LEAST, math.prod(len(axis.values) for axis in scenario.axes.values())):
         tried = counted(len(batched), "configuration")
         return f"whether another would is not known: only {tried} with batching was tried"
     return None
-
-
-def _keeps(trial: Trial, slo: SloSpec) -> bool:
-    if trial.measurement is None:
-        return False
-    latency_s = {name: quantile.value for name, quantile in trial.measurement.latency_s.items()}
-    return keeps(slo, latency_s, trial.measurement.error_ratio)
 
 
 def _failed(trials: Sequence[Trial]) -> str:
@@ -249,19 +254,19 @@ def _failed(trials: Sequence[Trial]) -> str:
     return f"all trials failed ({len(failures)}){cause}"
 
 
-def violation(run: BracketRun, slo: SloSpec) -> float:
+def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
     """How far a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
-    ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in slo.limits().items()]
-    errors = run.error_ratio / slo.error_ratio if slo.error_ratio > 0.0 else 1.0 + run.error_ratio
+    ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
+    errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
     unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf
     values = [ratio if not math.isnan(ratio) else math.inf for ratio in (*ratios, errors, unanswered)]
     return max(values, default=math.inf)
 
 
-def _miss(run: BracketRun, slo: SloSpec) -> str:
+def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> str:
     """What the nearest run missed each limit by."""
     misses = []
-    for name, limit_s in slo.limits().items():
+    for name, limit_s in limits.items():
         value_s = run.latency_s.get(name, math.nan)
         if math.isnan(value_s) or math.isinf(value_s):
             misses.append(f"{name} is undefined: too many requests had no good answer")
@@ -276,10 +281,8 @@ def _miss(run: BracketRun, slo: SloSpec) -> str:
                 if ratio < 2
                 else f"{shown} is {rounded(ratio)} × {allowed}"
             )
-    if run.error_ratio > slo.error_ratio:
-        misses.append(
-            f"{percentage(run.error_ratio)} of requests fail where {percentage(slo.error_ratio)} may"
-        )
+    if run.error_ratio > error_limit:
+        misses.append(f"{percentage(run.error_ratio)} of requests fail where {percentage(error_limit)} may")
     if not misses and run.rate_rps is not None:
         misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")
     return " and ".join(misses) or "which met it in some runs and missed it in others"

@@ -26,9 +26,12 @@ from batchtune.tune.answer.reason import (
 )
 from batchtune.tune.answer.recommendation import (
     PREDICTION_RUNS,
+    Alone,
     Alternative,
+    Capacity,
     Compared,
     Helps,
+    ModelResult,
     Promise,
     Recommendation,
     range_of,
@@ -37,7 +40,7 @@ from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottle
 from batchtune.tune.evidence.bracket import BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
-from batchtune.tune.search.fixed_load import search_of
+from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
@@ -224,7 +227,10 @@ class _Answer:
         """As the function of that name."""
         names = {id(contender): name for name, contender in self._references().items()}
         misses = {
-            id(c): min(violation(run, self._slo) for run in self._account.behind(c)[0])
+            id(c): min(
+                violation(run, self._state.limits, self._slo.error_ratio)
+                for run in self._account.behind(c)[0]
+            )
             for c in self._state.contenders.all()
             if self._has_figures(c)
         }
@@ -237,8 +243,6 @@ class _Answer:
         runs, fresh = account.behind(chosen)
         measured = self._measured(runs)
         contenders = [c for c in self._state.contenders if c.runs]
-        rivals = [c for c in contenders if account.is_open(c, chosen)]
-        questions = account.questions(chosen, rivals)
         batched = [c for c in contenders if c.configuration.batching is not None]
         best = max((c for c in batched if account.keeps(c)), key=lambda c: account.ends(c)[0], default=None)
         if chosen.configuration.batching is not None:
@@ -254,20 +258,23 @@ class _Answer:
         others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]
         compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
         named = tuple(self._compared(c, name) for name, c in references.items())
+        rivals = [c for c in contenders if account.is_open(c, chosen)]
+        if self._state.of_models:  # without a curve whom nobody tried may hold anything
+            rivals += self._untried_beside()
+        questions = account.questions(chosen, rivals)
         latency_s = self._latency(runs)
         capacity = account.capacity(chosen)
         last = self._by_number[runs[-1].trial]
         throughput = _throughput(runs)
+        rate_rps = self._state.stated_rps if self._state.of_models else last.rate_rps
         return Recommendation(
             configuration=chosen.configuration,
             names=tuple(chosen.sources),
             objective=scenario.objective,
             throughput_rps=throughput,
-            throughput_rows_per_s=range_of(
-                [measurement.throughput_rows_per_s.value for measurement in measured]
-            ),
+            throughput_rows_per_s=range_of([_rows_per_s(trial) for trial in self._runs_trials(runs)]),
             latency_s=latency_s,
-            slo={**self._slo.limits(), "errors": self._slo.error_ratio},
+            slo={**self._state.limits, "errors": self._slo.error_ratio},
             batching_helps=helps,
             reason=explain_gain(
                 self._activity(best),
@@ -282,7 +289,7 @@ class _Answer:
             runs=len(runs),
             behind=tuple(run.trial for run in runs),
             confirmations=fresh,
-            rate_rps=last.rate_rps if capacity is None else capacity.held_rps,
+            rate_rps=rate_rps if capacity is None else capacity.held_rps,
             concurrency=last.concurrency if capacity is None else None,
             rows_per_request=scenario.request.rows_most,
             interval="prediction" if len(runs) >= PREDICTION_RUNS else "range",
@@ -299,11 +306,13 @@ class _Answer:
                 high=math.nan if capacity.missed_rps is None else capacity.missed_rps,
             ),
             batching_gain=gain,
-            mean_batch_rows=_mean_batch_rows(measured),
+            mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
             promises=self._promises(runs),
             cannot_pay=unable if helps == "no" else None,
             rule=None if self._state.rule is None else self._state.rule.arithmetic(),
-            bottleneck=searched_bottleneck(
+            bottleneck=None
+            if self._state.of_models
+            else searched_bottleneck(
                 chosen.configuration,
                 measured,
                 tried=(c.configuration for c in contenders),
@@ -327,6 +336,34 @@ class _Answer:
                 *self._notes(),
                 *padding_note(self._runs_trials(runs), chosen.configuration, self._trials),
             ),
+            models=self._models(capacity),
+        )
+
+    def _models(self, capacity: Capacity | None) -> tuple[ModelResult, ...]:
+        """What each of several models gets."""
+        scale = 1.0 if capacity is None else capacity.held_rps / (self._state.stated_rps or 1.0)
+        return tuple(
+            ModelResult(
+                name=name,
+                stated_rps=own.load.rate_rps or 0.0,
+                rate_rps=scale * (own.load.rate_rps or 0.0),
+                alone=self._alone(self._state.alone.get(name)),
+            )
+            for name, own in self._scenario.of_models().items()
+        )
+
+    def _alone(self, search: Search | None) -> Alone | None:
+        best = None if search is None else search.best()
+        if search is None or best is None:
+            return None
+        rate_rps, standing = best.bracket.held_rps, None
+        if isinstance(search, FixedLoadSearch):
+            rate_rps, standing = search.stated_rps, search.standing(best)
+        return Alone(
+            configuration=best.configuration.of_model(search.name),
+            rate_rps=rate_rps,
+            of_limit=None if standing is None else math.exp(-standing.mean),
+            tried=sum(bool(contender.runs) for contender in search.contenders.all()),
         )
 
     # Who stands beside the answer.
@@ -369,9 +406,9 @@ class _Answer:
             outside=not contender.eligible,
             capacity=account.capacity(contender),
             gain=account.gain(self._chosen, contender),
-            mean_batch_rows=_mean_batch_rows(measured),
+            mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
             bottleneck=None
-            if name is None
+            if name is None or self._state.of_models
             else usual_bottleneck(contender.configuration, measured, scenario=self._scenario),
             caveats=_caveats(measured),
         )
@@ -430,7 +467,7 @@ class _Answer:
         if unbatched is None or isinstance(self._account, Capacities) or self._account.keeps(unbatched):
             return None
         latency_s = self._latency(self._account.behind(unbatched)[0])
-        for name, limit_s in self._slo.limits().items():
+        for name, limit_s in self._state.limits.items():
             value = latency_s.get(name)
             if value is not None and not value.value <= limit_s:
                 return name, value.value, limit_s
@@ -445,8 +482,7 @@ class _Answer:
     # Figures.
 
     def _measured(self, runs: Iterable[BracketRun]) -> list[Measurement]:
-        trials = (self._by_number.get(run.trial) for run in runs)
-        return [trial.measurement for trial in trials if trial is not None and trial.measurement is not None]
+        return [measured for trial in self._runs_trials(runs) for measured in trial.measurements.values()]
 
     def _runs_trials(self, runs: Iterable[BracketRun]) -> list[Trial]:
         return [self._by_number[run.trial] for run in runs if run.trial in self._by_number]
@@ -459,7 +495,7 @@ class _Answer:
 
     def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
         promises = []
-        for name, limit_s in self._slo.limits().items():
+        for name, limit_s in self._state.limits.items():
             values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
             if values:
                 promises.append(
@@ -478,13 +514,14 @@ class _Answer:
 
     def _may_find_more(self) -> bool:
         """Whether neighbours of the answer were never run."""
-        chosen = self._chosen
-        if chosen.configuration.batching is None:
-            return False
-        return any(
-            not near.runs and near.eligible and not self._state.contenders.is_barred(near)
-            for near in self._state.contenders.neighbours(chosen)
-        )
+        return bool(self._untried_beside())
+
+    def _untried_beside(self) -> list[Contender]:
+        if self._chosen.configuration.batching is None:
+            return []
+        near = self._state.contenders.neighbours(self._chosen)
+        barred = self._state.contenders.is_barred
+        return [c for c in near if not c.runs and c.eligible and not barred(c)]
 
     def _failed_references(self) -> dict[str, str]:
         """What ended those reference points that were tried and gave no figures."""
@@ -548,10 +585,15 @@ def _throughput(runs: Sequence[BracketRun]) -> Estimate:
     return range_of([run.answered_rps for run in runs if run.latency_s])
 
 
-def _mean_batch_rows(measured: Sequence[Measurement]) -> float | None:
+def _rows_per_s(trial: Trial) -> float:
+    return math.fsum(measured.throughput_rows_per_s.value for measured in trial.measurements.values())
+
+
+def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:
     """Over the runs whose server tells; None: none does."""
-    known = [measurement.server.mean_batch_rows for measurement in measured if measurement.server is not None]
-    rows = [mean for mean in known if mean is not None]
+    servers = [trial.server if trial.measurement is None else trial.measurement.server for trial in trials]
+    means = [server.mean_batch_rows for server in servers if server is not None]
+    rows = [mean for mean in means if mean is not None]
     return sum(rows) / len(rows) if rows else None
 
 

@@ -146,6 +146,27 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """What was best for one of several models by itself, of `tried` configurations: the rate that it held, or the
+    largest share of a limit that it took at the stated one."""
+
+    configuration: Configuration
+    rate_rps: float
+    of_limit: float | None
+    tried: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResult:
+    """What one of several models gets beside the others; its promises stand among all. `alone` None: not searched."""
+
+    name: str
+    stated_rps: float
+    rate_rps: float
+    alone: Alone | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenQuestion:
     """What keeps an answer from being established.
 
@@ -184,6 +205,8 @@ class Recommendation:
     `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer. `drops`: what runs now and is
     neither kept nor was searched, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches"
     are larger than allowed, "answers" are as many whatever the size.
+    `models`: of several, what each gets. A rate is then of all of them together, in the mix that their stated rates
+    are, and the limits and latencies of each are named `MODEL:p95`.
     """
 
     configuration: Configuration
@@ -225,6 +248,17 @@ class Recommendation:
     notes: tuple[Coded, ...] = field(default=())
     drops: tuple[str, ...] = ()
     ignored: Literal["batches", "answers"] | None = None
+    models: tuple[ModelResult, ...] = ()
+
+    @property
+    def of_limit(self) -> Estimate:
+        """The share of its limit that the tightest latency takes."""
+        return tightest(self.latency_s, self.slo)
+
+    @property
+    def scale(self) -> float:
+        """Of several models, how many times the stated rates."""
+        return self.models[0].rate_rps / self.models[0].stated_rps if self.models else 1.0
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
@@ -252,6 +286,16 @@ class Recommendation:
         """
         check_version(values, SCHEMA_VERSION)
         return from_plain(cls, values)
+
+
+def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:
+    """Of all latencies that have a limit the largest share of it."""
+    shares = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
+    return Estimate(
+        value=max((latency.value / limit for latency, limit in shares), default=math.nan),
+        low=max((latency.low / limit for latency, limit in shares), default=math.nan),
+        high=max((latency.high / limit for latency, limit in shares), default=math.nan),
+    )
 
 
 def range_of(values: Sequence[float]) -> Estimate:

@@ -203,7 +203,7 @@ class Variant:
     @property
     def configuration(self) -> Configuration:
         """With the parameters that are a model's own, where several have some."""
-        return self.scenario.with_models(self.scenario.configuration({}))
+        return self.scenario.with_models(self.scenario.configuration())
 
     @property
     def server_key(self) -> str:

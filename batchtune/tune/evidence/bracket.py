@@ -21,6 +21,9 @@ from batchtune.tune.trials.trial import Trial
 FAR_ANSWERED = 0.8
 """A run that answers less than this share of the rate missed by far: once is enough (noisy.py, host harsh)."""
 
+FAR_OVER = 2.0
+"""Of several models, whose rates no curve foretells, one that used so many times a limit missed by far."""
+
 ANSWERED = 0.97
 """Share of the requests that must be answered in time for a rate to be held, less a Poisson count's own noise."""
 
@@ -36,6 +39,19 @@ UNCONFIRMED = 0.9
 
 WIDTH, UNSTEADY = 1.14, 1.35
 """No stated bracket is narrower; nor than the second where runs differ (noisy.py, harsh)."""
+
+WIDEST = 1.15
+"""Missed over held rate of an answer that is established."""
+
+RIVAL = 1.03
+"""Rates within this factor are not told apart: what a rival must hope for, times the leader's, to be tried before the
+leader's bracket is closed; closed loops that fill every batch and answer alike agree."""
+
+CLIMB, STEP = 2.0, 1.06
+"""The next rate above one that was held, times that: at most, and at least."""
+
+TINY_S = 1e-6
+"""Below this a latency says nothing: tokens that came together are 0 s apart."""
 
 INVERTED, CONTRADICTIONS = 0.95, 2
 """So many runs that missed less than this share of a rate that another held: runs differ."""
@@ -223,14 +239,53 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
     return min(crossings, default=None)
 
 
+def next_rate(
+    bracket: Bracket, limits: Mapping[str, float], *, belief_rps: float = 0.0, most_rps: float = math.inf
+) -> float:
+    """The rate above the one held that tells most: what is believed, or as much more as the latency leaves room for.
+
+    By bisection once a rate was missed; one that was missed, but not surely, is tried again where it is near.
+    `most_rps`: what it can answer at most.
+    """
+    lo, hi = bracket.held_rps, bracket.missed_rps
+    once = [_rate(run) for run in bracket.open_runs if not run.held and lo < _rate(run) < 0.999 * hi]
+    if once:
+        lowest = min(once)
+        return lowest if lowest < WIDEST * lo else math.sqrt(lo * lowest)
+    if belief_rps > RIVAL * lo:
+        climbed = max(0.98 * belief_rps, STEP * lo)
+    else:
+        most_rps = most_rps if most_rps > lo else math.inf  # else it is refuted
+        climbed = max(min(lo * min(math.sqrt(_room(bracket, limits)), CLIMB), most_rps), STEP * lo)
+    return min(climbed, math.sqrt(lo * hi))
+
+
+def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
+    """How far the latency at the rate held stays below the limit, as a factor: of the limit that is nearest."""
+    rooms = [
+        min(
+            limit_s / max(run.latency_s[name], TINY_S)
+            for name, limit_s in limits.items()
+            if name in run.latency_s
+        )
+        for run in bracket.open_runs
+        if run.held and _rate(run) >= 0.999 * bracket.held_rps and run.latency_s
+    ]
+    return max(rooms, default=1.0)
+
+
 def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
     """Every load of these trials, judged by this SLO: each rate of an older search for a capacity too.
 
-    A trial that failed is a miss by far at the rate that was asked.
+    A trial that failed is a miss by far at the rate that was asked. One of several models is a run of all of them, at
+    the sum of their rates; where the client was the limit of one it says nothing.
     """
     runs: list[BracketRun] = []
     for trial in trials:
-        if trial.probes:
+        if trial.parts:
+            verdicts = {measured.verdict for measured in trial.measurements.values()}
+            runs += [] if "INVALID" in verdicts else [_run_of_models(trial, scenario)]
+        elif trial.probes:
             runs += [
                 BracketRun(
                     trial=trial.number,
@@ -254,6 +309,12 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
     return error_ratio <= slo.error_ratio and all(
         latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
     )
+
+
+def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
+    """The largest share of its limit that a latency takes; inf where one is not known."""
+    shares = [latency_s.get(name, math.inf) / limit for name, limit in limits.items()]
+    return max((math.inf if math.isnan(share) else share for share in shares), default=0.0)
 
 
 def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
@@ -289,6 +350,33 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         fresh=trial.source == "confirm",
         requests=requests,
         full=clients is not None and clients >= clients_to_fill(trial.configuration, scenario),
+    )
+
+
+def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
+    """A rate is held where each model held its own, and missed by far where one missed its own so."""
+    scenarios = scenario.of_models()
+    runs = {name: _run_of(part, scenarios[name].slo, scenarios[name]) for name, part in trial.parts.items()}
+    rates = [trial.request.scale * (scenarios[name].load.rate_rps or 0.0) for name in runs]
+    is_closed = trial.request.concurrency is not None
+    verdicts = {measured.verdict for measured in trial.measurements.values()}
+    over = max(
+        (1.0 + value for part in trial.parts.values() for value in part.constraints.values()), default=1.0
+    )
+    return BracketRun(
+        trial=trial.number,
+        rate_rps=None if is_closed else math.fsum(rates),
+        clients=trial.request.concurrency,
+        answered_rps=math.fsum(run.answered_rps for run in runs.values()),
+        latency_s={
+            f"{model}:{name}": value for model, run in runs.items() for name, value in run.latency_s.items()
+        },
+        error_ratio=max(run.error_ratio for run in runs.values()),
+        held=all(run.held for run in runs.values()),
+        far=any(run.far for run in runs.values()) or (over >= FAR_OVER and "NOISY" not in verdicts),
+        kept=all(run.kept for run in runs.values()),
+        fresh=trial.source == "confirm",
+        requests=min(run.requests for run in runs.values()),
     )
 
 

@@ -17,9 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.tune.evidence.bracket import BACK, WIDTH, Bracket, BracketRun
-from batchtune.tune.one_capacity import TINY_S
-from batchtune.tune.search.contenders import Contender
+from batchtune.tune.evidence.bracket import (
+    BACK,
+    RIVAL,
+    TINY_S,
+    UNCONFIRMED,
+    WIDEST,
+    WIDTH,
+    Bracket,
+    BracketRun,
+    next_rate,
+    of_limit,
+)
+from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
     CLIENTS_MAX,
     COMPARE_SHARE,
@@ -33,13 +43,6 @@ from batchtune.tune.trials.trial import Source, TrialRequest
 
 CLOSED = 1.10
 """Missed over held rate of a leader that is known well enough to go on."""
-
-WIDEST = 1.15
-"""Missed over held rate of an answer that is established."""
-
-RIVAL = 1.03
-"""Rates within this factor are not told apart: what a rival must hope for, times the leader's, to be tried before the
-leader's bracket is closed; closed loops that fill every batch and answer alike agree."""
 
 OPEN = 1.10
 """A rival whose upper end lies this far above the answer is open."""
@@ -57,7 +60,6 @@ SAME = 0.03
 UNLIKELY, HOPELESS = 0.7, 0.5
 """Of the leader's, a hope below which nobody is tried while the curve is trusted: the second of a neighbour in size or
 threads, which is there because the curve may be wrong, and of references."""
-
 
 LEVEL = 1.05
 """What holds no more than this, times another, changes nothing for the user. No rate above this, times what agreeing
@@ -85,6 +87,13 @@ LOOP_SHARE = 0.8
 HOPEFUL, CAUTIOUS = 0.92, 0.75
 """Of the best hope, its first rate: the second of a fresh run where nothing held."""
 
+ROUGHLY = 1.4
+"""Of several models, in place of CLOSED while one that is tried first is untried (joint_search.py: the search finds
+78 % of the best in 40 loads where 75 % without)."""
+
+TIGHT_MAX, NEARNESS = 10.0, 0.25
+"""A rate at which so much of a limit was used, to this power, is about a capacity: that tells where to go next."""
+
 BOLDEST = 3.0
 """No first rate is more than this times what anybody answered: the curve may be wrong, and floods drain slowly."""
 
@@ -100,6 +109,14 @@ class CapacitySearch(Search):
     def leader(self) -> Contender:
         """The highest rate held, else the best hope; of equals the simplest."""
         return self._best_of(list(self.contenders))
+
+    def best(self) -> Contender | None:
+        top = self.leader()
+        return top if self.worth(top) > 0.0 else None
+
+    def comparison(self, left_s: float) -> TrialRequest | None:
+        self._ask_curve()
+        return self._affordable(self._next_probe(self.leader(), set()), left_s=left_s, reserve_s=0.0)
 
     def _best_of(self, contenders: Sequence[Contender]) -> Contender:
         return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
@@ -145,6 +162,8 @@ class CapacitySearch(Search):
 
     def _humbled(self, contender: Contender) -> float:
         """The hope, less for each run that missed."""
+        if self.of_models:
+            return self._belief(contender)
         misses = sum(not run.held for run in contender.bracket.open_runs)
         return (self._belief(contender) or contender.bracket.loop_rps) * BACK**misses
 
@@ -154,6 +173,8 @@ class CapacitySearch(Search):
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
+        if self.of_models:
+            return self.alone_comparison(left_s)
         if (ask := self.present_loop()) is not None:
             return ask
         unbatched = self.unbatched() if self.has_curve else None
@@ -229,6 +250,9 @@ class CapacitySearch(Search):
     # 2. Hopes.
 
     def _ask_curve(self) -> None:
+        if self.of_models:
+            self._guess()
+            return
         asked = (
             len(list(self.contenders)),
             sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders),
@@ -251,6 +275,33 @@ class CapacitySearch(Search):
         for contender in self.contenders:
             contender.hope = max(contender.hope, LOOP_SHARE * contender.bracket.loop_rps)
 
+    def _guess(self) -> None:
+        """Without a curve: of whom ran what the runs say, of others what a plane through these does; before any ran as
+        if the models took turns, each with the rate that it held alone."""
+        held = [
+            best.bracket.held_rps / search.stated_rps
+            for search in self.alone.values()
+            if (best := search.best())
+        ]
+        turns = 1.0 / sum(1.0 / scale for scale in held) if held else 1.0
+        for contender in self.contenders:
+            is_named = bool({"alone", *REFERENCES} & set(contender.sources))
+            contender.hope = turns * self.stated_rps * (1.0 if is_named else UNCONFIRMED)
+        ran = {c: self._guessed_rps(c) for c in self.contenders if c.bracket.open_runs}
+        order = sorted(ran, key=lambda c: (self.worth(c), ran[c]), reverse=True)
+        self.hope_by_plane([(c, math.log(ran[c])) for c in order])
+        for contender, rate_rps in ran.items():
+            contender.hope = rate_rps
+
+    def _guessed_rps(self, contender: Contender) -> float:
+        """The rate held; where none was, less than the lowest that missed, by how much of a limit was used."""
+        guesses = [
+            (run.rate_rps or 0.0)
+            * min(min(of_limit(run.latency_s, self.limits), TIGHT_MAX) ** -NEARNESS, BACK)
+            for run in contender.bracket.open_runs
+        ]
+        return contender.bracket.held_rps or min(guesses)
+
     def _is_known(self, contender: Contender) -> bool:
         """Whether runs at a rate say something of it beside the curve; without a curve loops do too."""
         if not self.has_curve:
@@ -266,17 +317,15 @@ class CapacitySearch(Search):
 
     def _gaps_room(self, run: BracketRun) -> float:
         """Less than 1 where the gaps between tokens of a loop are too long: a step takes too long at that rate."""
-        limits = {
-            name: limit for name, limit in self.scenario.slo.limits().items() if name.startswith("itl_")
-        }
+        limits = {name: limit for name, limit in self.limits.items() if name.startswith("itl_")}
         ratios = [limit / max(run.latency_s.get(name, limit), TINY_S) for name, limit in limits.items()]
         return min(1.0, math.sqrt(min(ratios, default=1.0)))
 
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
 
     def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
-        if self.lone_s > self._limit_s:
-            return None  # no configuration answers sooner than a lone request is
+        if self.is_hopeless:
+            return None
         self._ask_curve()
         top = self.leader()
         fresh_runs = 3.3  # Fresh runs of the leader for which time is set aside.
@@ -323,9 +372,8 @@ class CapacitySearch(Search):
     ) -> float | None:
         """How long a run lasts in what is left: a little shorter at the end; None: too little is left."""
         seconds = self._seconds(contender, rate_rps, fresh=fresh)
-        # Of a run: where no rate holds, lower ones are tried until so few requests would be sent.
-        requests_min = 4
-        if seconds * rate_rps < requests_min:
+        requests_min = 4  # Where no rate holds, lower ones are tried until so few requests would be sent.
+        if seconds * rate_rps * self.rarest < requests_min:
             return None
         fitting = left_s - (self._cost_s(contender, rate_rps, fresh=fresh) - seconds)
         shortest = 0.6  # Of its length, what the last run is made for in the time that is left.
@@ -350,12 +398,13 @@ class CapacitySearch(Search):
             and self.upper(c) > LEVEL * lo
             and self._belief(c) > RIVAL * self._belief(top)
         ]
-        if rivals:
+        if rivals and not self.of_models:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return rival, self._rivals_rate(rival, lo), "it is hoped to hold more than the leader"
-        if top not in taken and bracket.missed_rps > CLOSED * lo and not bracket.confirmed_rps:
+        near = self._untried_near(top, taken, widely=self.of_models)
+        closed = ROUGHLY if near is not None and self.is_first(near) else CLOSED
+        if top not in taken and bracket.missed_rps > closed * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader holds"
-        near = self._untried_near(top, taken, widely=False)
         if near is None:
             return None
         return near, NEIGHBOUR * lo, "whether it holds more than the leader"
@@ -386,43 +435,11 @@ class CapacitySearch(Search):
         return min([rate_rps, *(BACK * missed_rps for missed_rps in near)])
 
     def _next_rate(self, top: Contender) -> float:
-        bracket, belief = top.bracket, self._belief(top)
-        lo, hi = bracket.held_rps, bracket.missed_rps
-        once = [
-            run.rate_rps
-            for run in bracket.open_runs
-            if not run.held and run.rate_rps is not None and lo < run.rate_rps < 0.999 * hi
-        ]
-        if once:  # missed, but not surely
-            lowest = min(once)
-            return lowest if lowest < WIDEST * lo else math.sqrt(lo * lowest)
-        # The next rate of a leader that held more than was hoped: by the room that its latency leaves, at most
-        # so much.
-        climb = 2.0
-        if belief > RIVAL * lo:
-            climbed = max(0.98 * belief, 1.06 * lo)
-        else:
-            most = LEVEL * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
-            most = most if most > lo else math.inf  # else the curve is refuted
-            climbed = max(min(lo * min(math.sqrt(self._room(bracket, lo)), climb), most), 1.06 * lo)
-        return min(climbed, math.sqrt(lo * hi) if math.isfinite(hi) else math.inf)
+        most_rps = LEVEL * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
+        return next_rate(top.bracket, self.limits, belief_rps=self._belief(top), most_rps=most_rps)
 
     def _is_curved(self, contender: Contender) -> bool:
         return self.trusts_curve and self.curve.is_known and contender.configuration.batching is not None
-
-    def _room(self, bracket: Bracket, rate_rps: float) -> float:
-        """How far the latency at this rate stays below the limit, as a factor: of the limit that is nearest."""
-        limits = self.scenario.slo.limits()
-        rooms = [
-            min(
-                limit_s / max(run.latency_s[name], TINY_S)
-                for name, limit_s in limits.items()
-                if name in run.latency_s
-            )
-            for run in bracket.open_runs
-            if run.held and run.rate_rps is not None and run.rate_rps >= 0.999 * rate_rps and run.latency_s
-        ]
-        return max(rooms, default=1.0)
 
     def _untried_near(self, top: Contender, taken: set[Contender], *, widely: bool) -> Contender | None:
         """Who was not tried and may hold more, the curve being wrong: a step in size or threads, the defaults.
@@ -435,6 +452,7 @@ class CapacitySearch(Search):
         if widely:
             named = (*named, "no_batching", "rule", "guide")
         standing = [c for source in named if (c := self.contenders.of(source)) is not None]
+        standing += [c for c in self.contenders if self.is_first(c)]
         steps = [
             c
             for c in self.contenders.neighbours(top)
@@ -451,7 +469,7 @@ class CapacitySearch(Search):
             if c in standing or not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)
         ]  # how the rule's and the guide's points fare is told, whatever is hoped of them
         if near:
-            return max(near, key=lambda c: _level(self._belief(c), c))
+            return max(near, key=lambda c: (self.is_first(c), *_level(self._belief(c), c)))
         return self._named_by_optuna(top, taken) if widely or self._is_optunas else None
 
     def _simpler_steps(self, top: Contender) -> list[Contender]:
@@ -590,9 +608,9 @@ class CapacitySearch(Search):
         """Long enough for some dozen batches and a thousand requests, within a share of the budget."""
         batch_s = self._run_batch_s(contender, rate_rps)
         if fresh:
-            wanted = max(FRESH_BATCHES * batch_s, FRESH_REQUESTS / rate_rps, FRESH_S)
+            wanted = max(FRESH_BATCHES * batch_s, FRESH_REQUESTS / (rate_rps * self.rarest), FRESH_S)
         else:
-            wanted = max(BATCHES * batch_s, REQUESTS / rate_rps, RUN_S)
+            wanted = max(BATCHES * batch_s, REQUESTS / (rate_rps * self.rarest), RUN_S)
         load = self.scenario.load
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)

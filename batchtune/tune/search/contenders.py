@@ -6,6 +6,7 @@ guessed itself (`search.grow`) ends nowhere: it grows by a step where the best l
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,14 @@ from batchtune.scenario.spec.target import can_be_off
 from batchtune.system import usable_threads
 from batchtune.tune.evidence.bracket import Bracket, BracketRun
 from batchtune.tune.trials.failures import is_beyond_memory
-from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
+from batchtune.tune.trials.space import (
+    UNBATCHED_CLIENTS,
+    Space,
+    fits_requests,
+    in_force,
+    lies_inside,
+    rows_of,
+)
 from batchtune.tune.trials.trial import Source
 
 # The throughput × interval rule.
@@ -150,20 +158,25 @@ class Contender:
 
 
 class Contenders:
-    """All of them, in the order in which they were named."""
+    """All of them, in the order in which they were named.
 
-    def __init__(self, scenario: Scenario) -> None:
+    `alone`: the only one of several models that is loaded; the parameters of the others stay in the middle.
+    """
+
+    def __init__(self, scenario: Scenario, *, alone: str = "") -> None:
         self._scenario = scenario
         self._space = Space(scenario)
+        axes = {name: list(knob.values) for name, knob in scenario.axes.items()}
         self.values: dict[str, list[Any]] = {
-            name: list(knob.values) for name, knob in scenario.search.space.items()
+            name: values for name, values in axes.items() if not alone or _model(name) in ("", alone)
         }
+        self._others = {name: _middle(values) for name, values in axes.items() if name not in self.values}
         self._by_configuration: dict[Configuration, Contender] = {}
         self.ceiling_rows = float("inf")
         """Batches of so many rows or more run out of memory."""
         self.beyond_memory: list[dict[str, Any]] = []
         """Points that run out of memory, where other knobs than the rows take it too."""
-        for source, configuration in reference_configurations(scenario).items():
+        for source, configuration in () if alone else reference_configurations(scenario).items():
             self.add(configuration, source)
 
     def __iter__(self) -> Iterator[Contender]:
@@ -184,7 +197,7 @@ class Contenders:
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
-        if self._scenario.streams and contender.point is not None:
+        if (self._scenario.streams or self._scenario.target.models) and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
@@ -208,7 +221,7 @@ class Contenders:
                 configuration=configuration,
                 sources=[],
                 point=located,
-                rows=self._rows(configuration),
+                rows=rows_of(configuration, self._scenario),
                 threads=self._threads(configuration),
                 eligible=located is not None or self._is_eligible(configuration, source),
             )
@@ -230,14 +243,33 @@ class Contenders:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
             return None
-        if in_force(configuration, SIZE) < self._scenario.request.rows_most:
-            return None
-        return self.add(configuration, source)
+        return self.add(configuration, source) if fits_requests(configuration, self._scenario) else None
 
     def base(self) -> dict[str, Any]:
         """The point in which a batch waits for no time and everything else is as the server has it."""
         base = self._space.nearest({_TIMEOUT: 0})
         return {name: base[name] for name in self.values}
+
+    def scattered(self, count: int) -> list[Contender]:
+        """The middle of the space, and so many points at random: where nothing says who is better."""
+        chance = random.Random(f"{self._scenario.search.seed} {sorted(self.values)}")
+        points = [{name: _middle(values) for name, values in self.values.items()}]
+        points += [
+            {name: chance.choice(values) for name, values in self.values.items()} for _ in range(count)
+        ]
+        return _unique(self.at(point, "grid") for point in points)
+
+    def indices(self, contender: Contender) -> tuple[int, ...] | None:
+        """Which of the values of each parameter it has; None: it lies outside the space."""
+        point = contender.point
+        if point is None or any(point[name] not in values for name, values in self.values.items()):
+            return None
+        return tuple(values.index(point[name]) for name, values in self.values.items())
+
+    def put_together(self, best: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
+        """The own parameters of each of several models from its point, once with what all share from each of them."""
+        points = ({name: best[_model(name) or lender][name] for name in self.values} for lender in best)
+        return _unique(self.at(point, "alone") for point in points)
 
     def grid(self, most: int) -> list[Contender]:
         """Sizes times threads, times more knobs while they are at most so many points; the rest at its base."""
@@ -321,20 +353,10 @@ class Contenders:
                 values.sort()
 
     def _configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        try:
-            configuration = self._scenario.configuration(dict(point))
-        except BatchingParametersError:
-            return None
-        fits = in_force(configuration, SIZE) >= self._scenario.request.rows_most
-        return configuration if fits else None
+        return self._space.configuration({**self._others, **point})
 
     def _key(self, configuration: Configuration) -> Configuration:
         return self._space.filled(configuration)
-
-    def _rows(self, configuration: Configuration) -> int:
-        if configuration.batching is None:
-            return self._scenario.request.rows_most
-        return int(in_force(configuration, SIZE))
 
     def _threads(self, configuration: Configuration) -> int:
         if configuration.batching is None:
@@ -438,6 +460,15 @@ def same_instances(unbatched: Configuration, batched: Configuration) -> Configur
     count = str(in_force(batched, THREADS) or 1)
     flags = tuple(sorted({**dict(unbatched.flags), name: count}.items()))
     return replace(unbatched, flags=flags)
+
+
+def _model(axis: str) -> str:
+    """Whose parameter it is; "": all share it."""
+    return axis.rpartition(":")[0]
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    return values[(len(values) - 1) // 2]
 
 
 def _unique(contenders: Iterable[Contender | None]) -> list[Contender]:

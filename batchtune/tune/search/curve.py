@@ -6,7 +6,7 @@ A hope, no more: it says who is tried next and at which rate. Brackets decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,9 @@ from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.simulator.replica import Batcher, Device, Summary, batcher_of
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
+
+SIMPLE, FADES = 0.3, 0.5
+"""Of a plane: the weight of a parameter that changes nothing; of a point, by its steps from the first."""
 
 _ROWS_MAX = 4096
 _ARRIVALS = 5000, 80_000
@@ -251,3 +254,16 @@ def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDAr
     slope = (tau_s[-1] - tau_s[-2]) / (rows[-1] - rows[-2])
     beyond = tau_s[-1] + slope * (every - rows[-1])
     return np.where(every <= rows[-1], np.interp(every, rows, tau_s), beyond)
+
+
+def plane_through(
+    points: Sequence[tuple[int, ...]], values: Sequence[float]
+) -> Callable[[tuple[int, ...]], float]:
+    """A plane through what these points gave, those near the first of them before all: a hope without a curve."""
+    away = np.array(points, float) - points[0]
+    weights = np.exp(-FADES * np.abs(away).sum(axis=1))
+    terms = np.column_stack([np.ones(len(points)), away])
+    ridge = np.diag([1e-6, *([SIMPLE] * away.shape[1])])
+    weighted = (terms * weights[:, None]).T
+    slopes = np.linalg.solve(weighted @ terms + ridge, weighted @ np.array(values))
+    return lambda point: float(slopes[0] + (np.array(point) - points[0]) @ slopes[1:])

@@ -15,8 +15,8 @@ from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, BracketRun
-from batchtune.tune.search.capacity import HOPELESS, OPEN, RIVAL, CapacitySearch
+from batchtune.tune.evidence.bracket import FRESH, RIVAL, BracketRun, of_limit
+from batchtune.tune.search.capacity import HOPELESS, OPEN, TIGHT_MAX, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
@@ -69,8 +69,8 @@ class FixedLoadSearch(Search):
 
     hopes_max = 400  # with timeouts: a closed loop gains where all its clients fit into one batch
 
-    def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
-        super().__init__(scenario, budget_s=budget_s)
+    def __init__(self, scenario: Scenario, *, budget_s: float, alone: str = "") -> None:
+        super().__init__(scenario, budget_s=budget_s, alone=alone)
         self._is_latency = scenario.objective == "latency"
         self._clients = None if scenario.load.open_loop else scenario.load.concurrency
         self._looked_at = 0
@@ -80,8 +80,10 @@ class FixedLoadSearch(Search):
     # What runs say.
 
     def merit(self, run: BracketRun) -> float:
-        """NaN where it has none."""
+        """NaN where it has none. Of several models it is the room that the tightest of all limits leaves."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
+        if self.of_models:
+            value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)
         if not (math.isfinite(value) and value > 0.0):
             return math.nan
         return -math.log(value) if self._is_latency else math.log(value)
@@ -163,6 +165,14 @@ class FixedLoadSearch(Search):
         ]
         return max(level)[3] if level else best
 
+    def best(self) -> Contender | None:
+        top = self.leader()
+        standing = self.standing(top)
+        return top if standing is not None and standing.keeps else None
+
+    def comparison(self, left_s: float) -> TrialRequest | None:
+        return self._compared(left_s, set())
+
     def _rank(self, contender: Contender) -> tuple[bool, float, float, list[int]]:
         standing = self.standing(contender)
         keeps = standing is not None and standing.keeps
@@ -170,12 +180,7 @@ class FixedLoadSearch(Search):
         return keeps, value, contender.hope, [-part for part in contender.simplicity]
 
     def _violation(self, contender: Contender) -> float:
-        limits = self.scenario.slo.limits()
-        worst = [
-            max((run.latency_s.get(name, math.inf) / limit for name, limit in limits.items()), default=1.0)
-            + run.error_ratio
-            for run in self.own_runs(contender)
-        ]
+        worst = [of_limit(run.latency_s, self.limits) + run.error_ratio for run in self.own_runs(contender)]
         return min(worst, default=math.inf)
 
     # What is asked next.
@@ -185,6 +190,8 @@ class FixedLoadSearch(Search):
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
+        if self.of_models:
+            return self.alone_comparison(left_s)
         present = self.present()
         if present is not None and not self.own_runs(present) and present not in self.pending:
             return self._own_run(present, "what runs now")
@@ -222,6 +229,8 @@ class FixedLoadSearch(Search):
             and not self.contenders.is_barred(c)
             and not self._is_saturated(c)
         ]
+        if self.of_models:
+            return [*filter(self.is_first, self.contenders), *first]
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
@@ -411,6 +420,10 @@ class FixedLoadSearch(Search):
             self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)
 
     def _ask_curve(self) -> None:
+        if self.of_models:
+            ran = [(c, s.mean) for c in self.contenders if (s := self.standing(c)) is not None]
+            self.hope_by_plane(sorted(ran, key=lambda pair: -pair[1]))
+            return
         if not self.curve.is_known or len(self.curve.rows_read) < 2:
             return
         contenders = list(self.contenders)[: self.hopes_max]
@@ -450,7 +463,7 @@ class FixedLoadSearch(Search):
         load = self.scenario.load
         if load.requests is not None or load.arrivals in ("ramp", "steps", "trace"):
             return None
-        rate = load.rate_rps or 1e9
+        rate = (self.stated_rps or 1e9) * self.rarest
         finite_s = self._limit_s if math.isfinite(self._limit_s) else 1.0
         under_way = rate * finite_s / 2 if self._clients is None else self._clients
         batch_s = self.batch_s(min(contender.rows, max(under_way, 1.0) * self._rows))

@@ -28,7 +28,7 @@ from batchtune.tune.search.contenders import (
     same_instances,
     throughput_interval_rule,
 )
-from batchtune.tune.search.curve import Curve
+from batchtune.tune.search.curve import Curve, plane_through
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
 from batchtune.tune.trials.failures import memory_ceiling_rows, points_beyond_memory
 from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
@@ -45,6 +45,11 @@ COMPARE_SHARE = 0.7
 RUN_SHARE, FRESH_SHARE = 0.055, 0.08
 """Of the budget, that one run and one fresh run may last."""
 
+RANDOM_POINTS = 3
+"""Of several models, beside the middle of the space and what is best for each alone."""
+
+SPARE_CLIENTS = 64
+"""Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
 
 MIDDLE, LARGE = 16, 128
 """Requests of the middle and of the large batch that are scouted, at most."""
@@ -73,23 +78,47 @@ class Search(ABC):
     hopes_max = 64
     """Points whose hope is asked from the beginning."""
 
-    def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
+    def __init__(self, scenario: Scenario, *, budget_s: float, alone: str = "") -> None:
         self.scenario = scenario
         self.budget_s = budget_s
-        self.contenders = Contenders(scenario)
+        self.contenders = Contenders(scenario, alone=alone)
+        scenarios = scenario.of_models()
+        self.of_models = bool(scenarios)
+        self.name = alone
+        self._apart = (alone,) if alone else ()
+        rates = [scenarios[name].load.rate_rps or 1.0 for name in self._apart or scenarios]
+        self.stated_rps = math.fsum(rates) or scenario.load.rate_rps or 0.0
+        """Of several models that of all that are loaded: a rate is theirs together, in the mix that theirs state."""
+        self.rarest = min(rates) / math.fsum(rates) if rates else 1.0
+        """The least of these rates, as a share of their sum."""
+        self.limits = {
+            name: limit
+            for name, limit in scenario.limits.items()
+            if not alone or name.startswith(f"{alone}:")
+        }
+        self.alone: dict[str, Search] = {}
+        """Of several models a search for each by itself."""
+        if len(scenarios) > 1 and not alone:
+            self.alone = {name: type(self)(scenario, budget_s=budget_s, alone=name) for name in scenarios}
         self.curve = Curve(scenario)
         self.trials: list[Trial] = []
         self.pending: set[Contender] = set()
         """Whose loads are asked for together with the next."""
         self.lone_s = math.nan
+        self.is_hopeless = False
+        """Whether a lone request misses a limit: no configuration answers sooner."""
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
         self._rows = scenario.request.rows_most
-        self._limit_s = min(scenario.slo.e2e_limits().values(), default=math.inf)
+        self._answer_limits = self.limits if self.of_models else scenario.slo.e2e_limits()
+        self._limit_s = min(self._answer_limits.values(), default=math.inf)
         self._asked_model: tuple[int, int] | None = None
-        self.trusts_curve = self.has_curve = not scenario.streams
-        """A server that batches continuously has no time of a batch: hopes are what the nearest contender gave."""
+        self.trusts_curve = self.has_curve = not (scenario.streams or self.of_models)
+        """A server that batches continuously has no time of a batch, and of several models none is told: hopes are
+        what others gave."""
         self._named = False
+        if self.of_models:
+            self.name_points()
 
     # What was measured.
 
@@ -97,14 +126,20 @@ class Search(ABC):
         """Take in trials that ended."""
         for trial in trials:
             self.trials.append(trial)
+            apart = self.alone.get(next(iter(trial.request.models), ""))
+            if apart is not None:
+                apart.observe([trial])
+                continue
+            if trial.source != "probe":
+                self._name_best_alone()  # where the loads of each alone have ended: contenders keep their order
             self._take(trial)
         self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
         self.contenders.beyond_memory = points_beyond_memory(self.trials)
 
     def _take(self, trial: Trial) -> None:
         if trial.source in ("probe", "node", "variant", "load"):
-            if trial.request.concurrency == 1 and trial.measurement is not None:
-                self.lone_s = trial.measurement.latency_s["p50"].value
+            if trial.request.concurrency == 1 and trial.measurements:
+                self._take_lone(trial)
             if trial.source != "probe" or trial.request.concurrency == 1:
                 return
         contender = self.contenders.find(trial.configuration)
@@ -114,6 +149,14 @@ class Search(ABC):
         for run in runs_of([trial], self.scenario.slo, self.scenario):
             contender.add(run)
             self._learn(contender, run, trial.measurement)
+
+    def _take_lone(self, trial: Trial) -> None:
+        """What a lone request takes, of several models the slowest one's."""
+        p50_s = {name: measured.latency_s["p50"].value for name, measured in trial.measurements.items()}
+        self.lone_s = max(p50_s.values())
+        self.is_hopeless = any(
+            p50_s.get(name.rpartition(":")[0], 0.0) > limit for name, limit in self._answer_limits.items()
+        )
 
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """A loop in which every batch is full teaches the curve: what rows others had is not known."""
@@ -161,6 +204,35 @@ class Search(ABC):
     def leader(self) -> Contender:
         """Who would be the answer now."""
 
+    @abstractmethod
+    def best(self) -> Contender | None:
+        """The leader, where it keeps the SLO."""
+
+    @abstractmethod
+    def comparison(self, left_s: float) -> TrialRequest | None:
+        """The next run that compares; None: nobody is left, or no time."""
+
+    def alone_comparison(self, left_s: float) -> TrialRequest | None:
+        """The next load of one of several models by itself; None: their time is spent, and the best were named."""
+        most = self.scenario.search.trials
+        for at, search in enumerate(self.alone.values(), 1):
+            search.budget_s = self.budget_s
+            tried = len(search._tried())
+            has_room = most is None or tried < SCOUT_SHARE * most / len(self.alone)
+            is_time = self.spent_s(left_s) < SCOUT_SHARE * self.budget_s * at / len(self.alone)
+            if not tried or (has_room and is_time):
+                ask = search.comparison(left_s)
+                if ask is not None:
+                    return ask
+        self._name_best_alone()
+        return None
+
+    def _name_best_alone(self) -> None:
+        best = {name: search.best() for name, search in self.alone.items()}
+        points = {name: top.point for name, top in best.items() if top is not None and top.point is not None}
+        if len(points) == len(self.alone) > 1:
+            self.contenders.put_together(points)
+
     def spent_s(self, left_s: float) -> float:
         """Of the budget; where it counts trials too, and these are spent, no time is left to compare."""
         spent_s = self.budget_s - left_s
@@ -172,7 +244,15 @@ class Search(ABC):
 
     def _tried(self) -> set[Configuration]:
         """What a budget of trials counts: what ran beside scouts and fresh runs."""
-        return {trial.configuration for trial in self.trials if trial.source not in NO_CANDIDATES | REPEATS}
+        return {
+            trial.configuration
+            for trial in self.trials
+            if trial.source not in NO_CANDIDATES | REPEATS and trial.request.models == self._apart
+        }
+
+    def is_first(self, contender: Contender) -> bool:
+        """Of several models, whether it is tried before the leader's neighbours: so that not all lie around it."""
+        return self.of_models and bool({"alone", "grid"} & set(contender.sources))
 
     @property
     def space_size(self) -> int:
@@ -203,8 +283,10 @@ class Search(ABC):
         strategy = self.scenario.search.strategy
         if strategy in ("guided", "grid") and self.has_curve:
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
-        grid_most = 10_000  # Points of a space that strategy grid names: more are not run in a day.
-        if strategy == "grid":
+        if self.of_models:
+            self.contenders.scattered(RANDOM_POINTS)
+        elif strategy == "grid":
+            grid_most = 10_000  # Points of a space that strategy grid names: more are not run in a day.
             self.contenders.whole(grid_most)
         elif strategy == "guided":
             self.contenders.grid(self.hopes_max)
@@ -274,9 +356,20 @@ class Search(ABC):
         return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
 
     def ask(
-        self, contender: Contender, source: Source | None, reason: str, **load: float | None
+        self,
+        contender: Contender,
+        source: Source | None,
+        reason: str,
+        *,
+        rate_rps: float | None = None,
+        **load: float | None,
     ) -> TrialRequest:
+        if self.of_models:
+            load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
+        else:
+            load["rate_rps"] = rate_rps
         return TrialRequest(
+            models=self._apart,
             configuration=contender.configuration,
             source=source or contender.source,
             reason=reason,
@@ -390,6 +483,20 @@ class Search(ABC):
             return None
         alike = same_instances(unbatched.configuration, top.configuration)
         return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
+
+    def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
+        """Whom nobody tried is hoped to give what a plane through the others says, those near the first before all.
+
+        `known`: contenders with the logs of what they gave, the leader first.
+        """
+        located = [(at, value) for c, value in known if (at := self.contenders.indices(c)) is not None]
+        if not located:
+            return
+        hope = plane_through([at for at, _ in located], [value for _, value in located])
+        for contender in self.contenders:
+            at = self.contenders.indices(contender)
+            if at is not None:
+                contender.hope = math.exp(hope(at))
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
         """What the curve says, moved by as much as this sweep's own runs moved it.

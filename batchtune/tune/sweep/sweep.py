@@ -17,7 +17,6 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan, TrialBench
-from batchtune.tune.joint.search import JointSearch
 from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
@@ -156,11 +155,7 @@ class _Sweep:
         self._watcher = watcher
         self._now_s = now_s
         self._started_s = now_s() - spent_s(self._trials)
-        self._search: Search | JointSearch = (
-            JointSearch(scenario)
-            if scenario.target.models
-            else search_of(scenario, budget_s=_given_budget_s(scenario))
-        )
+        self._search: Search = search_of(scenario, budget_s=_given_budget_s(scenario))
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,26 +44,13 @@ def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> d
 
 
 class Space:
-    """The scenario's search space, a grid: a point maps each knob's name to its value.
-
-    Samplers see `indices`, one ordinal number a knob in the order of the space.
-    """
+    """The scenario's search space, a grid: a point maps the name of each of its axes to its value."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._search = scenario.search
+        self._axes = scenario.axes
         self._defaults = _defaults(scenario.target.cpus, scenario.dialect)
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
-        self._rows_per_request = scenario.request.rows_most
-
-    def points(self) -> Iterator[dict[str, Any]]:
-        yield from self._search.grid()
-
-    def point(self, indices: Sequence[int]) -> dict[str, Any]:
-        return dict(self._search.point_from_indices(indices))
-
-    def indices(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        return self._search.indices_of_point(point)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
         """The configuration of a point; None when no server would accept it, or it refuses the scenario's requests."""
@@ -71,7 +58,7 @@ class Space:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
             return None
-        return configuration if in_force(configuration, _SIZE) >= self._rows_per_request else None
+        return configuration if fits_requests(configuration, self._scenario) else None
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
         """The point that means this configuration, absent parameters read as the server's defaults; else None."""
@@ -79,12 +66,9 @@ class Space:
             return None
         cpus = self._scenario.target.cpus
         point = {
-            name: _value_among(knob, configuration, name, cpus=cpus)
-            for name, knob in self._search.space.items()
+            name: _value_among(knob, configuration, name, cpus=cpus) for name, knob in self._axes.items()
         }
-        try:
-            self.indices(point)
-        except ValueError:
+        if any(point[name] not in knob.values for name, knob in self._axes.items()):
             return None
         meant = self.configuration(point)
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
@@ -96,7 +80,7 @@ class Space:
         values are of no use, numbers without a default give the middle one.
         """
         point = {}
-        for name, knob in self._search.space.items():
+        for name, knob in self._axes.items():
             value = wanted.get(name, self._usual.get(name))
             numbers = [
                 number
@@ -124,7 +108,7 @@ def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
     """
     if configuration.batching is None:
         return True
-    for name, knob in scenario.search.space.items():
+    for name, knob in scenario.axes.items():
         value = _value_among(knob, configuration, name, cpus=scenario.target.cpus)
         if isinstance(knob, RangeSpace):
             if not (isinstance(value, int | float) and knob.low <= value <= knob.high):
@@ -141,7 +125,7 @@ def _value_among(
     if name == "enable_batching":
         return True
     value = in_force(configuration, name, cpus=cpus)
-    if name in KNOBS:
+    if name.rpartition(":")[2] in KNOBS:
         return value
     return next(
         (candidate for candidate in knob.values if server_flags({name: candidate})[0][1] == value), value
@@ -151,8 +135,12 @@ def _value_among(
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
     """The parameter or flag if present, else the server's default; None when that is unknown.
 
-    `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows.
+    `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows. Of
+    several models `MODEL:NAME` is a parameter of one of them.
     """
+    model, _, name = name.rpartition(":")
+    if model:
+        configuration = configuration.of_model(model)
     value = getattr(configuration.batching, name, None)
     if value is None or value == ():
         flags = dict(configuration.flags)
@@ -162,6 +150,21 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
             return flags.get(name, NO_BUCKETS)
         value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))
     return value
+
+
+def rows_of(configuration: Configuration, scenario: Scenario) -> int:
+    """Rows of the largest batch, of several models of the largest batch of each; without batching of a request."""
+    if configuration.batching is None:
+        return scenario.request.rows_most
+    names = [f"{own.name}:{_SIZE}" for own in scenario.target.models]
+    return sum(int(in_force(configuration, name)) for name in names or [_SIZE])
+
+
+def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether the largest request, of several models that of each, fits into a batch."""
+    requests = {f"{own.name}:{_SIZE}": own.request or scenario.request for own in scenario.target.models}
+    sizes = requests or {_SIZE: scenario.request}
+    return all(in_force(configuration, name) >= request.rows_most for name, request in sizes.items())
 
 
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:

@@ -23,6 +23,7 @@ Source = Literal[
     "defaults",
     "rule",
     "guide",
+    "alone",
     "grid",
     "neighbour",
     "sampler",
@@ -35,12 +36,12 @@ Source = Literal[
     "variant",
     "load",
 ]
-"""Who named its configuration: a reference, the rule, TF Serving's guide, the space, the leader's neighbours,
-Optuna's sampler. A `probe` is a lone client, a `calibration` a closed loop that scouts. A `confirm` is a fresh run,
-made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes nothing: its
-`reason` is the variant's name, its `block` the round in which it ran. A `load` is a point of a load test, which
-chooses nothing. Runs of before have a `twin` that proposed, a `race` of survivors, and a `node`: one load on each of
-several nodes."""
+"""Who named its configuration: a reference, the rule, TF Serving's guide, what is best for each of several models
+alone, the space, the leader's neighbours, Optuna's sampler. A `probe` is a lone client, a `calibration` a closed loop
+that scouts. A `confirm` is a fresh run, made after the choice, of a configuration that was measured before. A `variant`
+of a comparison proposes nothing: its `reason` is the variant's name, its `block` the round in which it ran. A `load` is
+a point of a load test, which chooses nothing. Runs of before have a `twin` that proposed, a `race` of survivors, and a
+`node`: one load on each of several nodes."""
 
 NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
 """Trials under loads of their own: they say nothing of the objective."""

@@ -5,7 +5,7 @@
 For each case and seed a search of so many loads of 5 s, in virtual time: what its configuration truly holds, by three
 long loads at each factor, as a share of the best that is known of the space. With noise that share of the loads meets a
 stall, and all of them differ by 3 %. `--best` looks for the best: of every point of a small space, by descents in a
-large one. The server is the simulator of tests/tune/joint/pool_simulator.py.
+large one. The server is the simulator of tests/tune/search/pool_simulator.py.
 
 Mean share over the five cases, eight seeds (mean; wrongly established: below 90 % of the best), the search by descent
 that was here before beside it:
@@ -17,24 +17,23 @@ that was here before beside it:
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import random
 import statistics
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.joint.answer import recommend_joint
-from batchtune.tune.joint.search import APPLY_S
-from batchtune.tune.joint.space import Indices, JointLoad, JointSpace, loads_of
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.evidence.bracket import runs_of
+from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import run_sweep
-from batchtune.tune.trials.trial import TrialRequest
-from tests.tune.joint.pool_simulator import Device, SimulatedBench, simulated_load
+from batchtune.tune.trials.trial import Trial, TrialRequest
+from tests.tune.search.pool_simulator import APPLY_S, Device, SimulatedBench, simulated_load
 
 LOAD_S = 5.0
 TRUE_RUNS, TRUE_S = 3, 20.0
@@ -139,8 +138,8 @@ def truly_holds(case: Case, configuration: Configuration, factor: float) -> bool
         )
         for block in range(TRUE_RUNS)
     )
-    held = (simulated_load(scenario, case.device, ask, duration_s=TRUE_S).holds for ask in asks)
-    return 2 * sum(held) > TRUE_RUNS
+    loads = [simulated_load(scenario, case.device, ask, duration_s=TRUE_S) for ask in asks]
+    return 2 * sum(run.held for run in runs_of(loads, scenario.slo, scenario)) > TRUE_RUNS
 
 
 def true_factor(case: Case, configuration: Configuration, *, near: float = 1.0) -> float:
@@ -161,29 +160,21 @@ def true_factor(case: Case, configuration: Configuration, *, near: float = 1.0) 
 
 def best_known(case: Case, descents: int = 4) -> tuple[float, Configuration]:
     """Of every point of a small space; of a large one where descents from the best of some random points end."""
-    space, chance = JointSpace(scenario_of(case)), random.Random(1)
-
-    def better(points: Sequence[Indices], than: float) -> tuple[float, Indices] | None:
-        for point in points:
-            if truly_holds(case, space.configuration(point), than * 1.005):
-                return true_factor(case, space.configuration(point), near=than), point
-        return None
-
-    if space.size <= SMALL:
-        starts = list(itertools.product(*map(range, space.shape)))
-    else:
-        starts = [space.middle(), *(space.random_point(chance) for _ in range(60))]
-    ranked = sorted(
-        ((true_factor(case, space.configuration(point)), point) for point in starts), reverse=True
-    )
+    scenario = scenario_of(case)
+    contenders = Contenders(scenario)
+    size = math.prod(map(len, contenders.values.values()))
+    starts = contenders.whole(SMALL) if size <= SMALL else contenders.scattered(60)
+    ranked = sorted(((true_factor(case, c.configuration), at) for at, c in enumerate(starts)), reverse=True)
     ends = []
-    for factor, point in ranked[: 1 if space.size <= SMALL else descents]:
-        best = factor, point
-        while (found := better(next(space.around(best[1], space.axes_of(""))), best[0])) is not None:
-            best = found
-        ends.append(best)
-    factor, point = max(ends)
-    return factor, space.configuration(point)
+    for factor, at in ranked[: 1 if size <= SMALL else descents]:
+        best, top = factor, starts[at]
+        beside = contenders.neighbours(top)
+        while better := [c for c in beside if truly_holds(case, c.configuration, best * 1.005)]:
+            top = better[0]
+            best, beside = true_factor(case, top.configuration, near=best), contenders.neighbours(top)
+        ends.append((best, top.configuration.label(), top.configuration))
+    factor, _, configuration = max(ends)
+    return factor, configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,37 +191,42 @@ def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
     scenario = scenario_of(case, seed=seed, loads=loads)
     chance = random.Random(seed)
 
-    def noisy(load: JointLoad) -> JointLoad:
-        if not noise:
+    def noisy(load: Trial) -> Trial:
+        if not noise or load.request.concurrency:
             return load
-        asked = load.asked
+        asked = load.request
         felt = replace(asked, scale=asked.scale * math.exp(chance.gauss(0.0, DIFFERS)))
-        differs = simulated_load(scenario, case.device, felt, number=load.trial.number, duration_s=LOAD_S)
-        load = JointLoad(replace(differs.trial, request=asked))
+        seconds = asked.duration_s or LOAD_S
+        differs = simulated_load(scenario, case.device, felt, number=load.number, duration_s=seconds)
+        load = replace(differs, request=asked, seconds=load.seconds)
         return stalled(load, chance) if chance.random() < noise else load
 
-    bench = SimulatedBench(scenario, case.device, duration_s=LOAD_S, change=noisy)
-    made = loads_of(done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s))
+    bench = SimulatedBench(scenario, case.device, change=noisy)
+    made = [done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s)]
     try:
-        chosen = recommend_joint(made, scenario)
+        chosen = recommend(made, scenario=scenario)
     except BatchtuneError:
         return Searched(share=0.0, stated=1.0, established=False, loads=len(made))
-    true = true_factor(case, chosen.configuration, near=chosen.factor)
+    true = true_factor(case, chosen.configuration, near=chosen.scale)
     return Searched(
         share=true / case.best,
-        stated=chosen.factor / true if true else math.inf,
+        stated=chosen.scale / true if true else math.inf,
         established=chosen.established,
         loads=len(made),
     )
 
 
-def stalled(load: JointLoad, chance: random.Random) -> JointLoad:
+def stalled(load: Trial, chance: random.Random) -> Trial:
     """One of the models misses its limit by a little."""
-    name = chance.choice(list(load.trials))
-    trial = load.trials[name]
-    broken = {**trial.constraints, "p95": max(trial.constraints["p95"], 0.0) + chance.uniform(0.05, 0.9)}
-    parts = {**load.trials, name: replace(trial, feasible=False, constraints=broken)}
-    return JointLoad(replace(load.trial, parts=parts))
+    name = chance.choice(list(load.parts))
+    part = load.parts[name]
+    assert part.measurement is not None
+    p95_s = part.measurement.latency_s["p95"].value
+    limit_s = p95_s / (1.0 + part.constraints["p95"])
+    late_s = max(p95_s, limit_s) * (1.0 + chance.uniform(0.05, 0.9))
+    late = {**part.measurement.latency_s, "p95": Estimate(value=late_s, low=late_s, high=late_s)}
+    missed = replace(part, feasible=False, measurement=replace(part.measurement, latency_s=late))
+    return replace(load, parts={**load.parts, name: missed}, feasible=False)
 
 
 def report(case: Case, seeds: int, loads: int, noise: float) -> str:
@@ -238,7 +234,7 @@ def report(case: Case, seeds: int, loads: int, noise: float) -> str:
     shares = sorted(each.share for each in done)
     wrong = sum(each.established and each.share < 0.9 for each in done)
     return (
-        f"{case.name:18s} {JointSpace(scenario_of(case)).size:6,d} points, {statistics.fmean(e.loads for e in done):.0f} "
+        f"{case.name:18s} {math.prod(len(axis.values) for axis in scenario_of(case).axes.values()):6,d} points, {statistics.fmean(e.loads for e in done):.0f} "
         f"loads: mean {statistics.fmean(shares):.3f}, p10 {shares[len(shares) // 10]:.3f}, worst {shares[0]:.3f} of the "
         f"best; stated at most {max(e.stated for e in done):.2f} of the truth; established "
         f"{sum(e.established for e in done)} of {len(done)}, wrongly {wrong}"

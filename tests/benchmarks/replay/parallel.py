@@ -41,6 +41,7 @@ from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import run_sweep, sweep_nodes
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import FinishedTrial, Trial
+from tests.benchmarks.replay.record_table import indices_of
 from tests.benchmarks.replay.replay import Table, read_table
 from tests.benchmarks.replay.replay_guided import RecordedBench
 from tests.tune.node_fakes import End, side_by_side
@@ -147,7 +148,7 @@ def _judged(
         space = Space(table.scenario)
         nearest = RecordedBench(table, seed=0).nearest(chosen.configuration)
         point = space.locate(nearest)
-        regret = math.inf if point is None else table.regret(space.indices(point))
+        regret = math.inf if point is None else table.regret(indices_of(point, table.scenario))
     return Ended(
         regret=min(regret, 1.0),
         misses=not math.isfinite(regret),

@@ -16,8 +16,9 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.calibration import calibrate
@@ -106,10 +107,15 @@ def scenario_of(table: str, folder: Path) -> Scenario:
     return read_scenario(path)
 
 
+def indices_of(point: Mapping[str, Any], scenario: Scenario) -> tuple[int, ...]:
+    """Which of the values of each knob, in the order of the space."""
+    return tuple(knob.values.index(point[name]) for name, knob in scenario.search.space.items())
+
+
 def cells(scenario: Scenario) -> list[Cell]:
     """The grid and the reference points under the scenario's load, and a lone client."""
     space = Space(scenario)
-    grid = [space.configuration(point) for point in space.points()]
+    grid = [space.configuration(point) for point in scenario.search.grid()]
     references = reference_configurations(scenario).values()
     loaded: list[Cell] = [(one, None) for one in (*grid, *references) if one is not None]
     return [*loaded, (one_by_one(scenario), 1)]

@@ -35,9 +35,8 @@ import numpy as np
 import optuna
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
-from tests.benchmarks.replay.record_table import TABLES, scenario_of
+from tests.benchmarks.replay.record_table import TABLES, indices_of, scenario_of
 from tests.benchmarks.replay.replay_guided import Choice, guided_choices
 from tests.benchmarks.replay.rivals import Indices, Rival, Shown, optuna_rival, quick_search
 
@@ -87,11 +86,10 @@ def read_table(name: str) -> Table:
         scenario = scenario_of(name, Path(folder))
     if scenario.objective != "throughput" or scenario.load.open_loop:
         sys.exit(f"{name}: only tables of closed loops and their throughput are replayed")
-    space = Space(scenario)
     by_cell: dict[Indices, list[Trial]] = {}
     for trial in trials:
         if trial.point is not None and trial.source == "grid":
-            by_cell.setdefault(space.indices(trial.point), []).append(trial)
+            by_cell.setdefault(indices_of(trial.point, scenario), []).append(trial)
     value = {cell: _mean([trial.objective.value for trial in runs]) for cell, runs in by_cell.items()}
     violation = {cell: _violation(scenario, runs) for cell, runs in by_cell.items()}
     return Table(

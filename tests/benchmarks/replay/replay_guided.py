@@ -22,6 +22,7 @@ from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import run_sweep
 from batchtune.tune.trials.space import Space, in_force
 from batchtune.tune.trials.trial import FinishedTrial, Trial
+from tests.benchmarks.replay.record_table import indices_of
 
 if TYPE_CHECKING:
     from tests.benchmarks.replay.replay import Table
@@ -66,7 +67,7 @@ def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequ
         return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
     space = Space(table.scenario)
     point = space.locate(bench.nearest(chosen.configuration))
-    cell = None if point is None else space.indices(point)
+    cell = None if point is None else indices_of(point, table.scenario)
     return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=seconds, trials=len(trials))
 
 

@@ -140,7 +140,7 @@ def truth_of(target: ZooTarget, *, asked: Sequence[Configuration] = ()) -> Truth
 def candidates(scenario: Scenario) -> list[Configuration]:
     """Every point of the space, and no batching."""
     space = Space(scenario)
-    points = [space.configuration(point) for point in space.points()]
+    points = [space.configuration(point) for point in scenario.search.grid()]
     return [*filter(None, points), reference_configurations(scenario)["no_batching"]]
 
 

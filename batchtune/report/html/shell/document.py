@@ -22,7 +22,6 @@ from batchtune.report.tables import interval, milliseconds
 from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.model_files import served_name
 from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded
@@ -201,12 +200,6 @@ def traffic_text(scenario: Scenario) -> str:
     return f"{counted(clients, 'client')} in a closed loop"
 
 
-def models_text(scenario: Scenario) -> str:
-    """What is served: the model, or several."""
-    names = [own.name for own in scenario.target.models] or [served_name(scenario.target.model)]
-    return " + ".join(names)
-
-
 def slo_words(scenario: Scenario) -> list[str]:
     """Every limit, where it is one model's: each of several has its own."""
     return [] if scenario.target.models else [slo_text(scenario)]
@@ -214,7 +207,7 @@ def slo_words(scenario: Scenario) -> list[str]:
 
 def slo_text(scenario: Scenario) -> str:
     """Every limit, or that there is none."""
-    limits = [limit_words(name, limit) for name, limit in scenario.slo.limits().items()]
+    limits = [limit_words(name, limit) for name, limit in scenario.limits.items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
 
 

@@ -140,7 +140,9 @@ MERITS: Final = {
     "throughput": Merit(title="requests/s", scale=1.0, more_is_better=True),
     "capacity": Merit(title="capacity, requests/s", scale=1.0, more_is_better=True),
     "latency": Merit(title="p95, ms", scale=1e3, more_is_better=False),
+    "room": Merit(title="share of the tightest limit", scale=1.0, more_is_better=False),
 }
+"""By objective; `room` is the latency of several models."""
 
 
 def safe(text: object) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import cycle
 from typing import Any, Final
 
 from batchtune.archive.run import Run
@@ -16,6 +17,7 @@ from batchtune.report.html.shell.drawing import (
     MERITS,
     Figure,
     LineStyle,
+    Merit,
     PlottedRun,
     Section,
     Table,
@@ -29,19 +31,23 @@ from batchtune.report.html.shell.drawing import (
     numbers,
     safe,
     spread_axis,
+    with_limit,
 )
 from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, nearest_table, outside_text
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
-from batchtune.report.words import REFERENCES, other_references
+from batchtune.report.words import REFERENCES, capitalised, other_references
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import nearest_first, recommend
-from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest
 from batchtune.tune.evidence.bracket import BracketRun as JudgedRun
-from batchtune.tune.evidence.bracket import runs_of
+from batchtune.tune.evidence.bracket import of_limit, runs_of
 from batchtune.tune.sweep.sweep import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, without_superseded
-from batchtune.units import counted, rounded
+from batchtune.units import counted, percentage, rounded
+
+SHARE_MAX: Final = 10.0
+"""Where a run of several models is drawn that used more of the tightest limit: how much more tells nothing."""
 
 _BARS_MOST = 40
 """The best of them; the table has all."""
@@ -105,15 +111,58 @@ class SweepResults:
 
     @cached_property
     def runs(self) -> list[tuple[Trial, JudgedRun]]:
-        """Every load under the SLO's eyes, with its trial."""
-        by_number = {trial.number: trial for trial in self.trials}
-        judged = runs_of(self.trials, self.scenario.slo, self.scenario)
+        """Every load under the SLO's eyes, with its trial; of several models each load of all of them."""
+        by_number = {trial.number: trial for trial in self.trials if not trial.request.models}
+        judged = runs_of(by_number.values(), self.scenario.slo, self.scenario)
         return [(by_number[run.trial], run) for run in judged]
+
+    def latency(self, quantile: str = "p95") -> Merit:
+        """A latency as it is plotted, of several models how much of the tightest limit is used."""
+        if self.scenario.target.models:
+            return MERITS["room"]
+        return replace(MERITS["latency"], title=f"{quantile}, ms")
+
+    @property
+    def merit(self) -> Merit:
+        """What is best to have more of, or of a latency less."""
+        return self.latency() if self.scenario.objective == "latency" else MERITS[self.scenario.objective]
+
+    def latency_of(self, latency_s: Mapping[str, float], quantile: str = "p95") -> float:
+        """NaN: not known."""
+        if self.scenario.target.models:
+            return min(of_limit(latency_s, self.scenario.limits), SHARE_MAX)
+        return latency_s.get(quantile, math.nan)
+
+    def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
+        """Its merit: a capacity from the rate held to that missed."""
+        if self.scenario.objective == "latency" and self.scenario.target.models:
+            return tightest(contender.latency_s, self.scenario.limits)
+        if self.scenario.objective == "latency":
+            return contender.latency_s.get("p95")
+        if self.scenario.objective != "capacity":
+            return contender.throughput_rps
+        if contender.capacity is None or not contender.capacity.held_rps:
+            return None
+        held_rps, missed_rps = contender.capacity.held_rps, contender.capacity.missed_rps
+        return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
+
+    def limited(self, layout: dict[str, Any], quantile: str = "p95") -> dict[str, Any]:
+        """The layout with a line at each limit of the latency as it is plotted."""
+        if self.scenario.target.models:
+            return with_limit(layout, 1.0, "the limit")
+        return limited(self.scenario.slo, layout, quantiles=(quantile,))
 
     @property
     def shown(self) -> list[PlottedRun]:
-        """The latest run of each role."""
+        """The latest run of each role; of several models each one's of the latest run of what is recommended."""
         by_number = {trial.number: trial for trial in self.trials}
+        if self.chosen is not None and self.chosen.models:
+            parts = by_number[self.chosen.behind[-1]].parts
+            looks = cycle(ROLE_LOOKS.values())
+            return [
+                PlottedRun(name=name, look=look, trial=part, run=self.run)
+                for (name, part), look in zip(parts.items(), looks, strict=False)
+            ]
         return [
             PlottedRun(name=name, look=ROLE_LOOKS[name], trial=by_number[contender.behind[-1]], run=self.run)
             for name, contender in self.roles.items()
@@ -151,22 +200,10 @@ def sweep_results_of(run: Run) -> SweepResults:
     )
 
 
-def merit_of(contender: Recommendation | Compared, objective: str) -> Estimate | None:
-    """What is best to have more of, or of the objective latency less: a capacity from the rate held to that missed."""
-    if objective == "latency":
-        return contender.latency_s.get("p95")
-    if objective != "capacity":
-        return contender.throughput_rps
-    if contender.capacity is None or not contender.capacity.held_rps:
-        return None
-    held_rps, missed_rps = contender.capacity.held_rps, contender.capacity.missed_rps
-    return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
-
-
 def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
     """All that was tried and keeps the SLO, with its merit."""
     for contender in account.contenders:
-        merit = merit_of(contender, account.scenario.objective)
+        merit = account.merit_of(contender)
         if merit is not None and (
             contender is account.chosen or (isinstance(contender, Compared) and contender.keeps)
         ):
@@ -187,7 +224,7 @@ def contenders(account: SweepResults) -> Section:
 def brackets(account: SweepResults) -> Section:
     """From the rate held to the rate missed; of a fixed load the range of the runs."""
     section = Section(anchor="brackets", title="How the contenders compare", clickable=True)
-    merit = MERITS[account.scenario.objective]
+    merit = account.merit
     shown = account.contenders[:_BARS_MOST]
     labels, _ = brief_labels([contender.configuration.label() for contender in shown])
     data: list[Trace] = []
@@ -196,7 +233,7 @@ def brackets(account: SweepResults) -> Section:
         role = account.names.get(contender.configuration)
         text = labels[at]
         names.append(f"{role}: {text}" if role and role not in text else text)
-        estimate = merit_of(contender, account.scenario.objective)
+        estimate = account.merit_of(contender)
         if estimate is None or not math.isfinite(estimate.value):
             continue
         look = account.look(contender.configuration)
@@ -213,7 +250,9 @@ def brackets(account: SweepResults) -> Section:
                 "mode": "markers",
                 "marker": {"color": look.colour, "symbol": look.symbol, "size": 11},
                 "customdata": [at],
-                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender))}"],
+                "text": [
+                    f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender, account))}"
+                ],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -276,7 +315,9 @@ def pareto(account: SweepResults) -> Section:
                     "line": {"width": 1.5, "color": colour if misses and look is OTHER else "@surface"},
                 },
                 "customdata": [at],
-                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender))}"],
+                "text": [
+                    f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender, account))}"
+                ],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -292,7 +333,7 @@ def pareto(account: SweepResults) -> Section:
         section,
         lead=f"{counted(len(data), 'configuration')}; further right and lower is better.",
         # What is recommended is drawn last, over the others.
-        figure=Figure(data=data[::-1], layout=limited(account.scenario.slo, layout), height_px=440),
+        figure=Figure(data=data[::-1], layout=account.limited(layout), height_px=440),
         how="Medians and ranges of the runs of each configuration. A thin cross misses the SLO.",
     )
 
@@ -300,11 +341,13 @@ def pareto(account: SweepResults) -> Section:
 def rates(account: SweepResults, quantile: str = "p95") -> Section:
     """A quantile against the rate offered: every run at a rate, filled where it held the SLO."""
     anchor = "rates" if quantile == "p95" else f"rates-{quantile}"
-    section = Section(anchor=anchor, title=f"{quantile} against the rate")
+    shown = account.latency(quantile)
+    name_of = capitalised(shown.title) if account.scenario.target.models else quantile
+    section = Section(anchor=anchor, title=f"{name_of} against the rate")
     tried = [
         (trial, run)
         for trial, run in account.runs
-        if run.rate_rps is not None and math.isfinite(run.latency_s.get(quantile, math.nan))
+        if run.rate_rps is not None and math.isfinite(account.latency_of(run.latency_s, quantile))
     ]
     if not tried:
         return replace(section, missing=f"no run at a rate has a {quantile}")
@@ -318,23 +361,26 @@ def rates(account: SweepResults, quantile: str = "p95") -> Section:
             data.append(
                 {
                     "x": numbers(run.rate_rps for _, run in mine),
-                    "y": numbers((run.latency_s[quantile] for _, run in mine), 1e3),
+                    "y": numbers(
+                        (account.latency_of(run.latency_s, quantile) for _, run in mine), shown.scale
+                    ),
                     "mode": "markers" if look is OTHER else "markers+lines",
                     "name": name,
                     "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
                     "marker": _held_or_not(look.colour, look.symbol, [run for _, run in mine]),
                     "text": [_run_text(trial, run) for trial, run in mine],
-                    "hovertemplate": f"%{{text}}<br>%{{x:,.4~r}} requests/s: {quantile} %{{y:,.4~r}} ms<extra></extra>",
+                    "hovertemplate": "%{text}<br>%{x:,.4~r} requests/s: %{y:,.4~r} "
+                    f"({shown.title})<extra></extra>",
                 }
             )
     layout = {
         "xaxis": axis("offered requests/s", rangemode="tozero"),
-        "yaxis": log_axis(f"{quantile}, ms", [y for trace in data for y in trace["y"]]),
+        "yaxis": log_axis(shown.title, [y for trace in data for y in trace["y"]]),
     }
     return replace(
         section,
         lead="Each run at a rate; filled: it held the SLO.",
-        figure=Figure(data=data, layout=limited(account.scenario.slo, layout, quantiles=(quantile,))),
+        figure=Figure(data=data, layout=account.limited(layout, quantile)),
         how="A run holds a rate when it keeps every limit and answers what was offered. One run is one vote.",
     )
 
@@ -343,7 +389,7 @@ def history(account: SweepResults) -> Section:
     """The runs in the order in which they were made."""
     section = Section(anchor="history", title="How the search went")
     capacity = account.scenario.objective == "capacity"
-    merit = MERITS[account.scenario.objective]
+    merit = account.merit
     timed = all(trial.elapsed_s is not None for trial, _ in account.runs)
     data: list[Trace] = []
     for phase, symbol in zip(PHASES, ("circle", "square", "star"), strict=True):
@@ -352,7 +398,7 @@ def history(account: SweepResults) -> Section:
             for trial, run in account.runs
             if phase_of(trial.source) == phase
             and (capacity or trial.source not in NO_CANDIDATES)
-            and (height := _height(run, account.scenario.objective)) is not None
+            and (height := _height(run, account)) is not None
         ]
         if mine:
             data.append(
@@ -388,10 +434,11 @@ def history(account: SweepResults) -> Section:
     )
 
 
-def _height(run: JudgedRun, objective: str) -> float | None:
+def _height(run: JudgedRun, account: SweepResults) -> float | None:
     """What of a run is drawn; None: nothing that a logarithmic axis can hold."""
+    objective = account.scenario.objective
     if objective == "latency":
-        value = run.latency_s.get("p95", math.nan)
+        value = account.latency_of(run.latency_s)
     else:
         value = run.rate_rps if objective == "capacity" and run.rate_rps is not None else run.answered_rps
     return value if 0.0 < value < math.inf else None
@@ -410,11 +457,13 @@ def _run_text(trial: Trial, run: JudgedRun) -> str:
     return f"trial {trial.number}, {safe(label(trial.configuration))}: {verdict}"
 
 
-def told(contender: Recommendation | Compared) -> str:
+def told(contender: Recommendation | Compared, account: SweepResults) -> str:
     """What a configuration gave, in the words of the table."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
         held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
         rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
-    p95 = span(contender.latency_s.get("p95"), scale=1e3)
-    return f"{rate}, p95 {p95} ms, {counted(contender.runs, 'run')}"
+    latency = f"p95 {span(contender.latency_s.get('p95'), scale=1e3)} ms"
+    if account.scenario.target.models:
+        latency = f"{percentage(tightest(contender.latency_s, account.scenario.limits).value)} of the tightest limit"
+    return f"{rate}, {latency}, {counted(contender.runs, 'run')}"

@@ -22,7 +22,6 @@ from batchtune.report.html.shell.document import (
     trial_rows,
 )
 from batchtune.report.html.shell.drawing import (
-    MERITS,
     Figure,
     Section,
     Trace,
@@ -54,6 +53,8 @@ from batchtune.report.words import (
     figures_sentence,
     gain_sentences,
     limit_fact,
+    model_sentences,
+    models_text,
     name_without_parameters,
     named_sentences,
     offer_sentences,
@@ -65,9 +66,9 @@ from batchtune.report.words import (
     why_sentence,
 )
 from batchtune.scenario.spec.check import GOODPUT
-from batchtune.target.model_files import served_name
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted, rounded_duration
 
 Measured = list[tuple[Configuration, Estimate]]
@@ -90,7 +91,7 @@ def heat_map(account: SweepResults) -> Section:
     if len(knobs) < 2:
         return replace(section, missing="of fewer than two knobs two values were measured")
     across, down = knobs
-    merit = MERITS[account.scenario.objective]
+    merit = account.merit
 
     def cell(x: Any, y: Any) -> tuple[float | None, str]:
         there = [
@@ -179,8 +180,8 @@ def slices(account: SweepResults) -> Section:
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return replace(section, missing="no batching parameters are recommended")
-    measured, merit = _measured(account), MERITS[account.scenario.objective]
-    knobs = list(account.scenario.search.space)
+    measured, merit = _measured(account), account.merit
+    knobs = list(account.scenario.axes)
     sliced = {}
     for knob in knobs:
         beside = [
@@ -219,7 +220,7 @@ def slices(account: SweepResults) -> Section:
 
 
 def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configuration, suffix: str) -> Trace:
-    merit = MERITS[account.scenario.objective]
+    merit = account.merit
     estimates = [estimate for _, estimate in beside]
     stars = [configuration == chosen for configuration, _ in beside]
     return {
@@ -250,7 +251,7 @@ def _values(account: SweepResults, tried: Sequence[Configuration]) -> dict[str, 
     """Of each knob that was searched, the values that were tried."""
     return {
         name: sorted({_value(account, configuration, name) for configuration in tried}, key=_sortable)
-        for name in account.scenario.search.space
+        for name in account.scenario.axes
     }
 
 
@@ -405,7 +406,7 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
             question="What came nearest?",
             headline="Batching with" if name is None else capitalised(name),
             pairs=tuple(parameters_of(first.configuration)),
-            lines=(f"{told(first)}.",),
+            lines=(f"{told(first, account)}.",),
         )
     return (
         Fact(
@@ -444,6 +445,7 @@ def _sure(chosen: Recommendation) -> Fact:
 def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
     yield why_sentence(chosen)
+    yield from model_sentences(chosen)
     yield from named_sentences(chosen)
     yield from qualifying_sentences(chosen)
     yield from (sentence(text_of(note)) for note in chosen.notes)
@@ -457,7 +459,7 @@ def sweep_document(
     return Report(
         title=account.scenario.name,
         subtitle=_subtitle(account),
-        emulated=is_emulated(account.trials),
+        emulated=is_emulated(parts_of(account.trials)),
         answers=answers_of(account),
         step=step,
         command=deployment,
@@ -480,7 +482,7 @@ def sweep_document(
 def _sections(account: SweepResults) -> list[Section]:
     shown, slo = account.shown, account.scenario.slo
     against = [pareto(account)]
-    if account.scenario.objective == "capacity":
+    if account.scenario.objective == "capacity" or account.scenario.target.models:
         limited = [name for name in slo.limits() if account.scenario.streams and name != GOODPUT]
         against = [rates(account, name) for name in limited or ["p95"]]
     return [
@@ -502,9 +504,9 @@ def _subtitle(account: SweepResults) -> str:
     scenario, chosen = account.scenario, account.chosen
     rows = max(kind.rows or 1 for kind in scenario.request.kinds())
     parts = [
-        served_name(scenario.target.model),
+        models_text(scenario),
         PROTOCOLS[scenario.request.protocol],
-        f"{counted(rows, 'row')} a request",
+        *([] if scenario.target.models else [f"{counted(rows, 'row')} a request"]),
         traffic_text(scenario),
         slo_text(scenario),
         f"objective {scenario.objective}",
@@ -519,10 +521,13 @@ def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Caveat, ...]]:
 
 
 def _trials(account: SweepResults) -> TrialTable:
-    """A detail for each configuration, in the order of the table of contenders."""
+    """A detail for each configuration, in the order of the table of contenders; of several models a row for each."""
+    rows = parts_of(account.trials)
+    of_part = {part.number: trial for trial in account.trials for part in trial.parts.values() or (trial,)}
     places = defaultdict(list)
-    for at, trial in enumerate(account.trials):
-        places[trial.configuration].append(at)
+    for at, part in enumerate(rows):
+        if not of_part[part.number].request.models:
+            places[of_part[part.number].configuration].append(at)
     details = [
         Detail(
             heading=label(contender.configuration),
@@ -531,4 +536,7 @@ def _trials(account: SweepResults) -> TrialTable:
         )
         for contender in account.contenders
     ]
-    return TrialTable(rows=trial_rows(account.trials, lambda _: account.scenario), details=details)
+    scenarios = account.scenario.of_models()
+    return TrialTable(
+        rows=trial_rows(rows, lambda part: scenarios.get(part.model, account.scenario)), details=details
+    )

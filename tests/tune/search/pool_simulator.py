@@ -21,9 +21,10 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
-from batchtune.tune.joint.search import APPLY_S
-from batchtune.tune.joint.space import JointLoad
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, is_feasible, violations
+
+APPLY_S = 0.5
+"""What a load takes beside its measured part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,25 +122,31 @@ def simulate(
 
 def simulated_load(
     scenario: Scenario, device: Device, request: TrialRequest, *, number: int = 1, duration_s: float = 5.0
-) -> JointLoad:
+) -> Trial:
     """What a load would have measured: parts with constraints, as the bench makes them."""
     scenarios = scenario.of_models()
     rates_rps = {
         name: (scenarios[name].load.rate_rps or 1.0) * request.scale for name in request.models or scenarios
     }
-    played = simulate(
-        device,
-        request.configuration,
-        rates_rps,
-        duration_s=duration_s,
-        seed=scenario.load.seed + 7919 * (request.block or 0),
-    )
+    if request.concurrency == 1:
+        played = {
+            name: (np.full(int(duration_s / device.batch_s(name, 1)) + 1, device.batch_s(name, 1)), 0.0)
+            for name in rates_rps
+        }
+    else:
+        played = simulate(
+            device,
+            request.configuration,
+            rates_rps,
+            duration_s=duration_s,
+            seed=scenario.load.seed + 7919 * (number if request.block is None else request.block),
+        )
     whole = Trial(
         number=number,
         request=request,
         state="complete",
         seconds=duration_s,
-        started_utc="",
+        started_utc="2026-11-26T00:00:00+00:00",
         seed=scenario.load.seed,
     )
     parts = {}
@@ -147,46 +154,48 @@ def simulated_load(
         slo = scenarios[name].slo
         p95_s = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
         broken = violations({"p95": p95_s}, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+        rate_rps = None if request.concurrency else rates_rps[name]
+        measurement = _measurement(values, error_ratio, duration_s=duration_s, offered_rps=rate_rps)
         parts[name] = replace(
             whole,
             number=number + at,
+            request=replace(
+                request, configuration=request.configuration.of_model(name), rate_rps=rate_rps, reason=name
+            ),
             model=name,
+            rate_rps=rate_rps,
             constraints=broken,
             feasible=is_feasible(broken),
-            measurement=_measurement(values, error_ratio, duration_s=duration_s, offered_rps=rates_rps[name]),
+            measurement=measurement,
         )
     feasible = all(part.feasible for part in parts.values())
-    return JointLoad(replace(whole, parts=parts, feasible=feasible))
+    return replace(whole, parts=parts, feasible=feasible)
 
 
 class SimulatedBench:
     """Runs the trials of a sweep on the simulated server; `change` has the last word on each load."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        device: Device,
-        *,
-        duration_s: float,
-        change: Callable[[JointLoad], JointLoad] = lambda load: load,
+        self, scenario: Scenario, device: Device, *, change: Callable[[Trial], Trial] = lambda trial: trial
     ) -> None:
-        self._scenario, self._device = scenario, device
-        self._duration_s, self._change = duration_s, change
+        self._scenario, self._device, self._change = scenario, device, change
         self.elapsed_s = 0.0
 
     def now_s(self) -> float:
         return self.elapsed_s
 
     def run(self, plan: Plan) -> FinishedTrial:
-        self.elapsed_s += self._duration_s + APPLY_S
-        load = simulated_load(
-            self._scenario, self._device, plan.request, number=plan.number, duration_s=self._duration_s
+        duration_s = plan.request.duration_s or self._scenario.load.duration_s
+        self.elapsed_s += duration_s + APPLY_S
+        trial = simulated_load(
+            self._scenario, self._device, plan.request, number=plan.number, duration_s=duration_s
         )
-        return FinishedTrial(trial=self._change(load).trial, samples=None)
+        trial = replace(trial, seconds=duration_s + APPLY_S)
+        return FinishedTrial(trial=self._change(trial), samples=None)
 
 
 def _measurement(
-    values: np.ndarray, error_ratio: float, *, duration_s: float, offered_rps: float
+    values: np.ndarray, error_ratio: float, *, duration_s: float, offered_rps: float | None
 ) -> Measurement:
     answered_rps = float(np.isfinite(values).sum()) / duration_s
     rate = Estimate(value=answered_rps, low=answered_rps, high=answered_rps)
@@ -198,7 +207,7 @@ def _measurement(
         requests=len(values),
         window_s=duration_s,
         offered_rps=offered_rps,
-        concurrency=None,
+        concurrency=1 if offered_rps is None else None,
         throughput_rps=rate,
         throughput_rows_per_s=rate,
         goodput_rps=answered_rps,

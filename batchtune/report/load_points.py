@@ -139,10 +139,11 @@ def print_points(
         )
         print_rows(rows, stream=stream, dispensable=_DISPENSABLE, elsewhere="--csv and --json have them")
         print_text("", stream=stream)
+    telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     print_text(
         *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
-        *_limit_lines(limits, named),
+        *_limit_lines(telling, named, points=len(measured)),
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
         stream=stream,
@@ -219,7 +220,7 @@ def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
         yield f"Best: {named} {load}: {text_of(best.why)}."
 
 
-def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:
+def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points: int) -> Iterator[str]:
     """Each limit and its advice once, with the evidence of the last point that has them."""
     alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for load, bottleneck in limits.items():
@@ -227,7 +228,7 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
             alike.setdefault((bottleneck.kind, text_of(bottleneck.advice)), []).append((load, bottleneck))
     for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
-        where = "" if len(limited) == len(limits) else f" ({named} {loads})"
+        where = "" if len(limited) == points else f" ({named} {loads})"
         yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1])}"
 
 

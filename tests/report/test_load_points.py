@@ -158,6 +158,13 @@ def test_void_points_are_named_below_the_table():
     assert "INVALID" not in said([point(4, LATE)])
 
 
+def test_who_spoilt_a_point_is_not_its_bottleneck_once_more():
+    text = said([point(4), point(8, BUSY, verdict="INVALID")])
+    assert "Bottleneck (clients 4): none" in text
+    assert "the load generator; the client used" not in text
+    assert text.count(BUSY.text) == 1
+
+
 def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
     points = [point(8, server=SERVER), point(16, BUSY, verdict="INVALID"), point(32, failure="no")]
     document = json.loads(json.dumps(points_dict(points), allow_nan=False))

@@ -141,7 +141,6 @@ class Report:
     step: str | None = None
     command: str | None = None
     notes: Sequence[str] = ()
-    open_questions: Sequence[str] = ()
     alternatives: Sequence[tuple[Sequence[tuple[str, str]], str]] = ()
 
     @property

@@ -187,7 +187,11 @@ def _folders_listening(port: int | None) -> Iterator[Path]:
     """Folders among the words of the program that listens there, as seen from where it runs."""
     import psutil
 
-    for there in psutil.net_connections("tcp"):
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # where only root may ask
+        return
+    for there in connections:
         if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
             with suppress(psutil.Error):
                 process = psutil.Process(there.pid)

@@ -9,16 +9,7 @@
 #   BUILD_OPTIONS      more options of the engine's build command
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-if [ -z "${ENGINE:-}" ]; then
-    for ENGINE in docker podman buildah none; do
-        [ "$ENGINE" = none ] || ! "$ENGINE" info >/dev/null 2>&1 || break
-    done
-fi
-if [ "$ENGINE" = none ]; then
-    echo "error: none of docker, podman and buildah works here; \`apt-get install buildah\` needs no daemon" >&2
-    exit 2
-fi
+. docker/engine.sh
 options=(--file docker/Dockerfile)
 case $ENGINE in
     buildah) build=(buildah build --layers --isolation "${BUILDAH_ISOLATION:-chroot}" --format docker --ignorefile docker/Dockerfile.dockerignore) ;;

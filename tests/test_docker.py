@@ -34,6 +34,7 @@ STAGES = {
         strict=True,
     )
 }
+IMAGES = {"cli", "fleet", "server", "server-cuda"}
 COMPOSE_FILES = sorted((ROOT / "docker").glob("compose*.yaml"))
 
 
@@ -46,7 +47,7 @@ def test_bases_are_pinned_and_images_run_as_a_user_of_their_own() -> None:
     for name, text in STAGES.items():
         base = text.split()[0]
         assert base in STAGES or base == "${BASE}"
-        assert text.rpartition("USER ")[2].startswith("10001") == (name not in ("wheel", "base"))
+        assert text.rpartition("USER ")[2].startswith("10001") == (name in IMAGES)
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
@@ -111,7 +112,7 @@ def test_the_server_s_image_has_what_the_server_imports_and_no_more() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     packages = {re.split("[<>=]", line)[0].lower() for line in project["dependencies"]}
     printed = subprocess.run(
-        [sys.executable, ROOT / "docker" / "server_requirements.py", ROOT / "pyproject.toml"],
+        [sys.executable, ROOT / "docker" / "requirements.py", ROOT / "pyproject.toml", "server"],
         capture_output=True,
         text=True,
         check=True,

@@ -71,7 +71,7 @@ def inside(container: str) -> list[psutil.Process]:
     """The processes that run in it, its first one first: those behind buildah's own."""
     try:
         below = psutil.Process(int((STATE / container).read_text())).children(recursive=True)
-        return [one for one in below if "buildah" not in one.name()]
+        return [one for one in below if "buildah" not in " ".join(one.cmdline()[:1] or ["buildah"])]
     except (OSError, psutil.Error):
         return []
 

@@ -1,4 +1,4 @@
-"""Print those of a pyproject.toml's dependencies that the bundled server imports, one a line."""
+"""requirements.py PYPROJECT [server]: print the package's dependencies, or those of its server, one a line."""
 
 import re
 import sys
@@ -24,4 +24,4 @@ SERVER = {
 
 project = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["project"]
 lines = {re.split("[<>=]", line)[0]: line for line in project["dependencies"]}
-print("\n".join(lines[name] for name in sorted(SERVER)))
+print("\n".join(lines[name] for name in sorted(SERVER if "server" in sys.argv[2:] else lines)))

@@ -57,6 +57,12 @@ def fields_to_plain(value: Any) -> dict[str, Any]:
     return {own.name: to_plain(getattr(value, own.name)) for own in fields(value)}
 
 
+def check_version(values: Mapping[str, Any], version: int) -> None:
+    """Raise ValueError where a document has another schema version."""
+    if values.get("schema_version") != version:
+        raise ValueError(f"schema_version {values.get('schema_version')!r} where {version} is read")
+
+
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:
     """The inverse of `fields_to_plain`, also after a journey through JSON, whose keys are strings.
 
@@ -101,7 +107,7 @@ def _read(declared: Any, value: Any, place: str) -> Any:
         return value
     elif declared is float and isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
-    elif _is_number(value) if declared is float else type(value) is declared:
+    elif is_number(value) if declared is float else type(value) is declared:
         return value
     raise TypeError(f"{place} is {shortened(value)}")
 
@@ -110,7 +116,8 @@ def _key(declared: Any, key: Any) -> Any:
     return int(key) if declared is int else key
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which a boolean is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -16,9 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from batchtune.cpus import control_groups, quota_cpus, schedulable_cpus
-
-SCHEMA_VERSION = 1
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus
 
 _PACKAGES = (
     "batchtune",
@@ -38,8 +36,6 @@ _PACKAGES = (
     "orjson",
     "uvloop",
 )
-_NVIDIA_SMI_LIMIT_S = 10.0
-"""Without a persistence daemon the driver wakes each GPU first: seconds on a machine with eight."""
 
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 
@@ -74,8 +70,9 @@ def collect(
     import psutil
 
     kernel = platform.release()
+    schema_version = 1
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": schema_version,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
         "machine": {
@@ -197,7 +194,8 @@ def _gpu_by_nvml() -> dict[str, Any] | None:
 
 def _gpu_by_nvidia_smi() -> dict[str, Any] | None:
     query = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits")
-    printed = _output(["nvidia-smi", *query], limit_s=_NVIDIA_SMI_LIMIT_S)
+    # Without a persistence daemon the driver wakes each GPU first: seconds on a machine with eight.
+    printed = _output(["nvidia-smi", *query], limit_s=10.0)
     rows = [[word.strip() for word in line.split(",")] for line in (printed or "").splitlines()]
     if not rows or any(len(row) != 3 for row in rows):
         return None

@@ -27,7 +27,6 @@ NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION = rf"{NUMBER} ?(?:ns|us|µs|μs|ms|s|min|m|h)"
 _DURATION_PART = re.compile(rf"({NUMBER}) ?(ns|us|µs|μs|ms|s|min|m|h)(?![a-zµμ])\s*")
 _RATE = re.compile(rf"({NUMBER}) ?([kM]?)(?: ?(/s|/min|/m|/h|rps))?")
-_PER_SECOND = {"/s": 1.0, "rps": 1.0, None: 1.0, "/min": 1 / 60, "/m": 1 / 60, "/h": 1 / 3600}
 _PERCENT = re.compile(rf"({NUMBER}) ?%")
 
 
@@ -77,7 +76,8 @@ def parse_rate_rps(text: str) -> float:
     if match is None:
         raise UsageError(f"expected a rate such as 500/s or 30/min; was {text!r}")
     thousands = {"": 1, "k": 1_000, "M": 1_000_000}[match[2]]
-    return float(Decimal(match[1]) * thousands) * _PER_SECOND[match[3]]
+    per_second = {"/s": 1.0, "rps": 1.0, None: 1.0, "/min": 1 / 60, "/m": 1 / 60, "/h": 1 / 3600}
+    return float(Decimal(match[1]) * thousands) * per_second[match[3]]
 
 
 def parse_ratio(text: str) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from batchtune.interrupts import INTERRUPTS
+from batchtune.system import INTERRUPTS
 
 # A shell's background job is started with both of the keyboard's signals ignored, and would hand that on to what the
 # tests interrupt.

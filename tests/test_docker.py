@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario
-from batchtune.server.flags import is_loopback, parse_flags
+from batchtune.server.server_flags import parse_flags
+from batchtune.system import is_loopback
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BUDGETS = {"lines": 51_439, "files": 327, "classes": 553, "constants": 1_349}
+BUDGETS = {"lines": 50_937, "files": 304, "classes": 543, "constants": 1_023}
 """Of the package: code lines without comments and docstrings, files, classes, module constants. They only fall; where
 they are to end is 42,000, 300, 400 and 600."""
 
@@ -191,7 +191,7 @@ def test_help_and_the_start_of_a_load_import_nothing_heavy() -> None:
         "import sys; from typer.testing import CliRunner; from batchtune.cli.app import app;"
         "r = CliRunner().invoke(app, ['--help']); assert r.exit_code == 0, r.output;"
         "print(sorted({m.split('.')[0] for m in sys.modules}));"
-        "import batchtune.cli.commands.load, batchtune.cli.commands.sweep; print('pandas' in sys.modules)"
+        "import batchtune.cli.commands.run_load, batchtune.cli.commands.run_sweep; print('pandas' in sys.modules)"
     )
     done = run(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

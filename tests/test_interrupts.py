@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchtune.interrupts import INTERRUPTS, hear_interrupts, interrupts_noted
+from batchtune.system import INTERRUPTS, hear_interrupts, interrupts_noted
 
 pytestmark = pytest.mark.smoke
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.scratch import ScratchFolder, remove_abandoned
+from batchtune.system import ScratchFolder, remove_abandoned
 
 KILLED = """
 import os, signal
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 
 folder = ScratchFolder()
 (folder.path / "server.log").write_text("words")

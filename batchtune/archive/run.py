@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.text_proto import format_config_pbtxt, format_triton
-from batchtune.batching.tfserving import parameters_file, rendered
+from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
@@ -24,8 +24,7 @@ from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text,
 from batchtune.target.model_files import lies_bare
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
-from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Trial, of_whole_loads
+from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 
 if TYPE_CHECKING:
     from pandas import DataFrame

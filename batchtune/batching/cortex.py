@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.batching.batching_file import BatchingFile
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     SENSIBLE_MOST,
+    BatchingFile,
     BatchingParameters,
     did_you_mean,
     to_dict,
@@ -29,10 +29,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
 _SIZES: Final = (2, 1024)
 _BLOCK: Final = "server_side_batching"
-_BLOCK_KEYS: Final = ("max_batch_size", "batch_interval")
 _WORKERS: Final = ("processes_per_replica", "threads_per_process")
 _PREDICTOR_KEYS: Final = _words(
     "type path models model_path config python_path image tensorflow_serving_image env signature_key "
@@ -52,7 +50,6 @@ _UNITS: Final = {
     "h": "3.6e9",
 }
 _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_DURATION_CHARACTERS_MAX: Final = 64
 
 _Entries = dict[str, yaml.Node]
 
@@ -84,8 +81,9 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
             hint="search a batch_timeout_micros of at least 1, or write batch_interval: 1us by hand",
         )
     processes = parameters.num_batch_threads or 1
+    translated = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
     lines = [
-        f"# {name} has no counterpart in Cortex" for name in to_dict(parameters) if name not in _TRANSLATED
+        f"# {name} has no counterpart in Cortex" for name in to_dict(parameters) if name not in translated
     ]
     if parameters.num_batch_threads is None:
         lines.append(
@@ -114,10 +112,10 @@ def parse_cortex(text: str, *, source: str) -> BatchingFile:
         raise BatchingParametersError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if root is None:
         raise BatchingParametersError(f"{source}: the file is empty")
-    return _Reader(source).file(_Reader(source).predictor(root))
+    return _CortexReader(source).file(_CortexReader(source).predictor(root))
 
 
-class _Reader:
+class _CortexReader:
     """Takes the nodes of a specification apart; `source` names them in errors."""
 
     def __init__(self, source: str) -> None:
@@ -140,8 +138,9 @@ class _Reader:
         block = predictor.get(_BLOCK)
         if block is None:
             return BatchingFile(dialect="cortex", parameters=BatchingParameters(**values), enabled=False)
-        entries = self._entries(block, _BLOCK_KEYS, _BLOCK)
-        for name in _BLOCK_KEYS:
+        block_keys = ("max_batch_size", "batch_interval")
+        entries = self._entries(block, block_keys, _BLOCK)
+        for name in block_keys:
             if name not in entries:
                 raise self._wrong(block, f"{_BLOCK}.{name}", "missing")
         size = self._whole(entries, "max_batch_size") or 0
@@ -214,7 +213,8 @@ class _Reader:
     def _micros(self, node: yaml.Node) -> int:
         """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if len(text) > _DURATION_CHARACTERS_MAX or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
+        duration_characters_max = 64
+        if len(text) > duration_characters_max or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
             raise self._wrong(
                 node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"
             )

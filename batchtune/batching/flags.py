@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from batchtune.batching.batching_file import BatchingFile
 from batchtune.batching.parameters import (
     PARAMETER_NAMES,
+    BatchingFile,
     BatchingParameters,
     from_dict,
     to_dict,

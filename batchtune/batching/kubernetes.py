@@ -24,15 +24,11 @@ from batchtune.errors import BatchingParametersError
 _FOLDER: Final = "/batchtune"
 _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
-_HOW: Final = "kubectl apply --server-side --force-conflicts --field-manager=batchtune --filename=FILE"
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
 _CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
 """Keys of which one is in every manifest that runs a server."""
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
 """Keys under which nothing is said of how the server starts."""
-_PROGRAMS: Final = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
-_NAME_CHARACTERS_MAX: Final = 50
-"""Kubernetes takes 63; a ConfigMap's name has nine more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +97,8 @@ def digest_of(configuration: Configuration, file: ParametersFile) -> str:
 
 def kubernetes_name(model: str) -> str:
     """The model's name as Kubernetes takes names: lower case, digits and dashes."""
-    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:_NAME_CHARACTERS_MAX].strip("-")
+    name_characters_max = 50  # Kubernetes takes 63; a ConfigMap's name has nine more.
+    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:name_characters_max].strip("-")
     return plain or "model"
 
 
@@ -174,9 +171,8 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
             f"{source}:{batching[1][1][0].start_mark.line + 1}: a second server",
             hint="keep the manifest of the one that is asked for",
         )
-    known = [
-        part for part in containers if any(name in f"{part[0]} {part[1][0].value}" for name in _PROGRAMS)
-    ]
+    programs = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
+    known = [part for part in containers if any(name in f"{part[0]} {part[1][0].value}" for name in programs)]
     image, words = next((parts[0] for parts in (batching, known, containers) if len(parts) == 1), ("", []))
     if not words or "tritonserver" in f"{image} {words[0].value}":
         return ServerWords()
@@ -262,7 +258,8 @@ def _written(
         data = {file.name: _Literal(file.text)}
         documents.insert(0, _object("v1", "ConfigMap", f"{name}-{_VOLUME}", data=data))
     label = " ".join(configuration.label().split())
-    head = "".join(f"# {line}\n" for line in (f"batchtune: {label}", note, _HOW))
+    how = "kubectl apply --server-side --force-conflicts --field-manager=batchtune --filename=FILE"
+    head = "".join(f"# {line}\n" for line in (f"batchtune: {label}", note, how))
     texts = [yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000) for document in documents]
     return head + "---\n".join(texts)
 

@@ -32,10 +32,6 @@ and 12 lose 5.0, 4.1, 4.1 and 4.7 % to the best of twenty sets (tests/benchmarks
 PAYS_FROM: Final = 0.05
 """More queues, or other boundaries, must save this share of the elements computed: chance alone saves 1 to 3 %."""
 
-_EXACT_TO: Final = 32
-_BINS_PER_OCTAVE: Final = 16
-
-_LENGTH_MAX: Final = 2**31 - 1
 
 BUCKETS_MAX: Final = 64
 """Every signature gets a queue for each; a batch thread asks them in turn."""
@@ -72,9 +68,11 @@ def format_length_buckets(boundaries: Boundaries) -> str:
 
 def rounded_up(length: int) -> int:
     """The end of the bin that holds a length."""
-    if length <= _EXACT_TO:
+    exact_to = 32
+    if length <= exact_to:
         return max(length, 1)
-    step = 1 << ((length - 1).bit_length() - _BINS_PER_OCTAVE.bit_length())
+    bins_per_octave = 16
+    step = 1 << ((length - 1).bit_length() - bins_per_octave.bit_length())
     return -(-length // step) * step
 
 
@@ -107,8 +105,9 @@ def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) 
 def _check(boundaries: tuple[int, ...]) -> None:
     if any(length < 1 for length in boundaries):
         raise BatchingParametersError(f"{LENGTH_BUCKETS} entries must be positive; was {min(boundaries)}")
-    if any(length > _LENGTH_MAX for length in boundaries):
-        raise BatchingParametersError(f"{LENGTH_BUCKETS} entries must be {_LENGTH_MAX} at most")
+    length_max = 2**31 - 1
+    if any(length > length_max for length in boundaries):
+        raise BatchingParametersError(f"{LENGTH_BUCKETS} entries must be {length_max} at most")
     if any(later <= earlier for earlier, later in pairwise(boundaries)):
         raise BatchingParametersError(
             f"{LENGTH_BUCKETS} entries must be monotonically increasing; was {format_length_buckets(boundaries)}",

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from batchtune.batching.batching_file import UINT32_MAX, requests_a_batch
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
+    UINT32_MAX,
     BatchingParameters,
+    requests_a_batch,
     to_dict,
 )
 from batchtune.errors import BatchingParametersError
@@ -39,8 +40,6 @@ from batchtune.errors import BatchingParametersError
 
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 
-_TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
-_ENUMERATIONS: Final = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
 _LONG_NUMBERS: Final = frozenset(
     {
         "dim",
@@ -68,8 +67,6 @@ _MAPS: Final = frozenset(
     }
 )
 """Fields that are maps where their JSON is an object; `input` is a map in a profile of TensorRT, else a list."""
-_BY_NUMBER: Final = "priority_queue_policy"
-"""The map whose keys are numbers, not texts."""
 
 
 def format_triton(
@@ -83,8 +80,9 @@ def format_triton(
     if parameters is None:
         return "# no dynamic_batching block: every request is executed by itself\n"
     size = DEFAULT_MAX_BATCH_SIZE if parameters.max_batch_size is None else parameters.max_batch_size
+    translated = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
     lines = [
-        f"# {name} has no counterpart in Triton" for name in to_dict(parameters) if name not in _TRANSLATED
+        f"# {name} has no counterpart in Triton" for name in to_dict(parameters) if name not in translated
     ]
     lines += [f"max_batch_size: {size}", "dynamic_batching {"]
     if parameters.batch_timeout_micros is not None:
@@ -117,9 +115,10 @@ def _fields(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _field(name: str, value: Any) -> Iterator[str]:
+    by_number = "priority_queue_policy"  # The map whose keys are numbers, not texts.
     if isinstance(value, Mapping) and name in _MAPS:
         for key, entry in value.items():
-            shown = key if name == _BY_NUMBER else _scalar("", key)
+            shown = key if name == by_number else _scalar("", key)
             yield from _block(name, [f"key: {shown}", *_entry(entry)])
     elif isinstance(value, Mapping):
         yield from _block(name, list(_fields(value)))
@@ -154,7 +153,8 @@ def _scalar(name: str, value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if name in _ENUMERATIONS | _LONG_NUMBERS:
+    enumerations = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
+    if name in enumerations | _LONG_NUMBERS:
         return str(value)
     return json.dumps(str(value), ensure_ascii=False)
 
@@ -172,7 +172,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CLOSING = {"{": "}", "<": ">"}
 _INT64_MAX = 2**63 - 1
 
@@ -271,6 +270,22 @@ def message(field: Field, *, source: str) -> Message:
     if isinstance(field.value, Message):
         return field.value
     raise failure(source, field.line, f"{field.name} must be a block {{ … }}; was {described(field.value)}")
+
+
+def values_of(
+    block: Message, kinds: Mapping[str, Callable[..., Any]], *, source: str, of: str
+) -> dict[str, Any]:
+    """The fields of a message by name, the last of each: `kinds` says how each is read (`boolean`, `string`).
+
+    Raises:
+        BatchingParametersError: a field that the message `of` does not have, or a value of another type.
+    """
+    values = {}
+    for field in block.fields:
+        if field.name not in kinds:
+            raise failure(source, field.line, f"unknown field {field.name!r} of {of}")
+        values[field.name] = kinds[field.name](field, source=source)
+    return values
 
 
 def described(value: Scalar | Message) -> str:
@@ -386,10 +401,12 @@ class _Parser:
 
 
 def _unquoted(literal: str) -> str:
+    escaped = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
     def character(match: re.Match[str]) -> str:
         hexadecimal, octal, single = match.groups()
         if hexadecimal or octal:
             return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
-        return _ESCAPED.get(single, single)
+        return escaped.get(single, single)
 
     return _ESCAPE.sub(character, literal[1:-1])

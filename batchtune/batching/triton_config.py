@@ -15,11 +15,6 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_words import ACTIONS, INSTANCES, SETTINGS, SettingKind
 from batchtune.errors import BatchingParametersError
 
-_OTHER_BATCHERS = {
-    "sequence_batching": "it batches sequences",
-    "ensemble_scheduling": "it is an ensemble: tune its parts",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBatching:
@@ -56,7 +51,11 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
         BatchingParametersError: the model has no batch dimension, or another batcher than the dynamic one.
     """
     name = config.get("name", "the model")
-    for batcher, why in _OTHER_BATCHERS.items():
+    other_batchers = {
+        "sequence_batching": "it batches sequences",
+        "ensemble_scheduling": "it is an ensemble: tune its parts",
+    }
+    for batcher, why in other_batchers.items():
         if batcher in config:
             raise BatchingParametersError(f"{name} has no dynamic batcher: {why}")
     size = int(config.get("max_batch_size", 0))

@@ -7,24 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batchtune.archive.run import CHECK
-from batchtune.check.finding import Finding
-from batchtune.check.gate import ERROR_RATE, Gate
+from batchtune.check.gate import ERROR_RATE, Finding, Gate
 from batchtune.check.limit import Attribution, attribute
-from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
+from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Verdict
 from batchtune.errors import ArchiveError, TargetError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, from_plain
-from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.variant import figures_of, runs_of
+from batchtune.tune.compare.blocks import Variant, figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
-
-_WITHOUT_TIME: Final[frozenset[Metric]] = frozenset({"errors", "memory", "gpu_memory", "startup"})
-"""What the parts of a request's way do not explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +41,7 @@ class Account:
         """Safe for JSON; without an error rate where the baseline was stored."""
         return {
             **self.conclusion.to_dict(),
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": CHECK_VERSION,
             "error_rate": None if self.stored else self.conclusion.error_rate,
             "scenario": self.scenario,
             "baseline": self.baseline,
@@ -90,7 +84,9 @@ def attributed(
     moved = {
         finding.gate.metric for finding in conclusion.findings if finding.state in ("regressed", "improved")
     }
-    if not moved - _WITHOUT_TIME:
+    # What the parts of a request's way do not explain.
+    without_time = frozenset({"errors", "memory", "gpu_memory", "startup"})
+    if not moved - without_time:
         return None
     sides = [
         [trial.measurement for trial in runs_of(trials, name).values() if trial.measurement is not None]
@@ -136,9 +132,9 @@ def read_account(run: Path) -> Account:
     path = run / CHECK
     try:
         document = json.loads(path.read_bytes())
-        if document["schema_version"] != SCHEMA_VERSION:
+        if document["schema_version"] != CHECK_VERSION:
             raise ArchiveError(
-                f"{path}: schema_version {document['schema_version']!r}, and this batchtune reads {SCHEMA_VERSION}"
+                f"{path}: schema_version {document['schema_version']!r}, and this batchtune reads {CHECK_VERSION}"
             )
         return account_from(document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.archive.run import write_whole
-from batchtune.check.finding import BlockFigures
-from batchtune.check.gate import DEFAULT_MARGINS, Gate, default_gates
-from batchtune.check.paired import Phase, run_figures
+from batchtune.check.gate import DEFAULT_MARGINS, BlockFigures, Gate, default_gates
+from batchtune.check.paired_check import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import fields_to_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.variant import runs_of
+from batchtune.tune.compare.blocks import runs_of
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, rounded
 
@@ -34,11 +33,6 @@ RUNS_MIN: Final = 6
 DRIFT: Final = 0.03
 """So much worse than the best baseline that was kept, or the figure's own margin where that is more, is a slow drift:
 each step of it may pass its check."""
-
-_OLD: Final = {1: ", whose memory is not the peak since the launch"}
-"""What figures of older versions are not."""
-
-_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +77,7 @@ class Baseline:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "schema_version": SCHEMA_VERSION,
-            "scenario": self.scenario,
-            "utc": self.utc,
-            "commit": self.commit,
-            "workload": self.workload,
-            "host": self.host,
-            "runs": [to_plain(run) for run in self.runs],
-            "best": to_plain(self.best),
-        }
+        return {"kind": KIND, "schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
         """Each run that ended beside one of the baseline's; a confirmation takes these from the other end."""
@@ -178,8 +162,9 @@ def read_baseline(path: Path) -> Baseline:
     """
     path = path / BASELINE if path.is_dir() else path
     remedy = f"measure it where the check will run: batchtune check SCENARIO.yaml --baseline {path} --update-baseline"
+    bytes_max = 1 << 20
     try:
-        if path.stat().st_size > _BYTES_MAX:
+        if path.stat().st_size > bytes_max:
             raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes are no baseline", hint=remedy)
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -193,8 +178,9 @@ def read_baseline(path: Path) -> Baseline:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ArchiveError(f"{path}: not a baseline of batchtune", hint=remedy)
     version = document.get("schema_version")
+    old = {1: ", whose memory is not the peak since the launch"}  # What figures of older versions are not.
     if version != SCHEMA_VERSION:
-        why = _OLD.get(version, "") if isinstance(version, int) else ""
+        why = old.get(version, "") if isinstance(version, int) else ""
         raise BaselineError(
             f"{path}: schema_version {version!r}{why}, and this batchtune reads {SCHEMA_VERSION}",
             hint=f"use the batchtune that wrote it, or {remedy}",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from batchtune.errors import UsageError
-from batchtune.measure.statistics.paired import signed_rank_distribution, walsh_averages
+from batchtune.measure.quantiles import Estimate, signed_rank_distribution, walsh_averages
+from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.units import parse_ratio, rounded
 
@@ -30,8 +32,6 @@ LOOKS: Final = (3, 4, 6, 8, 10, 16, 24, 36, 54)
 RANK_FIRST: Final = 6
 """Blocks of the first look of the signed-rank test: the fewest that can say anything at 5 %."""
 
-STUDENT_LAST: Final = 10
-"""Blocks of the last look of Student's t: from then on the rank test needs no more of them."""
 
 ONE_LAUNCH: Final = 8
 """So many blocks share one launch of each server; those between later looks have one of their own: two launches of one
@@ -39,14 +39,6 @@ server may differ by more than many blocks of them would tell."""
 
 ERROR_RATE: Final = 0.05
 """Of the screen over all gates and looks; and once more of the confirmation over the gates that it confirms."""
-
-STUDENT_SHARE: Final = 0.4
-"""Of the error rate, for the looks of Student's t, each as much; the rank test has the rest."""
-
-_SPENDING: Final = 0.75
-"""Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the last can."""
-
-_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +63,13 @@ def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ER
     """What each look may spend: for a flag the error rate over all gates (Bonferroni), so that one false flag among all
     of them is as rare as stated; to clear a gate the whole, because all gates must be cleared for the verdict OK."""
     flag_rate = error_rate / max(gates, 1)
-    flags, clears = (_spent(blocks, (1.0 - STUDENT_SHARE) * rate) for rate in (flag_rate, error_rate))
-    student = [count for count in blocks if 2 < count <= STUDENT_LAST]
-    share = STUDENT_SHARE / max(len(student), 1)
+    # Of the error rate, for the looks of Student's t, each as much; the rank test has the rest.
+    student_share = 0.4
+    flags, clears = (_spent(blocks, (1.0 - student_share) * rate) for rate in (flag_rate, error_rate))
+    # Blocks of the last look of Student's t: from then on the rank test needs no more of them.
+    student_last = 10
+    student = [count for count in blocks if 2 < count <= student_last]
+    share = student_share / max(len(student), 1)
     return tuple(
         Look(
             blocks=count,
@@ -139,8 +135,11 @@ def _student(level: float, freedom: int) -> float:
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
     """What the rank test can use, at each look, of what may be spent until then."""
     levels: list[float] = []
+    # Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the
+    # last can.
+    spending = 0.75
     for count in blocks:
-        allowed = error_rate * (count / blocks[-1]) ** _SPENDING - sum(levels)
+        allowed = error_rate * (count / blocks[-1]) ** spending - sum(levels)
         levels.append(_attained(count, allowed) if count >= RANK_FIRST else 0.0)
     return levels
 
@@ -154,7 +153,8 @@ def _attained(count: int, level: float) -> float:
 def _rank(count: int, level: float) -> int:
     """k such that the k-th smallest Walsh average is a lower bound at this one-sided level; 0: there is none."""
     below = np.cumsum(signed_rank_distribution(count))
-    return int(np.searchsorted(below, level * (1.0 + _ROUNDING), side="right"))
+    rounding = 1e-12
+    return int(np.searchsorted(below, level * (1.0 + rounding), side="right"))
 
 
 DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
@@ -180,8 +180,6 @@ OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
 }
 """What is guarded where nobody says: latencies at two different capacities tell nothing of each other."""
 
-_OF_THE_SERVER: Final[frozenset[Metric]] = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
-"""What is not any model's own."""
 
 OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
 """The runs of one server would be one draw of these, however many there are."""
@@ -276,14 +274,16 @@ def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[s
         UsageError: no such figure, a margin that says nothing, a capacity that no run searches, or a figure of the
             server where it has several models.
     """
+    # What is not any model's own.
+    of_the_server = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
     if models:
-        shared = _OF_THE_SERVER & margins.keys()
+        shared = of_the_server & margins.keys()
         if shared:
             raise UsageError(
                 f"{min(shared)}: of several models the server has one account for all",
                 hint=f"gate what each of them gives: {', '.join(METRICS[:1] + METRICS[2:6])}",
             )
-        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in _OF_THE_SERVER]
+        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in of_the_server]
         return tuple(replace(gate, model=model) for model in models for gate in gates)
     if not margins:
         return default_gates(objective)
@@ -341,3 +341,124 @@ def listed(texts: Iterable[str]) -> list[str]:
 
 def _log(value: float) -> float:
     return math.log(value) if math.isfinite(value) else math.inf
+
+
+# What do the blocks say of one gate?
+
+State = Literal["regressed", "improved", "ok", "open", "not measured"]
+"""`open`: its interval holds the margin."""
+
+BlockFigures = Mapping[str, tuple[float, float]]
+"""(before, after) of each figure in one block, by the name of its gate; nan where it was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One gate after `blocks` blocks that have both figures.
+
+    `worsening` is how much worse, in the gate's unit, with bounds at the levels of the look. It is flagged, and told as
+    improved, against the margin asked for, whatever the noise; it is cleared against `margin`: the same, or more where
+    the noise does not let less be told. `before` and `after` are medians.
+    `confirmed` is None where no fresh blocks were asked.
+    """
+
+    gate: Gate
+    state: State
+    blocks: int
+    worsening: Estimate
+    margin: float
+    before: float
+    after: float
+    confirmed: bool | None = None
+
+    @property
+    def change(self) -> Estimate:
+        """The change of the figure itself with its bounds in order: 0.05 is 5 % more (of errors: 5 points). A bound
+        that the blocks do not give is infinite."""
+        ends = sorted((self.gate.change(self.worsening.low), self.gate.change(self.worsening.high)))
+        return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON: null for a bound that the blocks do not give, and for what was not measured."""
+        change = {name: _known(getattr(self.change, name)) for name in ("value", "low", "high")}
+        return {
+            "metric": self.gate.metric,
+            "model": self.gate.model,
+            "margin_asked": self.gate.margin,
+            "is_default": self.gate.is_default,
+            "change": change,
+            "state": self.state,
+            "blocks": self.blocks,
+            "margin": _known(self.margin),
+            "before": None if math.isnan(self.before) else to_plain(self.before),
+            "after": None if math.isnan(self.after) else to_plain(self.after),
+            "confirmed": self.confirmed,
+        }
+
+
+def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int) -> Finding:
+    """Judge one gate at one look of a phase of at most `blocks_max` blocks."""
+    pairs = [figures[gate.name] for figures in blocks if gate.name in figures]
+    known = [
+        worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
+    ]
+    value, low, high = bounds(known, low_level=look.flag_level, high_level=look.clear_level)
+    student_low, student_high = student_bounds(
+        _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
+    )
+    low, high = min(max(low, student_low), value), max(min(high, student_high), value)
+    # The noise may raise that margin to so many times what was asked for; beyond it the gate stays open, and
+    # says so.
+    floor_most = 2.5
+    clear_limit = max(gate.limit, min(_floor(known, blocks_max), floor_most * gate.limit))
+    state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
+    return Finding(
+        gate=gate,
+        state=state,
+        blocks=len(known),
+        worsening=Estimate(value=value, low=low, high=high),
+        margin=gate.margin if state in ("regressed", "improved") else abs(gate.change(clear_limit)),
+        before=_median(before for before, _ in pairs),
+        after=_median(after for _, after in pairs),
+    )
+
+
+def _sides(gate: Gate, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """How much worse both sides of each pair are than the first baseline;
+    empty where one of them has no logarithm."""
+    known = [pair for pair in pairs if not math.isnan(gate.worsening(*pair))]
+    if not gate.is_absolute and not all(0.0 < value < math.inf for pair in known for value in pair):
+        return []
+    origin = known[0][0] if known else 0.0
+    return [(gate.worsening(origin, before), gate.worsening(origin, after)) for before, after in known]
+
+
+def _state(known: Sequence[float], *, low: float, high: float, limit: float, clear_limit: float) -> State:
+    if not known:
+        return "not measured"
+    if low > limit:
+        return "regressed"
+    if high < -limit:
+        return "improved"
+    return "ok" if high < clear_limit else "open"
+
+
+def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
+    """The smallest change that so many blocks can clear, by the spread of those there are; 0 where they are too few."""
+    one_error = 0.1587  # The level of a bound that lies one standard error away.
+    value, _, above = bounds(worsenings, low_level=one_error, high_level=one_error)
+    if math.isinf(above) or not worsenings:
+        return 0.0
+    # A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and
+    # 2 so that 19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py).
+    floor_errors = 4.3
+    return floor_errors * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _median(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan

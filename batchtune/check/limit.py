@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from batchtune.check.gate import listed
-from batchtune.check.paired import run_figures
+from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.plain_values import fields_to_plain, to_plain
 from batchtune.scenario.spec.check import Metric
@@ -34,15 +34,6 @@ Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "
 
 MOVED: Final = 0.02
 """A median that moved by less is told as unchanged."""
-
-SIZE_MOVED: Final = 0.05
-"""Batches that hold so many more or fewer rows explain what follows from their size."""
-
-HOST_MOVED: Final = 0.25
-"""Where the host disturbed so many more of one side's runs, it may be the cause."""
-
-TOLD: Final = 3
-"""Parts that the text names: those that moved most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +61,7 @@ class Attribution:
     def largest(self) -> list[Part]:
         """The parts to name: those that moved most."""
         moved = [part for part in self.parts if _moved(part, MOVED)]
-        return sorted(moved, key=lambda part: -abs(part.change))[:TOLD]
+        return sorted(moved, key=lambda part: -abs(part.change))[:3]
 
     def to_dict(self) -> dict[str, Any]:
         return fields_to_plain(self)
@@ -90,7 +81,8 @@ def attribute(
         cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
     parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
     cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
-    if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > HOST_MOVED:
+    host_moved = 0.25  # Where the host disturbed so many more of one side's runs, it may be the cause.
+    if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > host_moved:
         cause = "host"
     if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
         cause = "tail"
@@ -99,7 +91,8 @@ def attribute(
 
 def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
     """From what makes others move to what only follows; CPU alone may be spent anywhere."""
-    if _moved(size, SIZE_MOVED):
+    size_moved = 0.05  # Batches that hold so many more or fewer rows explain what follows from their size.
+    if _moved(size, size_moved):
         return "batch size"
     if _moved(batch, MOVED):
         return "compute"
@@ -182,7 +175,7 @@ AT_LEAST: Final = frozenset({"throughput"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class FigureLimit:
     """At most so much of a figure, in its own unit; of throughput at least."""
 
     metric: Metric
@@ -193,7 +186,7 @@ class Limit:
 class LimitFinding:
     """What a load test says of a limit; `open`: the interval of its figure holds it."""
 
-    limit: Limit
+    limit: FigureLimit
     figure: Estimate
     state: State
 
@@ -207,7 +200,7 @@ class LimitFinding:
         }
 
 
-def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
+def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
     """`p95=20ms,throughput=500/s,errors=1%,cpu=200us`, in one text or several.
 
     Raises:
@@ -219,13 +212,13 @@ def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
         raise UsageError(f"--gate: {error.message}", hint=error.hint) from error
 
 
-def judge_limits(limits: Sequence[Limit], trial: Trial) -> list[LimitFinding]:
+def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
     """Each limit against the figure of one load test, with its interval where it has one."""
     figures = run_figures(trial)
     return [_judged(limit, _estimate(limit.metric, trial, figures[limit.metric])) for limit in limits]
 
 
-def _judged(limit: Limit, figure: Estimate) -> LimitFinding:
+def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
     sign = -1.0 if limit.metric in AT_LEAST else 1.0
     ends = sorted((sign * figure.low, sign * figure.high))
     state: State = "open"
@@ -247,21 +240,22 @@ def _estimate(metric: Metric, trial: Trial, value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value)
 
 
-def _parsed(item: str) -> Limit:
+def _parsed(item: str) -> FigureLimit:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals:
         raise UsageError(f"expected FIGURE=LIMIT, such as p95=20ms; was {item!r}")
-    for metric in LIMITED:
+    limited: tuple[Metric, ...] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
+    for metric in limited:
         if metric == name:
             match metric:
                 case "throughput":
-                    return Limit(metric=metric, value=parse_rate_rps(text))
+                    return FigureLimit(metric=metric, value=parse_rate_rps(text))
                 case "errors":
-                    return Limit(metric=metric, value=_share(text))
+                    return FigureLimit(metric=metric, value=_share(text))
                 case _:
-                    return Limit(metric=metric, value=parse_duration_s(text))
-    near = get_close_matches(name, LIMITED, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(LIMITED)}"
+                    return FigureLimit(metric=metric, value=parse_duration_s(text))
+    near = get_close_matches(name, limited, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(limited)}"
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)
 
 

@@ -59,7 +59,7 @@ def recommend(
     json: JsonOption = False,
 ) -> None:
     """Recommend what to deploy for an SLO from a finished run."""
-    from batchtune.cli.commands.recommend import run_recommend
+    from batchtune.cli.commands.run_recommend import run_recommend
 
     if write == Path("-"):
         raise UsageError(

@@ -13,14 +13,14 @@ from batchtune.cli.session import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.fleet import LoadFleet, run_duet
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
-from batchtune.target.triton.target import TritonTarget
+from batchtune.target.triton.triton_target import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, plan_of
 from batchtune.tune.compare.pace_probes import duet_plan, request_cost

@@ -14,10 +14,11 @@ from batchtune.cli.arguments.options import (
     RootOption,
     ScenarioArgument,
     SetOption,
+    SideWords,
     examples,
+    takes_sides,
     takes_slo,
 )
-from batchtune.cli.arguments.sides import SideWords, takes_sides
 from batchtune.errors import UsageError
 
 checking = typer.Typer()
@@ -108,9 +109,9 @@ def check(
     misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load generator or the host spoilt it, 7 a
     server failed.
     """
-    from batchtune.cli.arguments.slo_options import slo_overrides
-    from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check
+    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.gate.course import CheckFiles, resolved_sides
+    from batchtune.cli.commands.gate.paired import CheckRequest, run_paired_check
     from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
 
     if baseline is not None and paired:

@@ -37,9 +37,6 @@ _OURS = "batchtune-model-server"
 PORTS = ("--port=8500", "--rest_api_port=8501")
 """TF Serving's own."""
 
-_TRITONS_IMAGE = "nvcr.io/nvidia/tritonserver:26.04-py3"
-_OWN_IMAGE = "batchtune-server"
-"""As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel."""
 
 BUNDLED_FLAGS: Final = frozenset(
     {
@@ -65,10 +62,6 @@ BUNDLED_FLAGS: Final = frozenset(
 
 _SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
 """By words of the command itself."""
-
-
-_SERVED = "served"
-"""The folder, where the command is run, to which a model without a version directory is copied."""
 
 
 def deployment(
@@ -283,14 +276,20 @@ def _on_cuda(target: TargetSpec) -> bool:
 
 def _container(target: TargetSpec, *, is_ours: bool) -> DockerSpec:
     gpus, suffix = ("all", "-cuda") if _on_cuda(target) else (None, "")
-    return DockerSpec(image=f"{_OWN_IMAGE}{suffix}" if is_ours else None, gpus=gpus)
+    # As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel.
+    own_image = "batchtune-server"
+    return DockerSpec(image=f"{own_image}{suffix}" if is_ours else None, gpus=gpus)
 
 
 def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path) -> list[str]:
     name = served_name(target.model)
     docker = target.docker or DockerSpec()
     target = target.model_copy(
-        update={"docker": docker.model_copy(update={"image": docker.image or _TRITONS_IMAGE})}
+        update={
+            "docker": docker.model_copy(
+                update={"image": docker.image or "nvcr.io/nvidia/tritonserver:26.04-py3"}
+            )
+        }
     )
     model = Path(target.model)
     folder = model.resolve() if model.is_dir() else Path("MODEL_REPOSITORY") / name
@@ -334,7 +333,9 @@ def _is_saved_model(model: Path) -> bool:
 
 def _copied(model: Path, name: str) -> tuple[str, str]:
     """The commands that copy it, and the base path they make, as a word of the shell."""
-    version = Path(_SERVED) / name / "1"
+    # The folder, where the command is run, to which a model without a version directory is copied.
+    served = "served"
+    version = Path(served) / name / "1"
     if model.is_dir():
         copies = {f"{model}/.": str(version)}
     else:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 from batchtune.cli.app import app
 from batchtune.errors import BatchtuneError, UsageError
-from batchtune.interrupts import hear_interrupts
+from batchtune.system import hear_interrupts
 
 # When nobody reads our output any more, or when it cannot be written.
 #

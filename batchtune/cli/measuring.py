@@ -74,9 +74,9 @@ def sweep(
     A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate
     and --concurrency the highest rate within the SLO is looked for.
     """
-    from batchtune.cli.arguments.slo_options import positive_s, slo_overrides
+    from batchtune.cli.arguments.overrides import positive_s, slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_sweep
-    from batchtune.cli.commands.sweep import run_sweep
+    from batchtune.cli.commands.run_sweep import run_sweep
 
     if budget is not None:
         positive_s("--budget", budget, units=("s", "m"))
@@ -174,9 +174,9 @@ def load(
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
     from batchtune.check.limit import parse_limits
     from batchtune.cli.arguments.load_request import LoadRequest
-    from batchtune.cli.arguments.slo_options import slo_overrides
-    from batchtune.cli.commands.load import run_load
+    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_load
+    from batchtune.cli.commands.run_load import run_load
 
     wanted = LoadRequest(
         scenario=Path(subject),
@@ -241,7 +241,7 @@ def compare(
     ends with 1 when a variant regressed against the baseline, 3 when one misses the SLO, 5 without a verdict. Ends
     with 6 when the load generator was the limit, or the host stayed noisy in every run of a variant.
     """
-    from batchtune.cli.arguments.slo_options import slo_overrides
+    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.compare import run_compare
     from batchtune.cli.commands.model_scenario import subject_of_comparison
 

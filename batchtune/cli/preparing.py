@@ -112,7 +112,7 @@ def init(
         from batchtune.cli.commands.init_model import run_init
 
         raise typer.Exit(run_init(name, output=write))
-    from batchtune.cli.arguments.slo_options import slo_overrides
+    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.init_model import run_init_model
 
     code = run_init_model(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import (
     SCENARIO,
     SERVER_LOG,
@@ -37,9 +38,10 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.repository import ModelRepository, OriginalModel
-from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.target.triton.repository import OriginalModel, TritonRepository
+from batchtune.target.triton.triton_target import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
+from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
 from batchtune.units import counted
 
@@ -47,14 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchtune.batching.parameters import Configuration
-    from batchtune.report.live_view import View
-    from batchtune.target.triton.repository import OriginalModel
     from batchtune.tune.compare.blocks import Variant
-    from batchtune.tune.trials.search_summary import SearchSummary
-    from batchtune.tune.trials.trial import FinishedTrial, Trial
+    from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
 
     Keep = Callable[[OriginalModel], None]
-
 
 INTERRUPTED = 130
 
@@ -84,8 +82,10 @@ class MeasuringSession:
     restored: bool = True
     _begun: bool = False
 
-    def begin(self, scenario: Scenario) -> Run | None:
+    def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
         """Open the run, once, for this process alone, and say where it is; None: nothing is kept.
+
+        `provenance`: as collected before; None: it is collected now.
 
         Raises:
             ArchiveError: the folder cannot be made, or another process measures for the run.
@@ -94,7 +94,7 @@ class MeasuringSession:
         if self.results is None or self._begun:
             return self.run
         self.run = self.run or create_run(
-            scenario, format_scenario(scenario), root=self.results, kind=self.kind
+            scenario, format_scenario(scenario), root=self.results, kind=self.kind, provenance=provenance
         )
         self.run.hold()
         self.view.event(f"results go to {self.run.path}")
@@ -144,6 +144,13 @@ class MeasuringSession:
         run = self.begin(scenario)
         if run is not None and not isinstance(target, ExternalTarget):
             target.keep_log(run.path / SERVER_LOG)
+
+    def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
+        """The run, opened if it is not yet, of a command that keeps what it measures in any case."""
+        run = self.begin(scenario, provenance=provenance)
+        if run is None:
+            raise UsageError("the runs have no folder", hint="give --results DIR")
+        return run
 
     def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:
         """Each trial goes to the run, to the others and, if `shown`, to the view, as it ends."""
@@ -315,7 +322,7 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
     view.event(DIFFERENCES)
-    for name in ModelRepository(target.endpoint).ensembles():
+    for name in TritonRepository(target.endpoint).ensembles():
         view.event(
             f"{name} is an ensemble that asks it: Triton serves that only while max_batch_size is not below its own"
         )
@@ -397,3 +404,36 @@ def run_restore(path: Path) -> int:
         write_original(run.path, restored(original, target))
     print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
     return 0
+
+
+# Opens the run that a command reads, and reads its trials.
+
+
+def asked_run(path: Path | None, *, results: Path) -> Run:
+    """The run in `path`, or the newest in that folder of runs; None: the latest under `results`.
+
+    Where there are runs of other scenarios too, the latest may be of another than the one that is meant: stderr says
+    of which it is, and how to ask for another.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    run = open_run(path, root=results)
+    if path is None:
+        here = run.path.parent.name
+        others = [name for name in swept_scenarios(results) if name != here]
+        if others:
+            print(
+                f"note: {run.path} is the latest run, of scenario {here}; name another by its folder: "
+                f"{', '.join(str(results / name) for name in others)}",
+                file=sys.stderr,
+            )
+    return run
+
+
+def kept_trials(run: Run) -> list[Trial]:
+    """The trials of a run; what could not be read of it is told on stderr."""
+    trials = run.ledger()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return trials

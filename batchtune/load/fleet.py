@@ -22,16 +22,15 @@ import psutil
 from numpy.typing import NDArray
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
-from batchtune.interrupts import interrupts_noted
 from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.record.columns import Columns, new_memory
 from batchtune.load.record.samples import KEPT_MAX, NEVER_NS, Samples, kept_one_in, merge, merge_endpoints
-from batchtune.load.worker import process as load_process
+from batchtune.load.worker import worker_process as load_process
 from batchtune.load.worker.job import LoadJob, WorkerJob, samples_of, split
-from batchtune.load.worker.process import start_undisturbed
+from batchtune.load.worker.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.spec.section import require_cpus
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder, interrupts_noted
 
 START_DELAY_NS: Final = 20_000_000
 LIVE_INTERVAL_S: Final = 0.25

@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.measure.validity.server_settings import ServerSettings
+from batchtune.measure.validity.caveats import HOST_CODES, ServerSettings
 from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.spec.request import Protocol
 

@@ -11,6 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.quantiles import (
+    QUANTILES,
+    UNDEFINED,
+    Z_95,
+    Estimate,
+    design_effect,
+    latency_quantiles,
+    quantile_design_effect,
+    rate_estimate,
+    time_slices,
+)
 from batchtune.measure.slo import (
     Decision,
     Figure,
@@ -22,26 +33,14 @@ from batchtune.measure.slo import (
     strict_decision,
     times_longer,
 )
-from batchtune.measure.statistics.quantiles import (
-    QUANTILES,
-    UNDEFINED,
-    Z_95,
-    Estimate,
-    design_effect,
-    latency_quantiles,
-    quantile_design_effect,
-    rate_estimate,
-    time_slices,
-)
-from batchtune.measure.validity.caveats import HOST_CODES, Caveat, caveat
-from batchtune.measure.validity.client import (
+from batchtune.measure.validity.caveats import HOST_CODES, Caveat, ServerSettings, caveat
+from batchtune.measure.validity.disturbances import (
     client_activity,
     client_caveats,
     error_counts,
     own_lag_ns,
     worker_caveats,
 )
-from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.units import percentage, rounded, rounded_duration
@@ -86,19 +85,7 @@ def _boundary(bucket: str) -> float:
     return float(bucket) if bucket.isdecimal() else float("inf")
 
 
-CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
-"""Client limits that the send lag does not show in full."""
-
-FEW_MISSES = 10
-"""Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
-
 MOST_MISSES = 0.95
-MARGIN_REQUESTS = 300
-"""A PASS may be shown at a lower limit: so many times lower, with as many times the misses allowed, up to this share.
-
-That holds where the tail falls at least as fast as one over the latency, as that of every queue does. In runs of at
-least so many requests the false PASSes at the exact limit stay near 5 %, in streams of queues, bursts and drift (the
-part `limits` of tests/benchmarks/twin/measure_coverage.py); with 100 requests of a drifting host they were 12 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +132,9 @@ class CountedRequests:
     def design_effect(self, limit_s: float) -> float:
         """Of the share of requests slower than `limit_s`; where few are, at least that of a batch."""
         effect = self.shown_effect(limit_s)
-        few = np.count_nonzero(self.latencies_s > limit_s) < FEW_MISSES
+        # Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect.
+        few_misses = 10
+        few = np.count_nonzero(self.latencies_s > limit_s) < few_misses
         return max(effect, self.requests_per_batch) if few else effect
 
     def shown_effect(self, limit_s: float) -> float:
@@ -188,7 +177,9 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
         return decision, reason
     if noise is not None:
         return "NOISY", noise.text
-    if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
+    # Client limits that the send lag does not show in full.
+    client_untold = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
+    if decision == "FAIL" and not any(caveat.code in client_untold for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
             return "FAIL", f"{reason}, and the client's own lag is not what broke it"
@@ -245,7 +236,13 @@ def _kept_by_far(
     limit: where none comes near it, few independent ones are enough; a run is one at least.
     """
     count = len(latencies_s)
-    for factor in _margins(limit.allowed_miss_ratio) if count >= MARGIN_REQUESTS else (1.0,):
+    # A PASS may be shown at a lower limit: so many times lower, with as many times the misses allowed, up to
+    # this share. That holds where the tail falls at least as fast as one over the latency, as that of every
+    # queue does. In runs of at least so many requests the false PASSes at the exact limit stay near 5 %, in
+    # streams of queues, bursts and drift (the part `limits` of tests/benchmarks/twin/measure_coverage.py); with
+    # 100 requests of a drifting host they were 12 %.
+    margin_requests = 300
+    for factor in _margins(limit.allowed_miss_ratio) if count >= margin_requests else (1.0,):
         level_s = limit.seconds / factor
         misses = int(np.count_nonzero(latencies_s > level_s))
         effect = min(count, max(least_effect, run.design_effect(level_s)))
@@ -268,7 +265,6 @@ def _margins(allowed_miss_ratio: float) -> Iterator[float]:
 
 SLOWER_RATIO: Final = 1.1
 """From which ratio a replica is worth a look: placement alone makes equal ones differ by some percent."""
-FAILING_MORE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +294,8 @@ def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Caveat]:
         return []
     worst, after = sorted(figures, key=lambda replica: replica.error_ratio, reverse=True)[:2]
     others = len(figures) - 1
-    if worst.error_ratio - after.error_ratio > FAILING_MORE:
+    failing_more = 0.01
+    if worst.error_ratio - after.error_ratio > failing_more:
         ratios = {"error_ratio": worst.error_ratio, "next_ratio": after.error_ratio}
         return [caveat("endpoint_failing", endpoint=worst.endpoint, others=others, **ratios)]
     quantiles: tuple[Literal["p95", "p50"], ...] = ("p95", "p50")
@@ -346,12 +343,6 @@ def _value(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> float:
     """Its value; 0 where nothing was asked of it."""
     value = _estimate(figures, quantile).value
     return 0.0 if math.isnan(value) else value
-
-
-_SHOWN_TEXT_MAX_CHARS = 160
-
-FEW_INDEPENDENT = 72
-"""The fewest independent requests that bound p95 from above at 95 %: 0.95^72 = 2.5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -606,11 +597,12 @@ def _thinned_caveats(samples: Samples) -> list[Caveat]:
 
 def _first_text(samples: Samples, errors: Mapping[str, int]) -> str:
     """What the first failure of the commonest class with a text said, in a line; "" where none said anything."""
+    shown_text_max_chars = 160
     for name in errors:
         text = samples.error_texts.get(name.upper(), "")
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
         if line:
-            shown = line if len(line) <= _SHOWN_TEXT_MAX_CHARS else f"{line[:_SHOWN_TEXT_MAX_CHARS]} [...]"
+            shown = line if len(line) <= shown_text_max_chars else f"{line[:shown_text_max_chars]} [...]"
             return f"the first {name} said: {shown}; "
     return ""
 
@@ -649,7 +641,9 @@ def _thin_caveats(
         if math.isfinite(bound.value) and math.isinf(bound.high) and requests < 2 * needed:
             return [caveat("few_requests", requests=requests, quantile=name)]
     effective = requests / run.design_effect(latency_s["p95"].value)
-    if verdict in (None, "UNSURE") and effective < min(FEW_INDEPENDENT, requests / 2):
+    # The fewest independent requests that bound p95 from above at 95 %: 0.95^72 = 2.5 %.
+    few_independent = 72
+    if verdict in (None, "UNSURE") and effective < min(few_independent, requests / 2):
         return [caveat("correlated", effective=effective, requests=requests)]
     return []
 

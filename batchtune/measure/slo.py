@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from batchtune.measure.statistics.quantiles import QUANTILES, binomial_cdf
+from batchtune.measure.quantiles import QUANTILES, binomial_cdf
 
 Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
 """Kept, broken, too few requests to tell; the client was the limit, the host was noisy (so nothing is told)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.measurement import padding_share, saved_text
-from batchtune.measure.statistics.paired import BLOCKS_NEEDED
+from batchtune.measure.quantiles import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import measured_load
@@ -29,14 +29,14 @@ from batchtune.report.words import (
     limit_word,
     requests_text,
 )
+from batchtune.tune.compare.blocks import QUANTILES, VariantFigures
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
-from batchtune.tune.compare.variant import QUANTILES, VariantFigures
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.measure.statistics.quantiles import Estimate
-    from batchtune.tune.compare.noise_floor import NoiseFloor
+    from batchtune.measure.quantiles import Estimate
+    from batchtune.tune.compare.result import NoiseFloor
 
 
 def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.triton_words import WORDS
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded
 from batchtune.report.tables import interval
 from batchtune.units import percentage, rounded, rounded_duration

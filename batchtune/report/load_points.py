@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.measurement import Measurement, bucket_text
-from batchtune.measure.statistics.quantiles import UNDEFINED
+from batchtune.measure.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
 from batchtune.report.findings import text_of, worded

@@ -43,7 +43,7 @@ from batchtune.report.words import (
 )
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Compared, Recommendation
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
 
 INDENT: Final = " " * len("Recommended ")

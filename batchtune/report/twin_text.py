@@ -24,8 +24,7 @@ from batchtune.twin.model.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.twin.model.measured_rates import MeasuredRates
-    from batchtune.twin.model.replicas import Failure, ReplicaPlan
+    from batchtune.twin.model.replicas import Failure, MeasuredRates, ReplicaPlan
     from batchtune.twin.model.twin import Prediction, Twin
 
 PATIENCE_S: Final = 1.0

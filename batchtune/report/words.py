@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import text_of
 from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span

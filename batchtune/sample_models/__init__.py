@@ -7,12 +7,37 @@ and prints its base path. Building imports the framework; importing this package
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
 Framework = Literal["keras", "torch", "torchscript"]
+
+SEED = 20_200_510
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """How large a transformer is, in whichever framework it is written."""
+
+    vocabulary: int = 20_000
+    length: int
+    embedding: int
+    heads: int
+    feed_forward: int
+    blocks: int = 1
+
+
+IMDB = Transformer(length=200, embedding=32, heads=2, feed_forward=32)
+SEQUENCE = Transformer(length=256, embedding=128, heads=4, feed_forward=512, blocks=2)
+"""Of the longest sequence, and wide enough that its length, not the call, takes the time."""
+TEXT_LINE = (32, 100)
+"""Height and width of a grey line of text to recognise."""
+TEXT_CLASSES = 37
+"""36 characters and the blank, for each of 26 places."""
+IMAGE_CLASSES = 1000
 
 # What each model is written in; the first that is installed is built when none is asked for.
 MODELS: dict[str, tuple[Framework, ...]] = {

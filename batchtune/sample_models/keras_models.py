@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from batchtune.sample_models.sizes import CLASSES, EMBEDDING, FEED_FORWARD, HEADS, LENGTH, SEED, VOCABULARY
+from batchtune.sample_models import IMAGE_CLASSES, IMDB, SEED
 
 
 def write_saved_model(name: str, version_path: Path) -> None:
@@ -42,15 +42,15 @@ def _imdb_transformer() -> Any:
     """The text classifier of the Keras examples: one transformer block over 200 words, two classes."""
     import keras
 
-    tokens = keras.Input(shape=(LENGTH,), dtype="float32", name="tokens")
+    tokens = keras.Input(shape=(IMDB.length,), dtype="float32", name="tokens")
     indices = keras.ops.cast(tokens, "int32")
-    words = keras.layers.Embedding(VOCABULARY, EMBEDDING)(indices)
-    positions = keras.layers.Embedding(LENGTH, EMBEDDING)(keras.ops.arange(LENGTH))
+    words = keras.layers.Embedding(IMDB.vocabulary, IMDB.embedding)(indices)
+    positions = keras.layers.Embedding(IMDB.length, IMDB.embedding)(keras.ops.arange(IMDB.length))
     hidden = words + positions
-    attended = keras.layers.MultiHeadAttention(num_heads=HEADS, key_dim=EMBEDDING)(hidden, hidden)
+    attended = keras.layers.MultiHeadAttention(num_heads=IMDB.heads, key_dim=IMDB.embedding)(hidden, hidden)
     hidden = keras.layers.LayerNormalization(epsilon=1e-6)(hidden + attended)
-    forwarded = keras.layers.Dense(FEED_FORWARD, activation="relu")(hidden)
-    forwarded = keras.layers.Dense(EMBEDDING)(forwarded)
+    forwarded = keras.layers.Dense(IMDB.feed_forward, activation="relu")(hidden)
+    forwarded = keras.layers.Dense(IMDB.embedding)(forwarded)
     hidden = keras.layers.LayerNormalization(epsilon=1e-6)(hidden + forwarded)
     pooled = keras.layers.GlobalAveragePooling1D()(hidden)
     pooled = keras.layers.Dense(20, activation="relu")(pooled)
@@ -64,5 +64,5 @@ def _resnet50() -> Any:
 
     image = keras.Input(shape=(3, 224, 224), dtype="float32", name="image")
     rows_columns_channels = keras.layers.Permute((2, 3, 1))(image)
-    network = keras.applications.ResNet50(weights=None, classes=CLASSES, input_shape=(224, 224, 3))
+    network = keras.applications.ResNet50(weights=None, classes=IMAGE_CLASSES, input_shape=(224, 224, 3))
     return keras.Model(image, network(rows_columns_channels), name="resnet50")

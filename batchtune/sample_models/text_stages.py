@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PLACES = 200
 PIECE_MAX = 3
 LABELS = np.array([b"negative", b"positive"], dtype=object)
 
@@ -23,9 +22,10 @@ LABELS = np.array([b"negative", b"positive"], dtype=object)
 def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """`text` [batch] to `embedded` [batch, 200, width]: the pieces after the 200th are left out."""
     indices, embeddings = tables()
-    rows = np.zeros((len(tensors["text"]), PLACES), np.int64)  # 0 is padding
+    places = 200
+    rows = np.zeros((len(tensors["text"]), places), np.int64)  # 0 is padding
     for row, text in zip(rows, tensors["text"], strict=True):
-        known = [indices[piece] for piece in pieces_of(cleaned(text.decode()), indices)][:PLACES]
+        known = [indices[piece] for piece in pieces_of(cleaned(text.decode()), indices)][:places]
         row[: len(known)] = known
     return {"embedded": embeddings[rows]}
 

@@ -8,45 +8,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchtune.sample_models.sizes import (
-    CLASSES,
-    EMBEDDING,
-    FEED_FORWARD,
-    HEADS,
-    LENGTH,
-    SEQUENCE_BLOCKS,
-    SEQUENCE_EMBEDDING,
-    SEQUENCE_FEED_FORWARD,
-    SEQUENCE_HEADS,
-    SEQUENCE_MAX,
-    TEXT_CHANNELS,
-    TEXT_CLASSES,
-    VOCABULARY,
-)
+from batchtune.sample_models import IMAGE_CLASSES, IMDB, SEQUENCE, TEXT_CLASSES
 
 # A text classifier that takes sequences of any length: transformer blocks over at most 256 words, two classes.
 #
 # `tokens` [batch, length], word indices as int64, 0 for padding, to `scores` [batch, 2]. Padding is masked: a sequence
 # has the same scores however far it is padded with zeros.
 
-_MASKED = -1e4
-"""Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score."""
-
 
 class SequenceTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, SEQUENCE_EMBEDDING)
-        self.positions = nn.Embedding(SEQUENCE_MAX, SEQUENCE_EMBEDDING)
-        self.blocks = nn.ModuleList(_Block() for _ in range(SEQUENCE_BLOCKS))
-        self.scores = nn.Sequential(nn.Linear(SEQUENCE_EMBEDDING, 2), nn.Softmax(dim=1))
+        self.words = nn.Embedding(IMDB.vocabulary, SEQUENCE.embedding)
+        self.positions = nn.Embedding(SEQUENCE.length, SEQUENCE.embedding)
+        self.blocks = nn.ModuleList(_Block() for _ in range(SEQUENCE.blocks))
+        self.scores = nn.Sequential(nn.Linear(SEQUENCE.embedding, 2), nn.Softmax(dim=1))
 
     def forward(self, tokens: Any) -> Any:
         # A GPU that looks up a word it does not have is lost to its process, so strangers become the last word.
-        words = tokens.clamp(0, VOCABULARY - 1)
+        words = tokens.clamp(0, IMDB.vocabulary - 1)
         hidden = self.words(words) + self.positions.weight[: words.shape[1]]
         kept = (words > 0).to(hidden.dtype)
-        mask = ((1.0 - kept) * _MASKED).unsqueeze(1).unsqueeze(2)
+        # Added to the attention to padding: e to this is 0, and a sequence of padding alone still has a score.
+        masked = -1e4
+        mask = ((1.0 - kept) * masked).unsqueeze(1).unsqueeze(2)
         for block in self.blocks:
             hidden = block(hidden, mask)
         summed = (hidden * kept.unsqueeze(2)).sum(dim=1)
@@ -56,19 +41,19 @@ class SequenceTransformer(nn.Module):  # type: ignore[misc]
 class _Block(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.projected = nn.Linear(SEQUENCE_EMBEDDING, 3 * SEQUENCE_EMBEDDING)
-        self.joined = nn.Linear(SEQUENCE_EMBEDDING, SEQUENCE_EMBEDDING)
-        self.after_attention = nn.LayerNorm(SEQUENCE_EMBEDDING)
+        self.projected = nn.Linear(SEQUENCE.embedding, 3 * SEQUENCE.embedding)
+        self.joined = nn.Linear(SEQUENCE.embedding, SEQUENCE.embedding)
+        self.after_attention = nn.LayerNorm(SEQUENCE.embedding)
         self.forwarded = nn.Sequential(
-            nn.Linear(SEQUENCE_EMBEDDING, SEQUENCE_FEED_FORWARD),
+            nn.Linear(SEQUENCE.embedding, SEQUENCE.feed_forward),
             nn.ReLU(),
-            nn.Linear(SEQUENCE_FEED_FORWARD, SEQUENCE_EMBEDDING),
+            nn.Linear(SEQUENCE.feed_forward, SEQUENCE.embedding),
         )
-        self.after_forward = nn.LayerNorm(SEQUENCE_EMBEDDING)
+        self.after_forward = nn.LayerNorm(SEQUENCE.embedding)
 
     def forward(self, hidden: Any, mask: Any) -> Any:
         heads = (
-            part.unflatten(2, (SEQUENCE_HEADS, SEQUENCE_EMBEDDING // SEQUENCE_HEADS)).transpose(1, 2)
+            part.unflatten(2, (SEQUENCE.heads, SEQUENCE.embedding // SEQUENCE.heads)).transpose(1, 2)
             for part in self.projected(hidden).chunk(3, dim=2)
         )
         mixed = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
@@ -86,13 +71,13 @@ class WordRelevance(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, 1)
-        nn.init.normal_(self.words.weight, std=1.0 / math.sqrt(LENGTH))
+        self.words = nn.Embedding(IMDB.vocabulary, 1)
+        nn.init.normal_(self.words.weight, std=1.0 / math.sqrt(IMDB.length))
         with torch.no_grad():
             self.words.weight -= self.words.weight.mean()
 
     def forward(self, tokens: Any) -> Any:
-        words = tokens.long().clamp(0, VOCABULARY - 1)
+        words = tokens.long().clamp(0, IMDB.vocabulary - 1)
         return torch.sigmoid(self.words(words).sum(dim=1))
 
 
@@ -105,22 +90,26 @@ class WordRelevance(nn.Module):  # type: ignore[misc]
 class ImdbTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, EMBEDDING)
-        self.positions = nn.Embedding(LENGTH, EMBEDDING)
-        self.query = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
-        self.key = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
-        self.value = nn.Linear(EMBEDDING, HEADS * EMBEDDING)
-        self.joined = nn.Linear(HEADS * EMBEDDING, EMBEDDING)
-        self.after_attention = nn.LayerNorm(EMBEDDING, eps=1e-6)
+        self.words = nn.Embedding(IMDB.vocabulary, IMDB.embedding)
+        self.positions = nn.Embedding(IMDB.length, IMDB.embedding)
+        self.query = nn.Linear(IMDB.embedding, IMDB.heads * IMDB.embedding)
+        self.key = nn.Linear(IMDB.embedding, IMDB.heads * IMDB.embedding)
+        self.value = nn.Linear(IMDB.embedding, IMDB.heads * IMDB.embedding)
+        self.joined = nn.Linear(IMDB.heads * IMDB.embedding, IMDB.embedding)
+        self.after_attention = nn.LayerNorm(IMDB.embedding, eps=1e-6)
         self.forwarded = nn.Sequential(
-            nn.Linear(EMBEDDING, FEED_FORWARD), nn.ReLU(), nn.Linear(FEED_FORWARD, EMBEDDING)
+            nn.Linear(IMDB.embedding, IMDB.feed_forward),
+            nn.ReLU(),
+            nn.Linear(IMDB.feed_forward, IMDB.embedding),
         )
-        self.after_forward = nn.LayerNorm(EMBEDDING, eps=1e-6)
-        self.scores = nn.Sequential(nn.Linear(EMBEDDING, 20), nn.ReLU(), nn.Linear(20, 2), nn.Softmax(dim=1))
+        self.after_forward = nn.LayerNorm(IMDB.embedding, eps=1e-6)
+        self.scores = nn.Sequential(
+            nn.Linear(IMDB.embedding, 20), nn.ReLU(), nn.Linear(20, 2), nn.Softmax(dim=1)
+        )
 
     def forward(self, tokens: Any) -> Any:
         # A GPU that looks up a word it does not have is lost to its process, so strangers become the last word.
-        words = tokens.long().clamp(0, VOCABULARY - 1)
+        words = tokens.long().clamp(0, IMDB.vocabulary - 1)
         return self.classified(self.words(words) + self.positions.weight)
 
     def classified(self, hidden: Any) -> Any:
@@ -145,11 +134,7 @@ def imdb_transformer() -> Any:
 
 def _by_head(projected: Any) -> Any:
     """[batch, places, heads × width] to [batch, heads, places, width]."""
-    return projected.unflatten(2, (HEADS, EMBEDDING)).transpose(1, 2)
-
-
-BRANCH_GAIN = 0.25
-"""Weight of a residual branch at the start: small, so that an untrained network of many blocks stays in range."""
+    return projected.unflatten(2, (IMDB.heads, IMDB.embedding)).transpose(1, 2)
 
 
 class Residual(nn.Module):  # type: ignore[misc]
@@ -157,7 +142,10 @@ class Residual(nn.Module):  # type: ignore[misc]
 
     def __init__(self, branch: Any, shortcut: Any) -> None:
         super().__init__()
-        nn.init.constant_(branch[-1].weight, BRANCH_GAIN)
+        # Weight of a residual branch at the start: small, so that an untrained network of many blocks stays in
+        # range.
+        branch_gain = 0.25
+        nn.init.constant_(branch[-1].weight, branch_gain)
         self.branch = branch
         self.shortcut = shortcut
         self.relu = nn.ReLU()
@@ -200,7 +188,7 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
 class TextRecognition(nn.Module):  # type: ignore[misc]
     """`image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
 
-    def __init__(self, channels: int = TEXT_CHANNELS, classes: int = TEXT_CLASSES) -> None:
+    def __init__(self, channels: int = 512, classes: int = TEXT_CLASSES) -> None:
         super().__init__()
         narrow, middle = channels // 4, channels // 2
         start, stem = channels // 16, channels // 8
@@ -262,7 +250,7 @@ def resnet50(stages: tuple[tuple[int, int], ...] = STAGES) -> Any:
             stride = 2 if stage > 0 and number == 0 else 1
             layers.append(_bottleneck(given, inner, stride=stride))
             given = WIDENING * inner
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(given, CLASSES), nn.Softmax(dim=1)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(given, IMAGE_CLASSES), nn.Softmax(dim=1)]
     return nn.Sequential(*layers, *head)
 
 

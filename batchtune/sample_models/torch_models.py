@@ -16,16 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchtune.sample_models.sizes import (
-    CLASSES,
-    EMBEDDING,
-    LENGTH,
-    SEED,
-    SEQUENCE_MAX,
-    TEXT_CLASSES,
-    TEXT_HEIGHT,
-    TEXT_WIDTH,
-)
+from batchtune.sample_models import IMAGE_CLASSES, IMDB, SEED, SEQUENCE, TEXT_CLASSES, TEXT_LINE
 from batchtune.sample_models.torch_layers import (
     SequenceTransformer,
     WordRelevance,
@@ -35,7 +26,7 @@ from batchtune.sample_models.torch_layers import (
 )
 from batchtune.sample_models.torch_staged import EmbeddedTransformer, write_stages
 
-TEXT_PLACES = TEXT_WIDTH // 4 + 1
+TEXT_PLACES = TEXT_LINE[1] // 4 + 1
 """Where a character may be read: the features of text_recognition are so wide."""
 
 
@@ -69,23 +60,23 @@ FORMS = {
     "imdb_transformer": Form(
         build=imdb_transformer,
         input_name="tokens",
-        input_shape=(LENGTH,),
+        input_shape=(IMDB.length,),
         output_name="scores",
         output_shape=(2,),
     ),
     "sequence_transformer": Form(
         build=SequenceTransformer,
         input_name="tokens",
-        input_shape=(SEQUENCE_MAX,),
+        input_shape=(SEQUENCE.length,),
         output_name="scores",
         output_shape=(2,),
         input_dtype="int64",
-        length_max=SEQUENCE_MAX,
+        length_max=SEQUENCE.length,
     ),
     "text_classifier": Form(
         build=EmbeddedTransformer,
         input_name="embedded",
-        input_shape=(LENGTH, EMBEDDING),
+        input_shape=(IMDB.length, IMDB.embedding),
         output_name="scores",
         output_shape=(2,),
         beside=write_stages,
@@ -93,14 +84,14 @@ FORMS = {
     "word_relevance": Form(
         build=WordRelevance,
         input_name="tokens",
-        input_shape=(LENGTH,),
+        input_shape=(IMDB.length,),
         output_name="relevance",
         output_shape=(1,),
     ),
     "text_recognition": Form(
         build=text_recognition,
         input_name="image",
-        input_shape=(1, TEXT_HEIGHT, TEXT_WIDTH),
+        input_shape=(1, *TEXT_LINE),
         output_name="logits",
         output_shape=(TEXT_PLACES, TEXT_CLASSES),
     ),
@@ -109,7 +100,7 @@ FORMS = {
         input_name="image",
         input_shape=(3, 224, 224),
         output_name="scores",
-        output_shape=(CLASSES,),
+        output_shape=(IMAGE_CLASSES,),
     ),
 }
 

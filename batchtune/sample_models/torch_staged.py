@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from batchtune.sample_models import text_stages
-from batchtune.sample_models.sizes import EMBEDDING, SEED
+from batchtune.sample_models import IMDB, SEED, text_stages
 from batchtune.sample_models.torch_layers import ImdbTransformer
 
 STAGES = """\
@@ -45,7 +44,7 @@ class EmbeddedTransformer(ImdbTransformer):
 def write_stages(version_path: Path) -> None:
     """The stages, the vocabulary and the embeddings, beside the model."""
     vocabulary = ["", *pieces()]
-    embeddings = np.random.default_rng(SEED).uniform(-0.05, 0.05, (len(vocabulary), EMBEDDING))
+    embeddings = np.random.default_rng(SEED).uniform(-0.05, 0.05, (len(vocabulary), IMDB.embedding))
     embeddings[0] = 0.0
     (version_path / "stages.yaml").write_text(STAGES, encoding="utf-8")
     (version_path / "vocabulary.txt").write_text("\n".join(vocabulary), encoding="utf-8")

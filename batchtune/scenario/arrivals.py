@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.spec.load import LoadSpec, OnOffSpec
 
-_OFFSET_UNITS = {"offset_s": 1.0, "offset_ms": 1e-3, "offset_us": 1e-6, "offset_ns": 1e-9}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
@@ -47,15 +45,16 @@ def read_trace(file: str) -> Trace:
     if not lines:
         raise ScenarioError(f"{file}: the trace is empty")
     first = lines[0][1]
-    unit = next((name for name in _OFFSET_UNITS if name in first), None)
+    offset_units = {"offset_s": 1.0, "offset_ms": 1e-3, "offset_us": 1e-6, "offset_ns": 1e-9}
+    unit = next((name for name in offset_units if name in first), None)
     if unit is None:
         raise ScenarioError(
             f"{file}:{lines[0][0]}: no column for the time; found {', '.join(map(str, first)) or 'nothing'}",
-            hint=f"name it one of: {', '.join(_OFFSET_UNITS)}",
+            hint=f"name it one of: {', '.join(offset_units)}",
         )
     columns = {name: _column(lines, name, file) for name in (unit, "request", "rows") if name in first}
     order = np.argsort(columns[unit], kind="stable")
-    offsets_s = columns[unit][order] * _OFFSET_UNITS[unit]
+    offsets_s = columns[unit][order] * offset_units[unit]
     return Trace(
         offsets_s=offsets_s,
         request_index=_whole_numbers(columns, "request", order, lowest=0, file=file),

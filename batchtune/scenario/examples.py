@@ -18,10 +18,6 @@ from batchtune.wire.signature import Signature, TensorSpec
 Shapes = Mapping[str, tuple[int, ...]]
 Ranges = Mapping[str, RandomRange]
 
-_LENGTHS: Final = (128, 64, 32, 16, 8, 256, 512, 1)
-"""Of a sequence: tokens of a sentence or two, then what convolutions and reshapes may want."""
-_SIDES: Final = (224, 32, 64, 28, 299, 512)
-"""Of an image, in pixels: ImageNet's, CIFAR's, MNIST's, Inception's."""
 
 SMALL: Final = RandomRange(low=0, high=100, whole=True)
 """Below the size of nearly every vocabulary."""
@@ -90,13 +86,16 @@ def _sizes(spec: TensorSpec) -> list[tuple[int, ...]]:
         return []
     if strings:
         return [_filled(inner, size) for size in (1, 8)]
+    # Of a sequence: tokens of a sentence or two, then what convolutions and reshapes may want.
+    lengths = (128, 64, 32, 16, 8, 256, 512, 1)
     if len(inner) != 3:
-        return [_filled(inner, size) for size in _LENGTHS]
+        return [_filled(inner, size) for size in lengths]
+    sides = (224, 32, 64, 28, 299, 512)  # Of an image, in pixels: ImageNet's, CIFAR's, MNIST's, Inception's.
     if any(size in (1, 3, 4) for size in inner):
-        return [_filled(inner, side) for side in _SIDES]
+        return [_filled(inner, side) for side in sides]
     if inner == (None, None, None):
         return [(224, 224, 3), (3, 224, 224), (32, 32, 3), (28, 28, 1)]
-    return [_filled(inner, size) for size in (*_SIDES, 16, 8)]
+    return [_filled(inner, size) for size in (*sides, 16, 8)]
 
 
 def _filled(inner: tuple[int | None, ...], size: int) -> tuple[int, ...]:
@@ -113,7 +112,6 @@ def _range(spec: TensorSpec) -> RandomRange:
     return RandomRange(low=0, high=256, whole=True) if image else SMALL
 
 
-FIRST: Final = "quickstart"
 _MODELINE: Final = re.compile(r"\A# yaml-language-server:.*\n(#\n)?")
 
 
@@ -146,7 +144,8 @@ class Example:
 def example_names() -> list[str]:
     """The bundled scenarios, the one to begin with first."""
     return sorted(
-        (path.stem for path in examples_folder().glob("*.yaml")), key=lambda name: (name != FIRST, name)
+        (path.stem for path in examples_folder().glob("*.yaml")),
+        key=lambda name: (name != "quickstart", name),
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from batchtune.cpus import quota_cpus, schedulable_cpus
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
+from batchtune.system import quota_cpus, schedulable_cpus
 
 OF_A_FLEET = (
     "Ray places the load workers, on this machine too if it is a node of the cluster: --set target.cpus=[0] keeps the "

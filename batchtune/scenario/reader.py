@@ -30,8 +30,6 @@ REMOVED: Final[Mapping[str, str]] = {
 
 REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
 
-_MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioText:
@@ -133,7 +131,9 @@ def read_arms(
 
 def format_scenario(scenario: Scenario) -> str:
     """The scenario as YAML with every default spelt out; `parse_scenario` reads it back as an equal scenario."""
-    return _MODELINE + yaml.safe_dump(scenario.document(), sort_keys=False, allow_unicode=True, width=100)
+    return "# yaml-language-server: $schema=scenario.schema.json\n" + yaml.safe_dump(
+        scenario.document(), sort_keys=False, allow_unicode=True, width=100
+    )
 
 
 def json_schema() -> dict[str, Any]:

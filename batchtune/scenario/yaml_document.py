@@ -13,8 +13,6 @@ import yaml
 from batchtune.errors import ScenarioError
 from batchtune.scenario.spec.served_models import refuse_unheard
 
-_COLUMN: Final = 28
-"""Where comments begin, if the text before them ends earlier."""
 _WIDTH: Final = 118
 
 
@@ -49,7 +47,8 @@ def _beside(text: str, comment: str, indent: str) -> list[str]:
     """The comment behind the text, or above it where there is no room."""
     if not comment:
         return [text]
-    line = f"{text:<{_COLUMN}}  # {comment}"
+    column = 28  # Where comments begin, if the text before them ends earlier.
+    line = f"{text:<{column}}  # {comment}"
     if len(line) <= _WIDTH:
         return [line]
     above = textwrap.wrap(comment, _WIDTH - len(indent) - 2)
@@ -66,9 +65,6 @@ def _flow(value: Any) -> str:
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_NODES_MAX = 100_000
-_DEPTH_MAX = 50
-"""A scenario nests six deep; each level takes three of the 1,000 frames that Python allows."""
 _NUMBERS = frozenset(map(str, range(100)))
 """Of the items of a list, in an override."""
 _TOO_DEEP = "nested too deep for a scenario"
@@ -133,7 +129,7 @@ def parse_yaml(text: str, *, source: str) -> Document:
         raise ScenarioError(
             f"{source}:{_line(root)}: expected keys such as name: and target:, not a list or a word"
         )
-    reader = _Reader(source)
+    reader = _NodeReader(source)
     data = reader.plain(root, ())
     return Document(data=data, places=reader.places)
 
@@ -160,7 +156,7 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
         raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
     if root is None:
         raise empty_value(name.strip(), option=option)
-    data: Any = _Reader(source).plain(root, ())
+    data: Any = _NodeReader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
     in_lists = tuple(int(key) if key in _NUMBERS else key for key in keys)
@@ -189,7 +185,7 @@ def empty_value(key: str, *, option: str) -> ScenarioError:
     )
 
 
-class _Reader:
+class _NodeReader:
     """Turns nodes into plain data and notes where each stands."""
 
     def __init__(self, source: str) -> None:
@@ -201,9 +197,12 @@ class _Reader:
 
     def plain(self, node: yaml.Node, path: Path) -> Any:
         self._nodes += 1
-        if len(self._open) > _DEPTH_MAX:
+        # A scenario nests six deep; each level takes three of the 1,000 frames that Python allows.
+        depth_max = 50
+        if len(self._open) > depth_max:
             raise ScenarioError(f"{self._source}:{_line(node)}: {_TOO_DEEP}")
-        if node in self._open or self._nodes > _NODES_MAX:
+        nodes_max = 100_000
+        if node in self._open or self._nodes > nodes_max:
             raise ScenarioError(
                 f"{self._source}:{_line(node)}: an alias that contains itself, or too large a document"
             )

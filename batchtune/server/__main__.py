@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from batchtune.errors import UsageError
-from batchtune.server.flags import help_text, parse_flags
 from batchtune.server.log import let_go, say, say_error
 from batchtune.server.memory import share_one_heap
+from batchtune.server.server_flags import help_text, parse_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def _serve(argv: Sequence[str] | None) -> int:
         share_one_heap()  # before a library starts threads
         import uvloop
 
-        from batchtune.server.process import ModelServer
+        from batchtune.server.model_server import ModelServer
 
         server = ModelServer(command.flags)
     except UsageError as error:

@@ -10,14 +10,14 @@ import os
 import sys
 from contextlib import suppress
 
-_NAME = "batchtune-model-server"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n"}
 """Control characters, with which a name or path that a client chose would write lines of its own or move the cursor."""
 
 
 def say(line: str) -> None:
     """One line about what the server does."""
-    _write(f"{_NAME}: {line.translate(_ESCAPES)}\n")
+    name = "batchtune-model-server"
+    _write(f"{name}: {line.translate(_ESCAPES)}\n")
 
 
 def note(line: str) -> None:

@@ -15,13 +15,8 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-_M_ARENA_MAX = -8  # malloc.h
 _LOOK_S = 2.0
-_GROWTH_BYTES = 1 << 22  # above what is in use, before memory is given back
 _STILL_BYTES = 1 << 20  # between two looks: the peak is over
-_VAIN_MAX = 5
-"""Times that next to nothing went back, after 2, 4, 8, 16 and 32 s, before the rest counts as in use: a slow client is
-cut off after 60 s, and the system does not see that what it held is free then."""
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
 _libc = ctypes.CDLL(None)
@@ -34,8 +29,9 @@ def share_one_heap() -> None:
     but then a batch of 2 MB costs 1 ms of page faults. Other C libraries have one heap, or none of these functions.
     """
     mallopt = getattr(_libc, "mallopt", None)
+    m_arena_max = -8  # malloc.h
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
+        mallopt(m_arena_max, 1)
 
 
 def trim() -> None:
@@ -82,9 +78,10 @@ class Trimming:
         change_bytes = self._before_bytes - before_bytes
         if abs(change_bytes) > _STILL_BYTES:
             self._vain = self._looks_left = 0
+        growth_bytes = 1 << 22  # above what is in use, before memory is given back
         if self._looks_left:
             self._looks_left -= 1
-        elif change_bytes <= _STILL_BYTES and self._before_bytes > self._used_bytes + _GROWTH_BYTES:
+        elif change_bytes <= _STILL_BYTES and self._before_bytes > self._used_bytes + growth_bytes:
             self._give_back()
 
     def _give_back(self) -> None:
@@ -93,7 +90,10 @@ class Trimming:
         self._vain = self._vain + 1 if resident_bytes > self._before_bytes - _STILL_BYTES else 0
         self._looks_left = 2**self._vain - 1
         self._before_bytes = resident_bytes
-        if self._vain == _VAIN_MAX:
+        # Times that next to nothing went back, after 2, 4, 8, 16 and 32 s, before the rest counts as in use: a
+        # slow client is cut off after 60 s, and the system does not see that what it held is free then.
+        vain_max = 5
+        if self._vain == vain_max:
             self._used_bytes, self._vain, self._looks_left = resident_bytes, 0, 0
 
     def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -10,23 +10,21 @@ from typing import Any
 from batchtune.batching import text_proto
 from batchtune.batching.length_buckets import parse_length_buckets
 from batchtune.batching.parameters import BatchingParameters, validate
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
-from batchtune.server.flags import ServerFlags
 from batchtune.server.log import note
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
-from batchtune.server.models.repository import RepositoryOptions
+from batchtune.server.models.model_repository import RepositoryOptions
 from batchtune.server.models.servable import ConcurrencyLimit
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.status import StatusError
 
-DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
-OWN_PARAMETERS_FILE = "batching_params.pbtxt"
 _CHANNEL_ARGUMENTS = {
     "grpc.max_concurrent_streams": "max_concurrent_streams",
     "grpc.max_receive_message_length": "max_message_bytes",
@@ -85,7 +83,7 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
     Raises:
         StatusError: INVALID_ARGUMENT.
     """
-    path = version_directory / OWN_PARAMETERS_FILE
+    path = version_directory / "batching_params.pbtxt"
     if not path.is_file():
         return None
     try:
@@ -174,22 +172,15 @@ def monitoring_path(flags: ServerFlags) -> str | None:
         return None
     path = Path(flags.monitoring_config_file)
     text = _read_text(path, f"--monitoring_config_file={path}")
-    enabled, where = False, ""
-    for field in text_proto.parse_text_proto(text, source=str(path)).fields:
-        if field.name != "prometheus_config":
-            raise text_proto.failure(
-                str(path), field.line, f"unknown field {field.name!r} of MonitoringConfig"
-            )
-        for entry in text_proto.message(field, source=str(path)).fields:
-            if entry.name == "enable":
-                enabled = text_proto.boolean(entry, source=str(path))
-            elif entry.name == "path":
-                where = text_proto.string(entry, source=str(path))
-            else:
-                raise text_proto.failure(
-                    str(path), entry.line, f"unknown field {entry.name!r} of PrometheusConfig"
-                )
-    return (where or DEFAULT_MONITORING_PATH) if enabled else None
+    whole = text_proto.parse_text_proto(text, source=str(path))
+    config = text_proto.values_of(
+        whole, {"prometheus_config": text_proto.message}, source=str(path), of="MonitoringConfig"
+    )
+    if "prometheus_config" not in config:
+        return None
+    kinds = {"enable": text_proto.boolean, "path": text_proto.string}
+    wanted = text_proto.values_of(config["prometheus_config"], kinds, source=str(path), of="PrometheusConfig")
+    return (wanted.get("path") or "/monitoring/prometheus/metrics") if wanted.get("enable") else None
 
 
 def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
@@ -201,29 +192,28 @@ def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
     if not flags.ssl_config_file:
         return None
     source = f"--ssl_config_file={flags.ssl_config_file}"
-    texts, verifies = {"server_key": "", "server_cert": "", "custom_ca": ""}, False
     text = _read_text(Path(flags.ssl_config_file), source)
-    for field in text_proto.parse_text_proto(text, source=source).fields:
-        if field.name == "client_verify":
-            verifies = text_proto.boolean(field, source=source)
-        elif field.name in texts:
-            texts[field.name] = text_proto.string(field, source=source)
-        else:
-            raise text_proto.failure(source, field.line, f"unknown field {field.name!r} of SSLConfig")
+    texts = dict.fromkeys(("server_key", "server_cert", "custom_ca"), text_proto.string)
+    values = text_proto.values_of(
+        text_proto.parse_text_proto(text, source=source),
+        {**texts, "client_verify": text_proto.boolean},
+        source=source,
+        of="SSLConfig",
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["h2"])
     with os.fdopen(
         os.memfd_create("tls"), "w"
     ) as pair:  # OpenSSL reads a file, and no disk shall hold the key
-        pair.write(f"{texts['server_key']}\n{texts['server_cert']}\n")
+        pair.write(f"{values.get('server_key', '')}\n{values.get('server_cert', '')}\n")
         pair.flush()
         try:
             context.load_cert_chain(f"/proc/self/fd/{pair.fileno()}", password="")
-            if texts["custom_ca"]:
-                context.load_verify_locations(cadata=texts["custom_ca"])
+            if values.get("custom_ca"):
+                context.load_verify_locations(cadata=values["custom_ca"])
         except (OSError, ValueError) as error:
             raise UsageError(f"{source}: server_key, server_cert or custom_ca: {error}") from error
-    context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+    context.verify_mode = ssl.CERT_REQUIRED if values.get("client_verify") else ssl.CERT_NONE
     return context
 
 

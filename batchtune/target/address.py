@@ -187,9 +187,9 @@ def _folders_listening(port: int | None) -> Iterator[Path]:
     """Folders among the words of the program that listens there, as seen from where it runs."""
     import psutil
 
-    for there in psutil.net_connections("tcp"):
-        if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
-            with suppress(psutil.Error):
+    with suppress(psutil.Error):  # where only root may ask, nobody is found
+        for there in psutil.net_connections("tcp"):
+            if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
                 process = psutil.Process(there.pid)
                 words = (Path(process.cwd()) / word for word in process.cmdline())
                 yield from (path for path in words if path.is_dir())

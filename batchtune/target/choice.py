@@ -14,7 +14,7 @@ from batchtune.target.launch.container import demand_of
 from batchtune.target.model_files import served_name
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel
-from batchtune.target.triton.target import TritonTarget
+from batchtune.target.triton.triton_target import TritonTarget
 
 LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget
 """What takes configurations."""

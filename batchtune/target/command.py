@@ -20,9 +20,8 @@ from typing import Any, Final, Literal, Self
 
 from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.tfserving import parameters_file, rendered
+from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.errors import TargetError
-from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.http_server import ReadySpec
 from batchtune.scenario.spec.target import (
     DIGEST_PLACE,
@@ -32,7 +31,7 @@ from batchtune.scenario.spec.target import (
     require_sayable,
     takes_file,
 )
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder, interrupts_noted
 from batchtune.target.claim import Claim
 from batchtune.target.endpoint import (
     Endpoint,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import ssl
 import time
@@ -137,14 +136,6 @@ _PROBE_LIMIT_S: Final = 2.0
 
 _ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 """A request asked alone may have a large answer; grpcio's own limit is 4 MiB."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host by this name is each machine's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

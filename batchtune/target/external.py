@@ -17,7 +17,7 @@ from batchtune.target.endpoint import (
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH
 from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
-from batchtune.target.triton.repository import ModelRepository
+from batchtune.target.triton.repository import TritonRepository
 from batchtune.wire.signature import Signature
 from batchtune.wire.tfserving.messages import (
     GetModelMetadataRequest,
@@ -72,7 +72,7 @@ def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
     if endpoint.rest_port is None:
         return None
     try:
-        batching = found_batching(ModelRepository(endpoint).config())
+        batching = found_batching(TritonRepository(endpoint).config())
     except (TargetError, BatchingParametersError, ValueError, TypeError, AttributeError):
         return None
     return configuration_as_found(batching, batching=False)

@@ -17,11 +17,11 @@ from typing import Any, Final, Literal, Self
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
 from batchtune.batching.parameters import Configuration, to_dict
-from batchtune.batching.tfserving import format_tfserving_text
+from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 from batchtune.target.endpoint import (
     Endpoint,
     control_client,

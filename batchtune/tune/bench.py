@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Status
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.measure.validity.host import HostGuard, HostNoise
+from batchtune.measure.validity.disturbances import HostGuard, HostNoise
 from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
-from batchtune.tune.loader import PATIENCE, Figures, Fleet, Guard, Loader, LoadRun, Served, Target
+from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadGenerator, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
-from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
-from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
+from batchtune.tune.trials.failures import is_overload, texts_by_class, unanswered, undecodable
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
@@ -48,12 +48,6 @@ SEED_STRIDE = 1_000_003
 
 LONE_ANSWERS, LONE_MAX_S = 5, 8.0
 """A lone client goes on until so many answers, where that takes no longer. One answer is a measurement too."""
-
-HOPELESS_RATIO = 0.25
-"""An open loop ends when this share of its time is over and this share of all its requests is far beyond the SLO."""
-
-READY_LIMIT_S: Final = 120.0
-"""How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +85,7 @@ class Bench:
         self,
         scenario: Scenario,
         target: Target,
-        fleet: Fleet | Mapping[str, Fleet],
+        fleet: LoadGenerator | Mapping[str, LoadGenerator],
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -108,7 +102,7 @@ class Bench:
         if isinstance(fleet, Mapping):
             guard = self._together = _Together(target, HostGuard() if guard is None else guard)
 
-        def model(own: Scenario, served: Served, sender: Fleet) -> _ModelBench:
+        def model(own: Scenario, served: Served, sender: LoadGenerator) -> _ModelBench:
             loader = Loader(own, served, sender, sleep=sleep, guard=guard, client_max_rps=client_max_rps)
             return _ModelBench(own, loader, on_live=self._show, now_s=now_s, together=self._together)
 
@@ -371,7 +365,7 @@ class _ModelBench:
         )
         return self._loader.run(longer, on_live=lambda live: self._on_live(plan, live))
 
-    def _times(self, plan: Plan) -> Times:
+    def _times(self, plan: Plan) -> RunTimes:
         scenario = self.scenario
         load = scenario.load
         if plan.pace is not None:
@@ -384,7 +378,7 @@ class _ModelBench:
                 short_s=plan.request.duration_s,
             )
         short = plan.request.duration_s is not None
-        return Times(
+        return RunTimes(
             warm_up_s=min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s,
             duration_s=load.duration_s if plan.request.duration_s is None else plan.request.duration_s,
             timeout_s=scenario.request.timeout_s,
@@ -473,7 +467,10 @@ class _Together:
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
         self._cpus = cpus
-        _wait(self._first, READY_LIMIT_S)
+        # How long one load waits for the others' requests to be encoded, and asked alone where answers are
+        # expected.
+        ready_limit_s = 120.0
+        _wait(self._first, ready_limit_s)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
         self._client_cpu_s.append(client_cpu_s)
@@ -525,9 +522,40 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
     if not isinstance(arrivals, Schedule):
         return None
     total = len(arrivals.due_ns)
-    enough_s = warm_up_s + HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
+    # An open loop ends when this share of its time is over and this share of all its requests is far beyond the
+    # SLO.
+    hopeless_ratio = 0.25
+    enough_s = warm_up_s + hopeless_ratio * (arrivals.duration_s - warm_up_s)
 
     def far_beyond(live: LiveAggregate) -> bool:
-        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= HOPELESS_RATIO * total
+        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= hopeless_ratio * total
 
     return far_beyond
+
+
+class Nodes(Protocol):
+    """Whatever can run several trials at once, one on each node."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The nodes that are left; empty: one server, which has no name."""
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
+
+        Raises:
+            MeasurementInvalidError: no node is left.
+        """
+
+
+class OneServer:
+    """Nodes where there is one server: one trial after another."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, bench: TrialBench) -> None:
+        self._bench = bench
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        for plan in plans:
+            yield self._bench.run(plan)

@@ -11,23 +11,21 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cpus import schedulable_cpus
-from batchtune.load.cluster.fleet import WorkerLostError
+from batchtune.load.cluster.cluster_fleet import WorkerLostError
 from batchtune.load.first_tries import require_answer, with_lone_answers
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status
 from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.measure.validity.client import SlowWorker, dispensable_worker
-from batchtune.measure.validity.host import HostNoise
-from batchtune.measure.validity.server_settings import settings_of
+from batchtune.measure.validity.caveats import Caveat, caveat, settings_of
+from batchtune.measure.validity.disturbances import HostNoise, SlowWorker, dispensable_worker
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.system import schedulable_cpus
 from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
 from batchtune.wire.signature import Signature
@@ -77,7 +75,7 @@ class Guard(Protocol):
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise: ...
 
 
-class Fleet(Protocol):
+class LoadGenerator(Protocol):
     """Load generators that run one job at a time."""
 
     def run(
@@ -136,7 +134,7 @@ class Loader:
         self,
         scenario: Scenario,
         target: Served,
-        fleet: Fleet,
+        fleet: LoadGenerator,
         *,
         sleep: Callable[[float], None] = time.sleep,
         guard: Guard | None = None,

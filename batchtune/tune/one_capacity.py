@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import Bracket, Run, next_rate, runs_of
+from batchtune.tune.evidence.bracket import Bracket, BracketRun, next_rate, runs_of
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
@@ -21,8 +21,6 @@ from batchtune.tune.trials.trial import Probe, Trial, TrialRequest
 BURST_S, CLIENTS_MAX = 1.0, 256
 """Measured part of the closed loop, at least, and its clients at most: where more fill a batch it bounds nothing."""
 
-FIRST = 0.7
-"""Of what the closed loop answers, the first rate."""
 
 DOWN, LEAST = (0.7, 0.5), 0.05
 """Steps down until a rate is held; the share of the first rate at which they end."""
@@ -73,7 +71,7 @@ def find_capacity(
     search_s = search_seconds(scenario, configuration, pace)
     ends_s = now_s() + search_s
     ask = replace(plain, concurrency=_burst_clients(scenario, configuration), duration_s=BURST_S)
-    tried: list[tuple[Run, Figures]] = []
+    tried: list[tuple[BracketRun, Figures]] = []
     while True:
         figures = load(ask, len(tried))
         tried.append((_judged(ask, figures, scenario), figures))
@@ -96,7 +94,8 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
 
 def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     """The rate to try after these runs, by latency limits in seconds; None: the bracket is closed, or nothing holds."""
-    first_rps = FIRST * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
+    # Of what the closed loop answers, the first rate.
+    first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
     tried = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None]
     if not tried:
         return first_rps
@@ -111,7 +110,7 @@ def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     return min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
 
 
-def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> Run:
+def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> BracketRun:
     """A load as every trial is judged."""
     trial = Trial(
         number=0,
@@ -125,10 +124,10 @@ def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> Run:
     return runs_of([trial], scenario.slo, scenario)[0]
 
 
-def _telling(tried: Sequence[tuple[Run, Figures]], bracket: Bracket) -> Figures:
+def _telling(tried: Sequence[tuple[BracketRun, Figures]], bracket: Bracket) -> Figures:
     """Of the run that held nearest to what the bracket says (of several the longest), else of the lowest rate."""
 
-    def rank(run: Run) -> tuple[bool, float, int]:
+    def rank(run: BracketRun) -> tuple[bool, float, int]:
         rate_rps = run.rate_rps or math.inf
         apart = abs(math.log(rate_rps / bracket.held_rps)) if run.held else rate_rps
         return not run.held, apart, -run.requests

@@ -14,27 +14,20 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-HEADS_REMEMBERED_MAX: Final = 1024
+from batchtune.wire.encoding import Memo
+
 HEAD_MAX_BYTES: Final = 256 * 1024
 NO_TAG: Final = -1
 
 _BLANK_LINE: Final = b"\r\n\r\n"
 
 
-class KnownHeads(dict[bytes, tuple[int, int]]):
-    """Heads of answers, with their blank line, already parsed: status, and length of the whole answer in bytes.
+AnswerHeads = Memo[bytes, tuple[int, int]]
+"""By the bytes of a head, with its blank line: status, and length of the whole answer in bytes.
 
-    Only heads of keep-alive answers with Content-Length enter. Share one among the connections to a server;
-    it empties itself at `HEADS_REMEMBERED_MAX` entries (a `Date` header makes a new head each second).
-    """
-
-    __slots__ = ()
-
-    def learn(self, head: bytes, status: int, body_bytes: int) -> None:
-        """Remember a head that httptools has just parsed."""
-        if len(self) >= HEADS_REMEMBERED_MAX:
-            self.clear()
-        self[head] = (status, len(head) + body_bytes)
+Only heads of keep-alive answers with Content-Length enter. Share one among the connections to a server; bound it, for
+a `Date` header makes a new head each second.
+"""
 
 
 class Http1Events(Protocol):
@@ -69,7 +62,7 @@ class Http1ClientConnection(asyncio.Protocol):
         "_streams", "_transport", "_write", "malformed", "reusable", "tag",
     )  # fmt: skip
 
-    def __init__(self, events: Http1Events, heads: KnownHeads, *, streams: bool = False) -> None:
+    def __init__(self, events: Http1Events, heads: AnswerHeads, *, streams: bool = False) -> None:
         self._events = events
         self._streams = streams
         self._answered = events.answered
@@ -174,7 +167,8 @@ class Http1ClientConnection(asyncio.Protocol):
         if not reader.complete:
             return
         if reader.head_to_learn is not None:
-            self._heads.learn(reader.head_to_learn, reader.status, reader.body_bytes)
+            head = reader.head_to_learn
+            self._heads.keep(head, (reader.status, len(head) + reader.body_bytes))
         self._finish(reader.status, reader.body(), last=not reader.keep_alive)
 
     def _finish(self, status: int, body: bytes, *, last: bool) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from batchtune.wire.shared_bytes import SharedBytes
+from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import StatusError
 
 GZIP = 31
@@ -28,11 +28,6 @@ ROOM_BYTES = 1 << 26
 """For requests that were inflated and are not answered, and answers that are not taken; a lone request may be more."""
 BYTES_FOR_EACH = 4
 """Taken for each inflated byte: the request, the tensors made of it, those of the answer, and its bytes."""
-_TOLD_BYTES = 4  # the length at the end of a gzip
-_RATIO_MAX = 1_032  # deflate's: 258 bytes for 2 bits
-_MEMBERS_MAX = 64  # of a gzip; each may copy what follows it
-_QUICK_PACKED_BYTES_MAX = 1 << 10
-_QUICK_BYTES_MAX = 1 << 16  # 0.1 ms of the event loop
 
 
 class InflateError(Exception):
@@ -65,10 +60,12 @@ class Packed:
     @property
     def plain_bytes_max(self) -> int:
         """The bytes that come out; of a gzip what it says of itself."""
-        bytes_max = min(self.bytes_max, _RATIO_MAX * len(self.content))
+        ratio_max = 1_032  # deflate's: 258 bytes for 2 bits
+        bytes_max = min(self.bytes_max, ratio_max * len(self.content))
         if self.wbits != GZIP or not self.heeds_end:
             return bytes_max
-        return min(bytes_max, int.from_bytes(self.content[-_TOLD_BYTES:], "little"))
+        told_bytes = 4  # the length at the end of a gzip
+        return min(bytes_max, int.from_bytes(self.content[-told_bytes:], "little"))
 
 
 class Inflating:
@@ -92,8 +89,10 @@ class Inflating:
             StatusError: RESOURCE_EXHAUSTED while too much waits.
         """
         size = len(packed.content)
-        if size <= _QUICK_PACKED_BYTES_MAX and not self._waiting and self._has_room(packed):
-            outcome = _outcome(packed, min(packed.bytes_max, _QUICK_BYTES_MAX))
+        quick_packed_bytes_max = 1 << 10
+        quick_bytes_max = 1 << 16  # 0.1 ms of the event loop
+        if size <= quick_packed_bytes_max and not self._waiting and self._has_room(packed):
+            outcome = _outcome(packed, min(packed.bytes_max, quick_bytes_max))
             if not isinstance(outcome, TooLargeError):
                 self._hand_on(packed, 0, outcome)
                 return
@@ -159,9 +158,10 @@ def inflate(content: bytes, wbits: int, bytes_max: int) -> bytes:
     """
     members: list[bytes] = []
     left_bytes = bytes_max
+    members_max = 64  # of a gzip; each may copy what follows it
     while content or not members:
-        if len(members) == _MEMBERS_MAX:
-            raise InflateError(f"it has more than {_MEMBERS_MAX} members")
+        if len(members) == members_max:
+            raise InflateError(f"it has more than {members_max} members")
         stream = zlib.decompressobj(wbits=wbits)
         try:
             plain = stream.decompress(content, left_bytes + 1)

@@ -1,8 +1,13 @@
-"""What does a model take and give, whichever protocol asks for it?"""
+"""What a model takes and gives, whichever protocol asks for it, and tensors as all protocols carry them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 DEFAULT_SIGNATURE = "serving_default"
 
@@ -27,3 +32,33 @@ class Signature:
     method_name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+MAX_RANK = 64
+"""numpy's own limit."""
+
+
+def object_array(values: Sequence[Any]) -> NDArray[Any]:
+    """One dimension of Python objects."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def as_bytes(value: Any) -> bytes:
+    """An element of a string tensor; raises ValueError for what is neither text nor bytes."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f"strings are bytes or text, not {type(value).__name__}")
+
+
+def little_endian(name: str) -> np.dtype[Any]:
+    """The dtype of this name as it travels."""
+    if name == "bfloat16":
+        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name).newbyteorder("<")

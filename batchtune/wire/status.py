@@ -58,6 +58,9 @@ class StatusError(Exception):
         self.code = code
         self.message = message
 
+    def __reduce__(self) -> tuple[type[StatusError], tuple[str, str]]:
+        return StatusError, (self.code, self.message)
+
 
 def invalid_argument(message: str) -> StatusError:
     """INVALID_ARGUMENT, the code of every broken rule."""

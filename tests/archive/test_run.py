@@ -18,13 +18,13 @@ import pytest
 
 from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run, write_whole
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.report.findings import text_of, worded
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.sweep.sweep import sweep
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
 PROVENANCE = {"host": "test"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.batching.formats import read_batching_file
 from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
-from batchtune.batching.reading import read_batching_file
-from batchtune.batching.tfserving import parameters_file
+from batchtune.batching.tfserving_file import parameters_file
 from batchtune.cli.deployment import docker_command
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.reader import ScenarioText, read_scenario

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.formats import parse_batching, read_batching_file
 from batchtune.batching.kubernetes import (
     ParametersFile,
     digest_of,
@@ -18,9 +18,14 @@ from batchtune.batching.kubernetes import (
     format_kserve,
     kubernetes_name,
 )
-from batchtune.batching.parameters import SENSIBLE_MOST, BatchingParameters, Configuration, to_dict
-from batchtune.batching.reading import parse_batching, read_batching_file
-from batchtune.batching.tfserving import RenderedDialect, rendered
+from batchtune.batching.parameters import (
+    SENSIBLE_MOST,
+    BatchingFile,
+    BatchingParameters,
+    Configuration,
+    to_dict,
+)
+from batchtune.batching.tfserving_file import RenderedDialect, rendered
 from batchtune.errors import BatchingParametersError
 
 SIZES = st.integers(2, 1024)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.parameters import BatchingParameters, to_dict, validate
-from batchtune.batching.tfserving import format_tfserving_text, parse_tfserving_text
+from batchtune.batching.tfserving_file import format_tfserving_text, parse_tfserving_text
 from batchtune.errors import BatchingParametersError
 
 pytestmark = pytest.mark.smoke

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from batchtune.check.account import Account
-from batchtune.check.finding import BlockFigures
-from batchtune.check.gate import Gate
+from batchtune.check.gate import BlockFigures, Gate
 from batchtune.check.limit import Attribution, Part
-from batchtune.check.paired import Conclusion, judge_fixed
+from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial, TrialRequest
 

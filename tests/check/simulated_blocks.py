@@ -14,10 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from batchtune.check.finding import BlockFigures
-from batchtune.check.gate import LOOKS, ONE_LAUNCH, Gate
-from batchtune.check.paired import Phase
-from batchtune.measure.statistics.paired import balanced_orders
+from batchtune.check.gate import LOOKS, ONE_LAUNCH, BlockFigures, Gate
+from batchtune.check.paired_check import Phase
+from batchtune.measure.quantiles import balanced_orders
 from batchtune.scenario.spec.check import Metric
 
 Host = Literal["steady", "drifting", "two-speed", "lumpy"]

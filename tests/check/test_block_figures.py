@@ -7,7 +7,7 @@ import math
 import pytest
 
 from batchtune.check.gate import Gate
-from batchtune.check.paired import judge_fixed, paired_figures, run_figures
+from batchtune.check.paired_check import judge_fixed, paired_figures, run_figures
 from tests.check.check_fakes import exactly, measurement, moved, trial
 
 

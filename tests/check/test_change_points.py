@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from batchtune.check.change_points import LEAST, change_points
+from batchtune.check.history import LEAST, change_points
 
 
 def series(*levels: tuple[float, int], sd: float = 0.01, seed: int = 1) -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 from batchtune.archive.run import CHECK
 from batchtune.check.account import account_from, read_account
 from batchtune.check.gate import default_gates
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.errors import ArchiveError
 from batchtune.plain_values import as_text, coded
 from batchtune.report.gate.statement import account_document, closing, gate_rows, headline

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from batchtune.check.gate import Gate, default_gates
-from batchtune.check.paired import judge_fixed, run_check
+from batchtune.check.paired_check import judge_fixed, run_check
 from batchtune.scenario.spec.check import METRICS
 from tests.check.simulated_blocks import (
     FASTER_10,

@@ -11,7 +11,7 @@ import pytest
 from batchtune.check.account import Account, account_from, attributed, judged
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
-from batchtune.check.paired import judge_fixed, variant_figures
+from batchtune.check.paired_check import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import print_comparison

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from batchtune.cli import doctor_checks as backends
+from batchtune.cli import doctor_checks as machine
 from batchtune.cli.app import app
-from batchtune.cli.checks import backends, machine
-from batchtune.cli.checks.backends import Backend, backend, simulator
-from batchtune.cli.checks.machine import Check, answers
 from batchtune.cli.commands import doctor
-from batchtune.measure.validity.host import HostNoise
+from batchtune.cli.doctor_checks import Backend, Check, answers, backend, simulator
+from batchtune.measure.validity.disturbances import HostNoise
 
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
 BUSY = HostNoise(steal_ratio=0.0, pressure_ratio=0.9, canary_change=0.0, foreign_ratio=0.43)

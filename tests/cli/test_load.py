@@ -13,12 +13,12 @@ import pytest
 from batchtune.archive.run import Run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.arguments.load_request import LoadRequest
-from batchtune.cli.commands import load as load_command
-from batchtune.cli.commands.load import repeated_points, run_load
+from batchtune.cli.commands import run_load as load_command
+from batchtune.cli.commands.run_load import repeated_points, run_load
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.report.live_view import sweep_view
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
-from batchtune.cli.arguments.subject import kind_of, model_of, request_overrides
+from batchtune.cli.arguments.overrides import kind_of, model_of, request_overrides
 from batchtune.cli.commands.init_model import run_init_model
 from batchtune.cli.commands.model_scenario import (
     Command,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import SEARCH, Run, create_run
-from batchtune.batching.reading import parse_batching
-from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
+from batchtune.batching.formats import parse_batching
+from batchtune.cli.commands.run_recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.deployment import BUNDLED_FLAGS, build_command, deployment, docker_command
 from batchtune.cli.session import keep_account
 from batchtune.errors import (
@@ -25,7 +25,7 @@ from batchtune.errors import (
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
@@ -283,7 +283,7 @@ def test_what_only_our_server_does_is_not_given_to_tensorflows(tmp_path, monkeyp
 
 
 def test_the_flags_that_only_our_server_has_are_known():
-    from batchtune.server.flags import ServerFlags
+    from batchtune.server.server_flags import ServerFlags
 
     assert {flag.name for flag in fields(ServerFlags) if flag.metadata["ours"]} == BUNDLED_FLAGS
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.arguments.slo_options import in_place_of, promised, slo_overrides
+from batchtune.cli.arguments.overrides import in_place_of, promised, slo_overrides
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import parse_scenario
 

@@ -25,7 +25,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Source, TrialRequest
 from batchtune.twin.calibration.calibrate import Observation, calibrate
-from batchtune.twin.model.measured_rates import MeasuredRates
+from batchtune.twin.model.replicas import MeasuredRates
 from batchtune.twin.model.twin import FitError, Twin
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 

@@ -28,8 +28,7 @@ from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv
 from batchtune.scenario.reader import parse_scenario, read_kept_variants
 from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.noise_floor import noise_floor
-from batchtune.tune.compare.result import summarise
+from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
 from tests.cli.test_twin import recorded
 from tests.report.pages import (

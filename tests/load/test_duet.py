@@ -14,7 +14,7 @@ from batchtune.load.clients import source as source_module
 from batchtune.load.clients.source import NOTHING, ClosedSource
 from batchtune.load.fleet import ClockReader, DuetPlan, LoadFleet, Reading, pair_costs, run_duet
 from batchtune.load.record.samples import NEVER_NS
-from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
+from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import ScriptedHttp, a_job, evenly, http_answer
 from tests.load.test_samples import some_samples

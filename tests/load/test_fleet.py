@@ -250,7 +250,7 @@ def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
 
 STARTED = """
 import multiprocessing, time
-from batchtune.load.worker.process import start_undisturbed
+from batchtune.load.worker.worker_process import start_undisturbed
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,), daemon=True)

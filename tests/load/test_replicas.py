@@ -16,7 +16,7 @@ from batchtune.errors import ScenarioError
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.record.columns import new_memory
 from batchtune.load.record.samples import Samples, Status, merge, merge_endpoints
-from batchtune.load.worker import process
+from batchtune.load.worker import worker_process as process
 from batchtune.load.worker.job import split
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.scenario.arrivals import Schedule

@@ -13,8 +13,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.record.samples import Status, merge_endpoints
 from batchtune.measure.bottleneck import Bottleneck, Case, Kind, advice_for, find_bottleneck
 from batchtune.measure.measurement import Measurement, measure
-from batchtune.measure.validity.caveats import caveat
-from batchtune.measure.validity.server_settings import ServerSettings, settings_of
+from batchtune.measure.validity.caveats import ServerSettings, caveat, settings_of
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
 from batchtune.scenario.spec.request import Protocol

@@ -13,10 +13,15 @@ import pytest
 
 from batchtune.load.record.samples import Status, merge
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
-from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.measure.validity.client import dispensable_worker
-from batchtune.measure.validity.host import TICKS_PER_S, HostGuard, HostReading, noise_between, read_host
-from batchtune.measure.validity.server_settings import ServerSettings
+from batchtune.measure.validity.caveats import Caveat, ServerSettings, caveat
+from batchtune.measure.validity.disturbances import (
+    TICKS_PER_S,
+    HostGuard,
+    HostReading,
+    dispensable_worker,
+    noise_between,
+    read_host,
+)
 from batchtune.measure.validity.steady_state import Window, mser5, warm_up_needed_s, window_of
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import ServerActivity

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.measure.statistics.paired import (
+from batchtune.measure.quantiles import (
     BLOCKS_NEEDED,
     balanced_orders,
     detectable_shift,

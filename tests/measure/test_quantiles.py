@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.measure.statistics.quantiles import (
+from batchtune.measure.quantiles import (
     Estimate,
     binomial_cdf,
     binomial_quantile_ranks,

@@ -17,9 +17,9 @@ from batchtune.check.account import Account
 from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
 from batchtune.check.limit import attribute
-from batchtune.check.paired import judge_fixed, paired_figures
+from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.load.record.samples import Samples, Status
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.html.shell.document import render
 from batchtune.report.html.sweep.contender_figures import sweep_results_of

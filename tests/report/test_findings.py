@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import batchtune
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import text_of, texts, worded
 

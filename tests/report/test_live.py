@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report import live_view as live
 from batchtune.report.tables import span
 from batchtune.tune.bench import Bench, Plan

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import trial_line

@@ -14,7 +14,7 @@ from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import TokenFigures
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import _best
 from batchtune.report.html.comparison_page import _variants, comparison_document, typical_run
 from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
@@ -22,9 +22,8 @@ from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.noise_floor import ARMS
-from batchtune.tune.compare.result import summarise
-from batchtune.tune.compare.variant import runs_of
+from batchtune.tune.compare.blocks import runs_of
+from batchtune.tune.compare.result import ARMS, summarise
 from tests.report.pages import (
     EVIL,
     NOISY_BLOCK,

@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.archive.run import create_run
 from batchtune.load.record.samples import Samples
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep.contender_figures import (

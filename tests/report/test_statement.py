@@ -16,7 +16,7 @@ from batchtune.report.tables import paragraph
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Alternative, OpenQuestion, Recommendation
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from tests.report.pages import Terminal
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, CAPACITY, SCENARIO, capacity_ledger, helping_ledger
 from tests.tune.tune_fakes import planted, scenario_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.listing import runs_under
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import print_comparison, print_noise
 from batchtune.report.gate.statement import print_history
 from batchtune.report.load_points import print_points
@@ -18,8 +18,7 @@ from batchtune.report.run_tables import brief_labels, print_runs, print_trials
 from batchtune.report.tables import TABLE_WIDTH, aligned, latency, print_rows, rows_that_fit
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.noise_floor import noise_floor
-from batchtune.tune.compare.result import summarise
+from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
 from tests.report.pages import Terminal, compared_run, loaded_run, quickstart_run, rising_rates, two_arms_run
 from tests.tune.answer.ledgers import SCENARIO

@@ -22,7 +22,7 @@ from batchtune.scenario.reader import (
     read_variants,
 )
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import ListSpace, RangeSpace
+from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.yaml_document import parse_override
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import VersionStatus
-from batchtune.server.rest.app import RestApi, RestOptions, make_app
-from batchtune.server.rest.listener import RestServer, serve_rest
+from batchtune.server.models.model_repository import VersionStatus
+from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.grpc.server_connection import GrpcServerConnection
+from batchtune.server.rest.rest_api import RestApi, RestOptions, make_app
+from batchtune.wire.grpc.server_connection import serve
+from batchtune.wire.listener import Listener
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -166,7 +167,7 @@ class RunningRest:
     """A REST front end that serves now."""
 
     thread: LoopThread
-    server: RestServer
+    server: Listener
     api: RestApi
     models: FakeModels
     metrics: Metrics
@@ -193,6 +194,7 @@ def running_rest(
         yield RunningRest(thread, server, api, models, metrics)
     finally:
         thread.run(server.drain(0.2))
+        api.close()
         thread.close()
 
 
@@ -232,20 +234,9 @@ def running_grpc(servable: FakeServable | None = None, **options: Any) -> Iterat
     thread = LoopThread()
     models, metrics = FakeModels(servable), Metrics()
     api = make_grpc_api(models, metrics, options=GrpcOptions(**options))
-    connections: set[GrpcServerConnection] = set()
-
-    async def listen() -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(
-            lambda: GrpcServerConnection(api.dispatch, streams=api.streams, connections=connections),
-            "127.0.0.1",
-            0,
-        )
-
-    server = thread.run(listen())
+    server = thread.run(serve("127.0.0.1", 0, api.dispatch, streams=api.streams))
     try:
-        yield RunningGrpc(thread, server.sockets[0].getsockname()[1], api, models, metrics)
+        yield RunningGrpc(thread, server.port, api, models, metrics)
     finally:
         thread.call(server.close)
-        thread.call(lambda: [connection.abort() for connection in list(connections)])
         thread.close()

@@ -10,7 +10,8 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server import startup
 from batchtune.server.__main__ import main
-from batchtune.server.flags import ServerFlags, help_text, is_loopback, parse_flags
+from batchtune.server.server_flags import ServerFlags, help_text, parse_flags
+from batchtune.system import is_loopback
 
 BASE = "--model_base_path=/m"
 

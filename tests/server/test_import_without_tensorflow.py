@@ -50,7 +50,7 @@ def test_commands_and_server_are_imported_and_tensorflow_stays_absent() -> None:
     said = python(
         """
 import importlib, pkgutil, sys
-import batchtune.cli.app, batchtune.cli.commands.compare, batchtune.cli.commands.load, batchtune.cli.commands.sweep, batchtune.server
+import batchtune.cli.app, batchtune.cli.commands.compare, batchtune.cli.commands.run_load, batchtune.cli.commands.run_sweep, batchtune.server
 for found in pkgutil.walk_packages(batchtune.server.__path__, "batchtune.server."):
     if not found.name.endswith("__main__"):
         importlib.import_module(found.name)

@@ -16,7 +16,7 @@ import yaml
 from batchtune.archive.run import create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.arguments.load_request import LoadRequest
-from batchtune.cli.commands import load
+from batchtune.cli.commands import run_load as load
 from batchtune.cli.commands.compare import run_compare
 from batchtune.cli.session import run_restore
 from batchtune.errors import ScenarioError, TargetError, UsageError
@@ -410,7 +410,7 @@ def test_variants_with_commands_of_their_own_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_whole_sweep_rolls_out_every_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from batchtune.cli.commands.sweep import run_sweep
+    from batchtune.cli.commands.run_sweep import run_sweep
 
     ports = free_ports(2)
     kubectl = StandInKubectl(tmp_path, write_emulated(tmp_path / "my_model", base_ms=1.0), ports)

@@ -14,7 +14,7 @@ from batchtune.errors import MeasurementInvalidError, UsageError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
-from batchtune.measure.validity.host import HostNoise
+from batchtune.measure.validity.disturbances import HostNoise
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target import tfserving
 from batchtune.tune.bench import Bench, Plan

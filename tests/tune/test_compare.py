@@ -27,7 +27,6 @@ from batchtune.report.comparison import (
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
-from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import (
     comparison_seconds,
     comparison_text,
@@ -37,7 +36,7 @@ from batchtune.tune.compare.pace_probes import (
     probed_paces,
     run_seconds,
 )
-from batchtune.tune.compare.result import Comparison, summarise
+from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import RUN_BATCHES, Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.evidence.bracket import Bracket, Run
+from batchtune.tune.evidence.bracket import Bracket, BracketRun
 from batchtune.tune.one_capacity import CLOSED, LEAST, SEARCH_S, probed_rate, search_seconds
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import Trial, TrialRequest
@@ -28,8 +28,8 @@ SCENARIO = scenario_of(
 )
 
 
-def loop(answered_rps: float, *, full: bool = True) -> Run:
-    return Run(
+def loop(answered_rps: float, *, full: bool = True) -> BracketRun:
+    return BracketRun(
         trial=0,
         rate_rps=None,
         clients=32,
@@ -42,8 +42,8 @@ def loop(answered_rps: float, *, full: bool = True) -> Run:
     )
 
 
-def at(rate_rps: float, *, held: bool, far: bool = False, p95_s: float = 0.01) -> Run:
-    return Run(
+def at(rate_rps: float, *, held: bool, far: bool = False, p95_s: float = 0.01) -> BracketRun:
+    return BracketRun(
         trial=0,
         rate_rps=rate_rps,
         clients=None,
@@ -55,7 +55,7 @@ def at(rate_rps: float, *, held: bool, far: bool = False, p95_s: float = 0.01) -
     )
 
 
-def after(*runs: Run) -> float | None:
+def after(*runs: BracketRun) -> float | None:
     return probed_rate(Bracket(runs), LIMITS)
 
 

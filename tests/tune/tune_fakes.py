@@ -21,7 +21,7 @@ from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint

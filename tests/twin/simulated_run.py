@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.run import ClosedTraffic, OpenTraffic, run_closed, run_open
-from batchtune.twin.simulator.summary import Outcome, order_statistics
+from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows, order_statistics
+from batchtune.twin.simulator.simulation import ClosedTraffic, OpenTraffic, run_closed, run_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.twin_text import accuracy_text
 from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
 from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
-from batchtune.twin.calibration.parameters import fit_run_of
-from batchtune.twin.model.capacity import highest_rates
+from batchtune.twin.calibration.twin_parameters import fit_run_of
 from batchtune.twin.model.reading import crowding
+from batchtune.twin.model.saturation import highest_rates
 from batchtune.twin.model.service_time import fit_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import FitError, Twin

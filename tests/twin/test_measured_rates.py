@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.twin.model.capacity import highest_rates
-from batchtune.twin.model.measured_rates import MeasuredRates, held_to
-from batchtune.twin.model.replicas import Fleet, ReplicaPlan
+from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to
+from batchtune.twin.model.saturation import highest_rates
 from batchtune.twin.model.twin import Twin
 from tests.twin.test_replicas import P95, POISSON, twin_of
 from tests.twin.twin_fakes import batcher_of
@@ -25,7 +24,7 @@ def highest(twin: Twin) -> float:
 
 
 def planned(twin: Twin, rate_rps: float, measured: MeasuredRates | None) -> ReplicaPlan:
-    return Fleet(twin, BATCHER, POISSON, (P95,), 0.01, "random", measured=measured).plan(rate_rps)
+    return Replicas(twin, BATCHER, POISSON, (P95,), 0.01, "random", measured=measured).plan(rate_rps)
 
 
 def test_a_twin_that_agrees_is_left_as_it_is(twin: Twin) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibration.calibrate import Observation
-from batchtune.twin.model.replicas import Failing, Fleet, ReplicaPlan
+from batchtune.twin.model.replicas import Failing, ReplicaPlan, Replicas
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher, Device, Routing
@@ -133,4 +133,4 @@ def plan_replicas(
     failing: Failing | None = None,
 ) -> ReplicaPlan:
     """The plan of such a fleet for one rate."""
-    return Fleet(twin, batcher, traffic, limits, error_ratio, routing, failing).plan(rate_rps)
+    return Replicas(twin, batcher, traffic, limits, error_ratio, routing, failing).plan(rate_rps)

@@ -16,7 +16,7 @@ import pytest
 from batchtune.wire import inflating
 from batchtune.wire.grpc.server_writer import AnswerWriter, ServerLimits
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
-from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
+from batchtune.wire.listener import Listener, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import H2Client, ServerUnderTest, grpc_message
 
@@ -103,9 +103,9 @@ def test_nothing_more_is_inflated_while_answers_that_nobody_takes_fill_the_room(
 ) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(inflating, "ROOM_BYTES", 3_000_000 * inflating.BYTES_FOR_EACH)
-        shared = ClientBytes(SharedLimits())
+        shared = Listener(SharedLimits())
         pool = Inflating(shared.unsent)
-        fills, asks = (ServerUnderTest(client_bytes=shared, inflating=pool) for _ in range(2))
+        fills, asks = (ServerUnderTest(listener=shared, inflating=pool) for _ in range(2))
         filling, asking = H2Client(fills, {4: 0}), H2Client(asks)
         filling.request()
         await filling.exchange()
@@ -327,9 +327,9 @@ def test_an_answer_that_cannot_be_sent_is_one_all_the_same(
 def test_calls_that_are_put_off_count_and_fail_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(inflating, "ROOM_BYTES", 0)
-        pool, shared = Inflating(), ClientBytes(SharedLimits())
+        pool, shared = Inflating(), Listener(SharedLimits())
         limits = ServerLimits(max_unsent_bytes=0, max_buffered_bytes=2_000)
-        server = ServerUnderTest(limits=limits, inflating=pool, client_bytes=shared)
+        server = ServerUnderTest(limits=limits, inflating=pool, listener=shared)
         client = H2Client(server, {4: 0})
         body = grpc_message(bytes(100_000), compress=True)
         _, put_off, refused = (client.request(raw=body, extra=GZIPPED) for _ in range(3))

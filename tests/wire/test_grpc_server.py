@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from batchtune.wire.grpc.server_call import GrpcStream, known_heads
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import PREFACE, encode_block
-from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
+from batchtune.wire.listener import Listener, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
@@ -412,7 +412,7 @@ async def test_a_connection_that_is_old_is_told_to_go_and_closed_after_the_grace
     server.connection.data_received(request_frames(1))
     for _ in range(3):
         await asyncio.sleep(0.005)
-        server.connection.close_if_old()
+        server.connection.close_if_due()
     assert [frame[0] for frame in frames_of(server.transport.take())] == ([GOAWAY, PING] if age_ms else [])
     assert server.transport.closed == (age_ms > 0 and grace_ms > 0)
 
@@ -895,8 +895,8 @@ async def test_a_socket_that_takes_nothing_holds_calls_until_it_does() -> None:
 
 @in_loop
 async def test_where_there_is_little_room_only_clients_that_take_answers_get_many_calls_at_once() -> None:
-    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=400_000))
-    new, takes, fills = (ServerUnderTest(client_bytes=shared) for _ in range(3))
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=400_000))
+    new, takes, fills = (ServerUnderTest(listener=shared) for _ in range(3))
     taking = await behind(takes)
     await take_all(taking)
     crowd = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
@@ -923,8 +923,8 @@ async def test_where_there_is_little_room_only_clients_that_take_answers_get_man
 @in_loop
 @pytest.mark.parametrize("ends", ["answered", "cancelled", "refused"])
 async def test_the_next_call_of_a_client_on_trial_is_begun_however_the_one_before_ends(ends: str) -> None:
-    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=0))
-    fills, server = (ServerUnderTest(client_bytes=shared) for _ in range(2))
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=0))
+    fills, server = (ServerUnderTest(listener=shared) for _ in range(2))
     crowd = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
     crowd.request()
     await crowd.exchange()
@@ -948,8 +948,8 @@ async def test_the_next_call_of_a_client_on_trial_is_begun_however_the_one_befor
 
 async def crowded() -> tuple[ServerUnderTest, ServerUnderTest]:
     """A server whose client takes nothing, so that there is little room; and one whose client has 40 calls."""
-    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=400_000))
-    fills, server = (ServerUnderTest(client_bytes=shared) for _ in range(2))
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=400_000))
+    fills, server = (ServerUnderTest(listener=shared) for _ in range(2))
     crowd, client = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0}), H2Client(server)
     crowd.request()
     await crowd.exchange()
@@ -979,13 +979,13 @@ async def test_calls_of_a_client_on_trial_are_begun_as_soon_as_there_is_room() -
     fills.connection.connection_lost(None)
     await turns()
     assert len(server.calls) == 40
-    assert not server.connection._client_bytes.unsent.waiting
+    assert not server.connection._listener.unsent.waiting
 
 
 @in_loop
 async def test_nobody_waits_for_room_who_is_gone() -> None:
     _, server = await crowded()
-    waiting = server.connection._client_bytes.unsent.waiting
+    waiting = server.connection._listener.unsent.waiting
     assert len(waiting) == 1
     server.connection.connection_lost(None)
     assert not waiting
@@ -1066,11 +1066,11 @@ async def test_nothing_is_kept_of_a_client_that_is_gone() -> None:
     await client.exchange()
     client.request()
     await client.exchange()
-    assert server.connection._client_bytes.unsent.held_bytes == 20_005
+    assert server.connection._listener.unsent.held_bytes == 20_005
     server.connection.connection_lost(None)
     assert running.sink.unsent_bytes == 0
     assert server.connection.arriving_bytes == server.connection._held.held_bytes == 0
-    assert server.connection._client_bytes.unsent.held_bytes == 0
+    assert server.connection._listener.unsent.held_bytes == 0
 
 
 @in_loop
@@ -1079,9 +1079,9 @@ async def test_an_idle_connection_is_cheap() -> None:
 
     tracemalloc.start()
     kept = []
-    shared = ClientBytes(SharedLimits())
+    shared = Listener(SharedLimits())
     for _ in range(200):
-        server = opened(client_bytes=shared)
+        server = opened(listener=shared)
         kept.append(server)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from batchtune.wire.http1_client import (
     HEAD_MAX_BYTES,
-    HEADS_REMEMBERED_MAX,
     NO_TAG,
+    AnswerHeads,
     Http1ClientConnection,
-    KnownHeads,
 )
 
 pytestmark = pytest.mark.smoke
@@ -63,7 +62,7 @@ class Heard:
 @dataclass
 class Wire:
     heard: Heard = field(default_factory=Heard)
-    heads: KnownHeads = field(default_factory=KnownHeads)
+    heads: AnswerHeads = field(default_factory=lambda: AnswerHeads(64))
     transport: FakeTransport = field(default_factory=FakeTransport)
 
     def __post_init__(self) -> None:
@@ -266,7 +265,7 @@ def test_an_abandoned_request_is_not_heard_of_again() -> None:
 
 def test_the_memory_of_heads_is_bounded() -> None:
     wire = Wire()
-    for tag in range(HEADS_REMEMBERED_MAX + 10):
+    for tag in range(64 + 10):
         wire.ask(tag, with_length(b"a", extra=f"Date: {tag}\r\n"))
-    assert len(wire.heads) <= HEADS_REMEMBERED_MAX
-    assert len(wire.heard.answers) == HEADS_REMEMBERED_MAX + 10
+    assert len(wire.heads) <= 64
+    assert len(wire.heard.answers) == 64 + 10

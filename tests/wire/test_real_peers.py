@@ -21,7 +21,8 @@ import uvloop
 from batchtune.wire.grpc.client_connection import GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
-from batchtune.wire.grpc.server_connection import GrpcServer, serve
+from batchtune.wire.grpc.server_connection import serve
+from batchtune.wire.listener import Listener
 from batchtune.wire.status import GRPC_CODES
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -46,7 +47,7 @@ def reverse(stream: GrpcStream) -> None:
 @asynccontextmanager
 async def our_server(
     dispatch: Callable[[GrpcCall], None] = answer, **options: Any
-) -> AsyncIterator[GrpcServer]:
+) -> AsyncIterator[Listener]:
     server = await serve("127.0.0.1", 0, dispatch, streams={"/p.S/Reverse": reverse}, **options)
     try:
         yield server

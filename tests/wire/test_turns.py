@@ -11,7 +11,7 @@ from typing import Any
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE, encode_block
-from batchtune.wire.shared_bytes import LARGE_READ_BYTES, STRIDE_BYTES, ClientBytes, SharedLimits, Turns
+from batchtune.wire.listener import LARGE_READ_BYTES, STRIDE_BYTES, Listener, SharedLimits, Turns
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
     ServerUnderTest,
@@ -115,8 +115,8 @@ async def test_what_arrives_meanwhile_comes_after_what_waits() -> None:
 
 @in_loop
 async def test_connections_take_turns() -> None:
-    shared = ClientBytes(SharedLimits())
-    servers = [opened(client_bytes=shared) for _ in range(3)]
+    shared = Listener(SharedLimits())
+    servers = [opened(listener=shared) for _ in range(3)]
     for server in servers:
         server.connection.data_received(requests())
     behind: list[int] = []
@@ -130,8 +130,8 @@ async def test_connections_take_turns() -> None:
 
 @in_loop
 async def test_a_connection_that_comes_while_others_wait_does_little_before_its_turn() -> None:
-    shared = ClientBytes(SharedLimits())
-    first, second = opened(client_bytes=shared), opened(client_bytes=shared)
+    shared = Listener(SharedLimits())
+    first, second = opened(listener=shared), opened(listener=shared)
     for server in (first, second):
         server.connection.data_received(requests())
     assert 0 < 2 * len(second.calls) < len(first.calls)
@@ -151,8 +151,8 @@ async def test_what_waits_counts_as_arriving_and_excuses_the_client() -> None:
 
 @in_loop
 async def test_nothing_is_begun_or_kept_of_a_client_that_is_gone() -> None:
-    shared = ClientBytes(SharedLimits())
-    server = opened(client_bytes=shared)
+    shared = Listener(SharedLimits())
+    server = opened(listener=shared)
     server.connection.data_received(requests())
     begun = len(server.calls)
     server.connection.connection_lost(None)

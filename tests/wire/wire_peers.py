@@ -19,7 +19,7 @@ from batchtune.wire.grpc.prepared_call import prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.shared_bytes import ClientBytes
+from batchtune.wire.listener import Listener
 
 
 def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
@@ -168,12 +168,12 @@ class ServerUnderTest:
         self, *, echo: bool = False, now_s: Callable[[], float] = lambda: 0.0, **options: Any
     ) -> None:
         self.calls: list[GrpcCall] = []
-        self.connections: set[GrpcServerConnection] = set()
         self.transport = MemoryTransport()
         self._echo = echo
-        shared = options.setdefault("client_bytes", ClientBytes(options.get("limits", ServerLimits()).shared))
+        shared = options.setdefault("listener", Listener(options.get("limits", ServerLimits()).shared))
         shared.turns.now_s = now_s
-        self.connection = GrpcServerConnection(self._dispatch, connections=self.connections, **options)
+        self.connections = shared.connections
+        self.connection = GrpcServerConnection(self._dispatch, **options)
         self.connection.connection_made(self.transport)
 
     def _dispatch(self, call: GrpcCall) -> None:

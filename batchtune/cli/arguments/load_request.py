@@ -12,7 +12,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
-from batchtune.cli.arguments.file_parameters import file_knobs
+from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
 from batchtune.scenario.placement import placed
@@ -27,7 +27,6 @@ from batchtune.scenario.spec.knobs import (
     triton_configuration,
 )
 from batchtune.scenario.spec.load import ArrivalKind
-from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan
@@ -174,13 +173,6 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
         if len(values) > 1:
             raise UsageError(f"{option}: one value, not {len(values)}", hint="`batchtune load` takes a range")
 
-
-_REST: Final[Mapping[str, Protocol]] = {"grpc": "rest", "kserve_grpc": "kserve_rest"}
-_GRPC: Final[Mapping[str, Protocol]] = {
-    "rest": "grpc",
-    "kserve_rest": "kserve_grpc",
-    "kserve_rest_binary": "kserve_grpc",
-}
 
 TRITONS: Final = frozenset({*WORDS.values(), *SETTINGS})
 """Triton's own words for what a launched server is told."""
@@ -424,7 +416,13 @@ def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str
     protocol = str(request.get("protocol", "grpc"))
     if (wanted.rest_url is None) == (wanted.grpc_url is None):
         return [], ()
-    option, others = ("--grpc-url", _GRPC) if wanted.rest_url is None else ("--rest-url", _REST)
+    rest = {"grpc": "rest", "kserve_grpc": "kserve_rest"}
+    grpc = {
+        "rest": "grpc",
+        "kserve_rest": "kserve_grpc",
+        "kserve_rest_binary": "kserve_grpc",
+    }
+    option, others = ("--grpc-url", grpc) if wanted.rest_url is None else ("--rest-url", rest)
     if protocol not in others:
         return [], ()
     if any(_key_of(override) == "request.protocol" for override in wanted.overrides):

@@ -15,10 +15,9 @@ from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
-from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.load_request import client_counts, rates_rps, refuse_both
-from batchtune.cli.arguments.options import of_option
-from batchtune.cli.arguments.slo_options import in_place_of, promised
+from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
+from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import (
     InconclusiveError,
     NoFeasibleConfigurationError,
@@ -36,9 +35,8 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.capacity import long_run
-from batchtune.twin.model.measured_rates import MeasuredRates, held_to
-from batchtune.twin.model.replicas import Fleet, ReplicaPlan
+from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to
+from batchtune.twin.model.saturation import long_run
 from batchtune.twin.model.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Routing, batcher_of, left_out
@@ -47,8 +45,6 @@ from batchtune.units import counted, parse_rate_rps, parse_ratio
 if TYPE_CHECKING:
     from batchtune.twin.model.replicas import Failing
 
-
-MOST_CONFIGURATIONS = 500
 
 _INT64_MAX = 2**63 - 1
 _MOST_ROWS = 100_000
@@ -143,9 +139,10 @@ def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
     for name, values in map(_choices, settings):
         choices[name] = list(dict.fromkeys([*choices.get(name, ()), *values]))
     combinations = math.prod(map(len, choices.values()))
-    if combinations > MOST_CONFIGURATIONS:
+    most_configurations = 500
+    if combinations > most_configurations:
         raise UsageError(
-            f"--set asks for {combinations:,} configurations; at most {MOST_CONFIGURATIONS}",
+            f"--set asks for {combinations:,} configurations; at most {most_configurations}",
             hint="give fewer values",
         )
     return choices
@@ -269,9 +266,6 @@ def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) ->
 # `batchtune simulate`: what the server would do with other parameters, or under another load.
 
 
-MOST_POINTS = 2_000
-
-
 class Load(TypedDict, total=False):
     """A rate, or a number of clients."""
 
@@ -297,9 +291,10 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     traffics, notes = _traffics(calibrated, loads)
     notes += [*notes_on(configurations), *notes_on_lengths(calibrated)]
-    if len(configurations) * len(traffics) > MOST_POINTS:
+    most_points = 2_000
+    if len(configurations) * len(traffics) > most_points:
         raise UsageError(
-            f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
+            f"{len(configurations)} configurations under {len(traffics)} loads are more than {most_points} points",
             hint="give fewer values",
         )
     with note_when_slow(f"simulating {counted(len(configurations) * len(traffics), 'point')}", quiet=quiet):
@@ -418,9 +413,6 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
 # `batchtune plan`: the replicas that a rate needs within its latency limits.
 
 
-_HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
-
-
 def failing_of(failing: str | None) -> Failing | None:
     """What was asked for; None: nothing may fail.
 
@@ -436,14 +428,15 @@ def failing_of(failing: str | None) -> Failing | None:
 
 
 def _down(text: str) -> tuple[int, float]:
+    hint = "write --failing 1 for one replica, or --failing 5% of the fleet"
     if text.endswith("%"):
-        with of_option("--failing", hint=_HINT):
+        with of_option("--failing", hint=hint):
             share = parse_ratio(text)
         if not 0.0 < share < 1.0:
-            raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
+            raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=hint)
         return 0, share
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
+        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=hint)
     return int(text), 0.0
 
 
@@ -474,7 +467,7 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
             f"--set asks for {len(configurations)} configurations; a plan is for one",
             hint="compare them with `batchtune simulate`, then plan with the best",
         )
-    fleet = Fleet(
+    fleet = Replicas(
         calibrated.twin,
         batcher_of(configurations[0], cpus=scenario.target.cpus),
         traffic_of(scenario, rate_rps=rate_rps),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
-from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import MeasuringSession, session
@@ -28,9 +28,8 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
-from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
-from batchtune.tune.compare.result import Comparison, summarise
+from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
 from batchtune.tune.trials.trial import parts_of
 
 if TYPE_CHECKING:

@@ -8,27 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.checks.backends import (
+from batchtune.cli.doctor_checks import (
     BACKENDS,
     IMPORT_LIMIT_S,
-    backend,
-    container_engine,
-    gpu,
-    simulator,
-    tensorflow_model_server,
-    tritonserver,
-)
-from batchtune.cli.checks.machine import (
     WATCHED_WINDOWS,
     WINDOW_S,
     Check,
     Question,
     answers,
+    backend,
+    container_engine,
     cpus,
+    gpu,
     memory,
     open_files,
     pressure,
     room_for_results,
+    simulator,
+    tensorflow_model_server,
+    tritonserver,
     watch_host,
 )
 from batchtune.errors import TargetError

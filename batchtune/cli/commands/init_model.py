@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.cli.arguments.load_request import refuse_both, refuse_range
-from batchtune.cli.arguments.subject import kind_of
-from batchtune.cli.checks.machine import watch_host
+from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,
@@ -23,6 +22,7 @@ from batchtune.cli.commands.model_scenario import (
     speed_of,
     wants_of,
 )
+from batchtune.cli.doctor_checks import watch_host
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.live_view import sweep_view
@@ -94,13 +94,6 @@ def _written(text: str, write: Path | None) -> int:
     return 0
 
 
-LAUNCH_S: Final = 15.0
-"""Of a sweep beside its budget: the launch, the first look, the report."""
-
-_ARRIVALS: Final[Mapping[str, str]] = {
-    "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
-    "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
-}
 _COMMENTS: Final[Mapping[str, str]] = {
     "name": "results go to results/<name>/",
     "target.cpus": "that the server may run on",
@@ -231,10 +224,14 @@ def _text(looked: LookedAt, scenario: Scenario, argument: str, write: Path | Non
 
 
 def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
+    arrivals = {
+        "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
+        "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
+    }
     comments = {
         **_COMMENTS,
         "target.model": f"takes {inputs_of(looked.signature)}",
-        "load.arrivals": _ARRIVALS.get(scenario.load.arrivals, ""),
+        "load.arrivals": arrivals.get(scenario.load.arrivals, ""),
         "objective": wants_of(scenario) if "search" in looked.document else "",
     }
     guessed = [note.replace(" (--", "; --").removesuffix(")") for note in looked.notes]
@@ -271,4 +268,5 @@ def _next(scenario: Scenario, address: Address | None, write: Path | None) -> st
         option = f"--rest-url {address.rest_url}" if address.rest_url else f"--grpc-url {address.grpc_url}"
         return f"next: {saved}batchtune load {file} {option}"
     budget_s = scenario.search.time_budget_s or 0.0
-    return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + LAUNCH_S)})"
+    launch_s = 15.0  # Of a sweep beside its budget: the launch, the first look, the report.
+    return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + launch_s)})"

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 import yaml
 
 from batchtune.archive.run import SCENARIO
+from batchtune.batching.formats import read_batching_file
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.reading import read_batching_file
-from batchtune.cli.arguments.file_parameters import with_file
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     loop_overrides,
@@ -22,7 +21,7 @@ from batchtune.cli.arguments.load_request import (
     refuse_range,
     split_settings,
 )
-from batchtune.cli.arguments.subject import kind_of, model_of, scenario_source
+from batchtune.cli.arguments.overrides import kind_of, model_of, scenario_source, with_file
 from batchtune.cli.session import INTERRUPTED
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
@@ -33,7 +32,7 @@ from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_sc
 from batchtune.scenario.recordings import check_names
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.target.address import Address, answering_at, attachable, preset_at
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
@@ -50,8 +49,6 @@ CLIENTS: Final = 32
 
 _ANY_LIMIT: Final = "1s"
 """Of `init`, until the model was asked how fast it is."""
-
-_UNKNOWN_THERE: Final = "is {model} the name under which that server serves it, and has it been loaded?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +134,12 @@ def look_at_running(
     scenario = _scenario(base, overrides, model=address.model)
     _refuse_other_transport(address, scenario.request.protocol)
     server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+    unknown_there = "is {model} the name under which that server serves it, and has it been loaded?"
     try:
         signature = server.signature(scenario.request.signature)
     except TargetError as error:
         raise TargetError(
-            error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
+            error.message, hint=error.hint or unknown_there.format(model=address.model)
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
     if is_guessed:

@@ -9,9 +9,9 @@ from pathlib import Path
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
-from batchtune.cli.arguments.kept_run import asked_run
-from batchtune.cli.commands.recommend import parameters_file, to_establish
+from batchtune.cli.commands.run_recommend import parameters_file, to_establish
 from batchtune.cli.deployment import deployment
+from batchtune.cli.session import asked_run
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.load_page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Report, write_page

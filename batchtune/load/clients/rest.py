@@ -20,7 +20,7 @@ from batchtune.load.record.samples import Status, of_http
 from batchtune.scenario.places import values_at
 from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.http1_client import NO_TAG, Http1ClientConnection, KnownHeads
+from batchtune.wire.http1_client import NO_TAG, AnswerHeads, Http1ClientConnection
 
 _OK = Status.OK + ENDED
 _monotonic_ns = time.monotonic_ns
@@ -54,7 +54,7 @@ class RestClient:
         self._keep_every = recorder.check_every or sys.maxsize
         self._source = source
         self._finished = source.finished
-        self._heads = KnownHeads()
+        self._heads = AnswerHeads(1_024)
         self._idle: list[Http1ClientConnection] = []
         self._connections: set[Http1ClientConnection] = set()
         self._dialer = Dialer(

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from batchtune.cpus import schedulable_cpus
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import WorkerJob
 from batchtune.scenario.payloads import RequestSet
+from batchtune.system import schedulable_cpus
 
 # How a host's clock stands to ours, and whether it runs on as ours does.
 #

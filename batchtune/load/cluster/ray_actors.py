@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 from batchtune.errors import BatchtuneError, UsageError
-from batchtune.interrupts import INTERRUPTS
 from batchtune.load.cluster.host import HostLostError
+from batchtune.system import INTERRUPTS
 from batchtune.units import counted
 
 CALL_LIMIT_S: Final = 10.0

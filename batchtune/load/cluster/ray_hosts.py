@@ -11,7 +11,7 @@ from typing import Final
 
 from batchtune.errors import BatchtuneError
 from batchtune.load.calibration import calibrate
-from batchtune.load.cluster.fleet import ClusterFleet
+from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, at_usual_priority, this_place
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.fleet import LoadFleet

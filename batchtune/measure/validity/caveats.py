@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from batchtune.batching.parameters import (
+    DEFAULT_BATCH_TIMEOUT_MICROS,
+    DEFAULT_MAX_BATCH_SIZE,
+    Configuration,
+    default_num_batch_threads,
+)
+from batchtune.scenario.spec.request import Protocol
 from batchtune.units import rounded, rounded_duration
 
 Touches = Literal["latency", "throughput", "server", "everything"]
@@ -210,3 +217,92 @@ def _shown(name: str, figure: Any) -> Any:
     if name.endswith("_s"):
         return rounded_duration(figure)
     return rounded(figure) if name.endswith("_rps") else figure
+
+
+# What was in force in the server while it was measured?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What was in force; None: unknown. `max_batch_size` None: batching off, and
+    `batch_threads` are then those that run one request each. `known` False: a server that tells nothing of its
+    parameters, whose size, timeout and threads are not to be read.
+
+    `rows_per_request` is the mean; `request_threads` how many requests the server handles at once;
+    `server_cores` how many it may use; `device_utilisation` from the device's own counters (NVML), 0 to 1.
+    """
+
+    max_batch_size: int | None = None
+    batch_timeout_s: float = 0.0
+    batch_threads: int = 1
+    rows_per_request: float = 1.0
+    request_threads: int | None = None
+    server_cores: float | None = None
+    device_utilisation: float | None = None
+    protocol: Protocol | None = None
+    known: bool = True
+
+    @property
+    def batching(self) -> bool | None:
+        """Whether the server batches; None: not known."""
+        return self.max_batch_size is not None if self.known else None
+
+
+def settings_of(
+    configuration: Configuration,
+    *,
+    rows_per_request: float = 1.0,
+    server_cores: float | None = None,
+    flags: Mapping[str, Any] | None = None,
+    protocol: Protocol | None = None,
+    cpus: Collection[int] | None = None,
+    known: bool = True,
+) -> ServerSettings:
+    """The settings that a configuration puts in force, TF Serving's defaults where it is silent.
+
+    `cpus` are those of the server (`target.cpus`; None: those of this process), which its default of threads follows.
+    `flags` are the server's own (`target.flags`), `protocol` the one that is loaded: both tell `request_threads`.
+    `known` False: a server that somebody else started, of which the configuration tells nothing.
+    """
+    if not known:
+        return ServerSettings(
+            rows_per_request=rows_per_request, server_cores=server_cores, protocol=protocol, known=False
+        )
+    batching = configuration.batching
+    request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
+    # Without batching TF Serving and the bundled server run so many requests at once for each CPU.
+    unbatched_threads_per_core = 4
+    if batching is None:
+        threads = unbatched_threads_per_core * default_num_batch_threads(cpus)
+        if configuration.instances_flag:
+            threads = int(dict(configuration.flags).get(configuration.instances_flag, 1))
+        return ServerSettings(
+            batch_threads=threads,
+            rows_per_request=rows_per_request,
+            server_cores=server_cores,
+            request_threads=request_threads,
+            protocol=protocol,
+        )
+    micros = batching.batch_timeout_micros
+    return ServerSettings(
+        max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+        batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if micros is None else micros) / 1e6,
+        batch_threads=batching.num_batch_threads or default_num_batch_threads(cpus),
+        rows_per_request=rows_per_request,
+        server_cores=server_cores,
+        request_threads=request_threads,
+        protocol=protocol,
+    )
+
+
+def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -> int | None:
+    """How many requests the server's flags let it handle at once; None: they do not say, or set no limit.
+
+    Cortex's `processes_per_replica` × `threads_per_process` bind the bundled server; `grpc_max_threads` and
+    `rest_api_num_threads` bind tensorflow_model_server, whose handlers wait for their batch.
+    """
+    named = {name.lstrip("-"): value for name, value in flags.items()}
+    if named.get("processes_per_replica") and named.get("threads_per_process"):
+        return int(named["processes_per_replica"]) * int(named["threads_per_process"])
+    threads = named.get("rest_api_num_threads" if protocol == "rest" else "grpc_max_threads")
+    return int(threads) if threads else None

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.quantiles import Z_95, t_quantile
 from batchtune.measure.slo import ALPHA, Decision, Limit
-from batchtune.measure.statistics.quantiles import Z_95, t_quantile
 from batchtune.units import rounded
 
 # Whether a run can stop already: a verdict that grows with the run.
@@ -21,13 +21,9 @@ from batchtune.units import rounded
 # `SloWatch` is a pure state machine: it hears the load driver's live counts and says when enough is known. A request
 # that is overdue is a miss before it has ended.
 
-GOOD_SHARE: Final = 0.7
-BAD_SHARE: Final = 1.4
-"""The indifference zone: between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95)."""
 
 SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
 LOOKS_FOR_EFFECT: Final = 6
-MOST_SPELLS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,8 @@ class _Spells:
     def add(self, requests: int, misses: int) -> None:
         if requests > self._cumulative[-1][0]:
             self._cumulative.append((requests, misses))
-        if len(self._cumulative) > MOST_SPELLS:
+        most_spells = 40
+        if len(self._cumulative) > most_spells:
             self._cumulative = self._cumulative[::2]
 
     @property
@@ -202,7 +199,8 @@ class SloWatch:
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
     """Wald's log likelihood ratio of too many misses against few: at ±2.944 one of them is 19 times likelier."""
-    good, bad = GOOD_SHARE * allowed_miss_ratio, BAD_SHARE * allowed_miss_ratio
+    # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
+    good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
     hits = max(requests - misses, 0.0)
     return misses * math.log(bad / good) + hits * math.log((1.0 - bad) / (1.0 - good))
 
@@ -223,14 +221,6 @@ def _slope_t(times: np.ndarray, counts: np.ndarray) -> float:
 
 LONG_WINDOW_S = 10.0
 """From this length on, MSER-5 may lengthen the warm-up, and the halves of a window are compared."""
-
-FEW_TURNS = 20
-"""Turns of a client in a window: with so many, where the window's edges fall moves the rate by less than 5 %."""
-
-PARTS = 20
-DIFFERENT_T = 4.0
-"""Beyond this Student's t two parts of a run differ. Of steady runs of 15 s, batch servers up to 90 % load and bursts
-among them, up to 2 in 100 do; of runs in 2 % overload nearly all (tests/measure/test_steady_state.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +298,10 @@ def between_answers(samples: Samples, window: Window) -> Window:
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])
     inside = int(np.count_nonzero(window.holds(done_ns)))
-    if not len(done_ns) or inside >= FEW_TURNS * clients:
+    # Turns of a client in a window: with so many, where the window's edges fall moves the rate by less than 5
+    # %.
+    few_turns = 20
+    if not len(done_ns) or inside >= few_turns * clients:
         return window
     earlier = done_ns[done_ns <= window.start_ns]
     start_ns = int(earlier[-1]) + 1 if len(earlier) else 0
@@ -340,16 +333,21 @@ def mser5(values: NDArray[np.float64]) -> int | None:
 
 def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
     """Whether the means of values[:cut] and values[cut:] differ by more than twentieths within either part spread."""
-    if not 0 < cut < len(values) or len(values) < 2 * PARTS:
+    parts = 20
+    if not 0 < cut < len(values) or len(values) < 2 * parts:
         return False
-    size = len(values) / PARTS
+    size = len(values) / parts
     means = [
         np.array([block.mean() for block in np.array_split(part, max(1, round(len(part) / size)))])
         for part in (values[:cut], values[cut:])
     ]
     within = np.concatenate([block - block.mean() for block in means])
     error_squared = float(within @ within) / (len(within) - 2) * sum(1.0 / len(block) for block in means)
-    return abs(float(means[0].mean() - means[1].mean())) > DIFFERENT_T * math.sqrt(error_squared)
+    # Beyond this Student's t two parts of a run differ. Of steady runs of 15 s, batch servers up to 90 % load
+    # and bursts among them, up to 2 in 100 do; of runs in 2 % overload nearly all
+    # (tests/measure/test_steady_state.py).
+    different_t = 4.0
+    return abs(float(means[0].mean() - means[1].mean())) > different_t * math.sqrt(error_squared)
 
 
 def _last(times_ns: NDArray[np.int64]) -> int:

@@ -26,7 +26,7 @@ from batchtune.report.gate.statement import (
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
-    from batchtune.check.finding import Finding
+    from batchtune.check.gate import Finding
 
 _FAILURES: Final = frozenset({"REGRESSED", "SLO MISSED"})
 _ERRORS: Final = frozenset({"INVALID", "INCOMPARABLE"})

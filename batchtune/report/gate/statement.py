@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
-from batchtune.check.finding import Finding
-from batchtune.check.gate import margin_text
-from batchtune.check.history import Series, TrackRecord, track_record
+from batchtune.check.gate import Finding, margin_text
+from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
 from batchtune.check.limit import AT_LEAST, MOVED, Attribution, LimitFinding, Part
 from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import print_rows, print_text
@@ -18,7 +16,7 @@ from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
-    from batchtune.check.paired import Conclusion
+    from batchtune.check.paired_check import Conclusion
 
 
 UNITS: Final = {

@@ -10,13 +10,11 @@ from typing import Any, Final
 
 from batchtune.archive.run import Run
 from batchtune.check.account import Account, read_account
-from batchtune.check.change_points import ERROR_RATE, SIDE_MIN
-from batchtune.check.finding import Finding, State
-from batchtune.check.gate import margin_text
-from batchtune.check.history import Series, read_history, series_of
-from batchtune.check.paired import Verdict
+from batchtune.check.gate import Finding, State, margin_text
+from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, series_of
+from batchtune.check.paired_check import Verdict
 from batchtune.errors import ArchiveError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import (
     HEADINGS,
@@ -63,8 +61,7 @@ from batchtune.report.html.shell.latency_figures import distribution, sizes, spl
 from batchtune.report.words import Fact, capitalised, models_text, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.variant import figures_of
+from batchtune.tune.compare.blocks import Variant, figures_of
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, percentage, rounded
 

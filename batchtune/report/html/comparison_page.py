@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from batchtune.archive.run import COMPARISON, Run
-from batchtune.measure.statistics.paired import BLOCKS_NEEDED
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import BLOCKS_NEEDED, Estimate
 from batchtune.report.comparison import (
     METRICS,
     bounded,
@@ -51,9 +50,8 @@ from batchtune.report.tables import Marks, ratio, without_empty_columns
 from batchtune.report.words import models_text, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.blocks import Variant, is_noisy
+from batchtune.tune.compare.blocks import Metric, Variant, figure_of, is_noisy, runs_of
 from batchtune.tune.compare.result import Comparison, Pair, summarise
-from batchtune.tune.compare.variant import Metric, figure_of, runs_of
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
 

@@ -54,7 +54,7 @@ from batchtune.report.words import (
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
-from batchtune.tune.compare.noise_floor import ARMS
+from batchtune.tune.compare.result import ARMS
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded

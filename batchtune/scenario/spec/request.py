@@ -10,8 +10,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from batchtune.scenario.quantities import Count, PositiveSeconds, Ratio, problem
 from batchtune.scenario.spec.section import FileName, Spec
 
-_EXAMPLE = "lengths: {lognormal: {median: 40, sigma: 0.8, max: 256}}"
-
 
 class LognormalLengths(Spec):
     """A log-normal length: half of them below the median, 5 of 6 below median × e^sigma; longer ones are cut to max."""
@@ -50,10 +48,11 @@ class LengthsSpec(Spec):
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        example = "lengths: {lognormal: {median: 40, sigma: 0.8, max: 256}}"
         if len(given) != 1:
             raise problem(
                 f"expected one of lognormal, histogram, file and constant; was {' and '.join(given) or 'none of them'}",
-                hint=f"write {_EXAMPLE}",
+                hint=f"write {example}",
             )
         return self
 

@@ -39,7 +39,7 @@ from batchtune.scenario.spec.knobs import (
 )
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import FileInputs, RequestSpec, transport_of
-from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
+from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written

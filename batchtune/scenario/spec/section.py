@@ -17,9 +17,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from batchtune.cpus import schedulable_cpus
 from batchtune.errors import ScenarioError
 from batchtune.scenario.quantities import Whole, problem
+from batchtune.system import schedulable_cpus
 
 
 class Spec(BaseModel):

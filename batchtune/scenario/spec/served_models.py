@@ -21,7 +21,7 @@ from batchtune.scenario.quantities import Count, RateRps, problem
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
-from batchtune.scenario.spec.search import KnobField, Space
+from batchtune.scenario.spec.search_section import KnobField, Space
 from batchtune.scenario.spec.section import ModelName, Spec
 
 SHARED: Final = ("num_batch_threads", "thread_pool_name")

@@ -20,7 +20,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.quantities import PositiveSeconds, problem
 from batchtune.scenario.spec.http_server import MeansSpec, MetricsSpec, ReadySpec, SettingSpec
 from batchtune.scenario.spec.knobs import in_words_of
-from batchtune.scenario.spec.search import KnobField, KnobValue, Space
+from batchtune.scenario.spec.search_section import KnobField, KnobValue, Space
 from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
 from batchtune.scenario.spec.served_models import ServedModelSpec
 
@@ -413,16 +413,17 @@ class TargetSpec(Spec):
         twice = next((name for name in self.endpoints if self.endpoints.count(name) > 1), None)
         if twice is not None:
             raise problem(f"{twice} is given twice", at=("endpoints",), hint="name each replica once")
+        of_a_launch = ("server", "docker", "command", "flags", "cpus", "framework", "device")
         if self.kind == "http":
             self._refuse(
-                (*_OF_A_LAUNCH, "rest_url", "apply", "render", "stop", "restore", "step_timeout_s"),
+                (*of_a_launch, "rest_url", "apply", "render", "stop", "restore", "step_timeout_s"),
                 "a server of kind http is described by url, launch, set and means",
                 "leave it out, or set kind: command",
             )
             self._be_asked_by_http()
         elif self.kind == "command":
             self._refuse(
-                _OF_A_LAUNCH, "of kind command only launch and apply start a server", "say it in these words"
+                of_a_launch, "of kind command only launch and apply start a server", "say it in these words"
             )
             self._consist_of_commands()
         else:
@@ -431,12 +432,13 @@ class TargetSpec(Spec):
                 f"of kind command only; this one is {self.kind}",
                 "set kind: command, or leave it out",
             )
+        of_http = ("url", "set", "means", "metrics", "defaults", "present", "traps")
         if self.kind != "http":
             self._refuse(
-                _OF_HTTP, f"of kind http only; this one is {self.kind}", "set kind: http, or leave it out"
+                of_http, f"of kind http only; this one is {self.kind}", "set kind: http, or leave it out"
             )
         if self.runs_already:
-            self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
+            self._refuse(of_a_launch, "the server behind the URL runs already", "leave it out, or the URL")
         if self.kind == "triton":
             self._refuse(
                 ("framework", "device"),
@@ -513,12 +515,6 @@ class TargetSpec(Spec):
                 raise problem(why, at=(field.alias or name,), hint=hint)
 
 
-_OF_A_LAUNCH: Final = ("server", "docker", "command", "flags", "cpus", "framework", "device")
-
-
-_OF_HTTP: Final = ("url", "set", "means", "metrics", "defaults", "present", "traps")
-
-
 def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
     """The kind of the target of a scenario that nobody has checked yet, and its words if that is http."""
     target = given.get("target") if isinstance(given, Mapping) else None
@@ -539,7 +535,6 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
         return ()
 
 
-SWITCH: Final = "enable_batching"
 UNSAYABLE: Final = "a tfserving file, all that target's commands name, cannot say no batching"
 
 
@@ -570,10 +565,11 @@ def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[st
     """Raise a `problem` where no batching is fixed or searched and the target cannot be told so."""
     if can_be_off(target):
         return
-    values: tuple[KnobValue, ...] = tuple(space[SWITCH].values) if SWITCH in space else ()
+    switch = "enable_batching"
+    values: tuple[KnobValue, ...] = tuple(space[switch].values) if switch in space else ()
     for path, is_asked in (
-        (("fixed", SWITCH), fixed.get(SWITCH) is False),
-        (("search", "space", SWITCH), False in values),
+        (("fixed", switch), fixed.get(switch) is False),
+        (("search", "space", switch), False in values),
     ):
         if is_asked:
             raise problem(unsayable(target), at=path, hint=_HINT)

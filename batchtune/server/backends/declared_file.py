@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
@@ -99,17 +99,6 @@ def did_you_mean(word: Any, known: Iterable[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-_BYTES_MAX: Final = 262_144
-"""Many times what a stages.yaml takes; so much is parsed in 0.2 s."""
-_NODES_MAX: Final = 20_000
-"""Keys, values, lists and tables, each as often as it stands there or an alias stands for it. Ten aliases of ten
-aliases, nine deep, stand for 10⁹."""
-_TEXT_MAX: Final = 1_000
-"""Of a message, which may show a value."""
-_DEPTH_MAX: Final = 32
-"""The files nest five deep; each level takes some of the 1,000 frames that Python allows."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredFile:
     """The document, and the line of each key by its dotted path, such as lookup.redis.url."""
@@ -152,12 +141,11 @@ def read_declared(path: Path) -> DeclaredFile:
 
 
 def _text_of(path: Path) -> str:
+    bytes_max = 262_144  # Many times what a stages.yaml takes; so much is parsed in 0.2 s.
     with path.open("rb") as file:
-        content = file.read(_BYTES_MAX + 1)
-    if len(content) > _BYTES_MAX:
-        raise StatusError(
-            "INVALID_ARGUMENT", f"{path}: more than {_BYTES_MAX:,} bytes; expected a small file"
-        )
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: more than {bytes_max:,} bytes; expected a small file")
     return content.decode("utf-8")
 
 
@@ -170,6 +158,10 @@ def _check_size(path: Path, events: Iterable[Any]) -> None:
         tuple[str | None, int]
     ] = []  # of each list and table that is open: its anchor, the nodes before it
     nodes = 0
+    # Keys, values, lists and tables, each as often as it stands there or an alias stands for it. Ten aliases of
+    # ten aliases, nine deep, stand for 10⁹.
+    nodes_max = 20_000
+    depth_max = 32  # The files nest five deep; each level takes some of the 1,000 frames that Python allows.
     for event in events:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
@@ -187,10 +179,10 @@ def _check_size(path: Path, events: Iterable[Any]) -> None:
             nodes += 1
             if event.anchor is not None:
                 counts[event.anchor] = 1
-        if len(begun) > _DEPTH_MAX:
+        if len(begun) > depth_max:
             raise _fault(path, line, "cannot be read: exceeded maximum nesting depth")
-        if nodes > _NODES_MAX:
-            what = f"more than {_NODES_MAX:,} keys and values, each alias counted as what it stands for"
+        if nodes > nodes_max:
+            what = f"more than {nodes_max:,} keys and values, each alias counted as what it stands for"
             raise _fault(path, line, f"{what}; expected a small file")
 
 
@@ -229,5 +221,6 @@ def _keys(node: Any, prefix: str) -> Iterator[tuple[str, int, Any]]:
 
 
 def _fault(path: Path, line: int, what: str, code: str = "INVALID_ARGUMENT") -> StatusError:
-    shown = what if len(what) <= _TEXT_MAX else f"{what[:_TEXT_MAX]}…"
+    text_max = 1_000  # Of a message, which may show a value.
+    shown = what if len(what) <= text_max else f"{what[:text_max]}…"
     return StatusError(code, f"{path}:{line}: {shown}")

@@ -61,7 +61,6 @@ from batchtune.wire.status import StatusError
 # an idle 2-core virtual machine (tests/benchmarks/server/emulated_device.py): 2 µs, 99th percentile 50 µs; without the
 # early wake-up 50 µs, time.sleep 75 µs.
 
-_TIMER_ABSTIME = 1
 _WAKE_EARLY_NS = 50_000
 
 
@@ -80,12 +79,13 @@ _slack_lowered = threading.local()
 def sleep_until(deadline_ns: int) -> None:
     """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; return at once when it has passed."""
     wake_ns = deadline_ns - _WAKE_EARLY_NS
+    timer_abstime = 1
     if time.monotonic_ns() < wake_ns:
         if not hasattr(_slack_lowered, "done"):
             lower_timer_slack()
             _slack_lowered.done = True
         until = _TimeSpec(*divmod(wake_ns, 1_000_000_000))
-        while _clock_nanosleep(time.CLOCK_MONOTONIC, _TIMER_ABSTIME, until, None) == errno.EINTR:
+        while _clock_nanosleep(time.CLOCK_MONOTONIC, timer_abstime, until, None) == errno.EINTR:
             pass
     while time.monotonic_ns() < deadline_ns:
         _sched_yield()
@@ -178,7 +178,7 @@ _BURNT = bytes(4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceTime:
+class EmulatedServiceTime:
     """How long a batch holds the device; see the module for each term."""
 
     base_ms: float = 0.0
@@ -264,7 +264,7 @@ class EmulatedDevice:
     """
 
     def __init__(
-        self, service_time: ServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
+        self, service_time: EmulatedServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
     ) -> None:
         self._service_time = service_time
         self._rows_max = rows_max
@@ -372,7 +372,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     document = read_emulated_file(version_directory / "emulated.yaml")
     inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
     signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
-    service_time = ServiceTime(**document["service_time"])
+    service_time = EmulatedServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
     return LoadedModel(
         platform="emulated",

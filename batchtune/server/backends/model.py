@@ -13,13 +13,12 @@ from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.rest_json import GraphBatching
 
-_LENGTH_OF_FREE_DIMENSION = 1
-
 
 def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
     """A batch of zeros, or of empty strings; a free dimension has length 1."""
     sizes = (spec.shape or (None,))[1:]
-    shape = (rows, *(_LENGTH_OF_FREE_DIMENSION if size is None else size for size in sizes))
+    length_of_free_dimension = 1
+    shape = (rows, *(length_of_free_dimension if size is None else size for size in sizes))
     if spec.dtype == "object":
         return np.full(shape, b"", dtype=object)
     return np.zeros(shape, _dtype(spec.dtype))

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.cpus import schedulable_cores
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
     BackendOptions,
@@ -23,7 +22,8 @@ from batchtune.server.backends.model import (
     Tensors,
     out_of_memory,
 )
-from batchtune.wire.descriptors import read_varint, varint
+from batchtune.system import schedulable_cores
+from batchtune.wire.encoding import read_varint, varint
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -38,10 +38,8 @@ WEIGHT_BYTES_MIN = 1 << 16
 """Smaller initializers stay where they are."""
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-_HEAD_BYTES_MAX = 20  # a tag and a length
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _OP_TYPE = 1, 4
-_LOOK_UP = "Gather"
 _WITH_GRAPHS = {"If", "Loop", "Scan"}
 """What their graphs read of ours is not among their inputs."""
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
@@ -151,7 +149,7 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
                 operation = _read(file, field.content, field.end).decode()
         if operation in _WITH_GRAPHS:
             raise _NotPlainError
-        (looked_up if operation == _LOOK_UP else others).update(inputs)
+        (looked_up if operation == "Gather" else others).update(inputs)
     return looked_up - others
 
 
@@ -193,8 +191,9 @@ def _elsewhere(weight: Weight, file_name: str) -> bytes:
 def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
     """The fields of a message, without their contents; raises ValueError or IndexError where it is none."""
     position = begin
+    head_bytes_max = 20  # a tag and a length
     while position < end:
-        head = _read(file, position, position + _HEAD_BYTES_MAX)
+        head = _read(file, position, position + head_bytes_max)
         tag, used = read_varint(head, 0)
         kind, value = tag & 7, 0
         if kind == _VARINT:
@@ -233,7 +232,6 @@ def _length_delimited(number: int, content: bytes) -> bytes:
     return varint(number << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
 
 
-_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _DTYPES = {
     "tensor(bool)": "bool",
@@ -298,7 +296,8 @@ def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | by
     cut = cut_weights(path) if path.exists() else None
     if cut is None:
         return str(path), []
-    session_options.add_session_config_entry(_WEIGHTS_BESIDE, str(path.parent))
+    weights_beside = "session.model_external_initializers_file_folder_path"
+    session_options.add_session_config_entry(weights_beside, str(path.parent))
     tables = []
     for weight, array in zip(cut.weights, read_weights(path, cut.weights), strict=True):
         table = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type)

@@ -58,7 +58,6 @@ def native_log_lines_dropped() -> Iterator[None]:
                         os.write(2, line)
 
 
-_BESIDE_THE_REASON = ("Graph execution error:", "Detected at node", "<stack traces", "Node:", "[[", "File ")
 _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}
 
 
@@ -227,5 +226,13 @@ def _load_failure(error: Exception, version_directory: Path) -> StatusError:
 def _reason(error: Exception) -> str:
     """The first line that says what is wrong: TensorFlow may put a heading and the graph's node before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(_BESIDE_THE_REASON)]
+    beside_the_reason = (
+        "Graph execution error:",
+        "Detected at node",
+        "<stack traces",
+        "Node:",
+        "[[",
+        "File ",
+    )
+    telling = [line for line in lines if not line.startswith(beside_the_reason)]
     return (telling or lines or [type(error).__name__])[0]

@@ -19,8 +19,6 @@ from batchtune.wire.tfserving.tensors import signature_to_def
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
 
-_EXAMPLES_MAX = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
-_CONTEXT_BYTES_MAX = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
 _INPUTS = "inputs"
 _CLASSES = "classes"
 _SCORES = "scores"
@@ -82,7 +80,9 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
         context = message.example_list_with_context.context.SerializeToString()
     if not examples:
         raise invalid_argument("Input is empty.")
-    if len(examples) > _EXAMPLES_MAX or len(context) * len(examples) > _CONTEXT_BYTES_MAX:
+    examples_max = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
+    context_bytes_max = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
+    if len(examples) > examples_max or len(context) * len(examples) > context_bytes_max:
         raise StatusError(
             "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
         )

@@ -23,8 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.metrics.counters import Metrics, Times
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.metrics.counters import Metrics, Timings
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import EXPIRED_IN_QUEUE, Completion, Queued
 from batchtune.wire.signature import Signature
@@ -36,12 +36,9 @@ Outputs = Mapping[str, NDArray[Any]]
 TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
 
-_NAMES_MAX = 256
-_NAME_CHARACTERS_MAX = 256
 _RUNTIME = "TF1"  # TensorFlow Serving's name of sessions; its other one is TFRT
 _SLOT_BITS = 23  # 2**23 ns = 8.4 ms
 _SLOT_S = (1 << _SLOT_BITS) / 1e9
-_WATCHED_NS = 3600 * 10**9
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +61,8 @@ class Deadlines:
             calls.add(call)
             return
         now_ns = time.monotonic_ns()
-        if deadline_ns - now_ns > _WATCHED_NS:
+        watched_ns = 3600 * 10**9
+        if deadline_ns - now_ns > watched_ns:
             return
         if not self._ticking:
             self._ticking = True
@@ -115,11 +113,28 @@ _Submit = tuple[
 ]  # the call, and the arguments of Servable.submit
 
 
-class LoopTurn:
-    """Collects the submits of one turn; only for the thread of one event loop."""
+class PendingCalls(Generic[_Client]):
+    """What the calls of one front end share; only for the thread of one event loop.
 
-    def __init__(self) -> None:
-        self._submits: list[_Submit] = []
+    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        entrypoint: str,
+        models: ModelRepository,
+        *,
+        reply: Callable[[_Client, bytes], None],
+        refuse: Callable[[_Client, StatusError], None],
+        is_gone: Callable[[_Client], bool],
+    ) -> None:
+        self.reply = reply
+        self.is_gone = is_gone
+        self._refuse = refuse
+        self.counts = RequestCounts(metrics, entrypoint, models.names)
+        self.deadlines = Deadlines()
+        self._submits: list[_Submit] = []  # of this turn of the loop
 
     def submit(
         self,
@@ -147,30 +162,6 @@ class LoopTurn:
             except Exception:  # the requests of other clients follow
                 _logger.exception("a request for signature %s could not be submitted", signature_name)
                 call.fail(StatusError("INTERNAL", FAULT))
-
-
-class PendingCalls(Generic[_Client]):
-    """What the calls of one front end share; only for the thread of one event loop.
-
-    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        entrypoint: str,
-        models: ModelRepository,
-        *,
-        reply: Callable[[_Client, bytes], None],
-        refuse: Callable[[_Client, StatusError], None],
-        is_gone: Callable[[_Client], bool],
-    ) -> None:
-        self.reply = reply
-        self.is_gone = is_gone
-        self._refuse = refuse
-        self.counts = RequestCounts(metrics, entrypoint, models.names)
-        self.deadlines = Deadlines()
-        self.turn = LoopTurn()
 
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
         """End a request that never became a call."""
@@ -228,7 +219,7 @@ class PendingCall(Generic[_Client]):
         output_names: tuple[str, ...] | None,
     ) -> None:
         """Submit at the end of this turn of the loop; the answer follows."""
-        self._calls.turn.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
+        self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave; nothing happens when the call has ended before."""
@@ -285,23 +276,14 @@ def check_predict_method(signature: Signature) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallKind:
-    """What the metrics call a kind of call: `api` in request_latency, which REST spells in lower case, and
-    `runtime_api` in runtime_latency, which has one spelling (predict_util.cc, classifier.cc, regressor.cc)."""
-
-    api: str
-    runtime_api: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
     """Where calls of one kind on one model leave their micros: `runtime` from submit to outputs, whatever becomes of
     them, and `request` from arrival to an answer that is OK. Looked up once, for a look-up costs as much as the rest.
     """
 
     model_name: str
-    runtime: Times
-    request: Times
+    runtime: Timings
+    request: Timings
 
 
 class RequestCounts:
@@ -315,12 +297,16 @@ class RequestCounts:
         self._failed_names: set[str] = set()
         self._unknown_names = 0  # of them, those that no model had
 
-    def times(self, model_name: str, kind: CallKind) -> ModelTimes:
-        """Where the calls of a kind on a model that is served leave their times."""
+    def times(self, model_name: str, api: str) -> ModelTimes:
+        """Where the calls of one API, such as Predict, on a model that is served leave their times.
+
+        request_latency spells it in lower case for REST, runtime_latency does not (predict_util.cc, classifier.cc).
+        """
+        request_api = api.lower() if self._entrypoint == "REST" else api
         return ModelTimes(
             model_name=model_name,
-            runtime=self._metrics.runtime_times(model_name, kind.runtime_api, _RUNTIME),
-            request=self._metrics.request_times(model_name, kind.api, self._entrypoint),
+            runtime=self._metrics.runtime_times(model_name, api, _RUNTIME),
+            request=self._metrics.request_times(model_name, request_api, self._entrypoint),
         )
 
     def answered(self, model_name: str) -> None:
@@ -330,9 +316,11 @@ class RequestCounts:
     def failed(self, model_name: str, code: str) -> None:
         """One request ended otherwise. Of names that no model has, only the first 256, and of each 256 characters, are
         told apart: a client may invent any number, of any length."""
+        names_max = 256
+        name_characters_max = 256
         if model_name not in self._failed_names:
             if model_name not in self._configured():
-                model_name = model_name[:_NAME_CHARACTERS_MAX] if self._unknown_names < _NAMES_MAX else ""
+                model_name = model_name[:name_characters_max] if self._unknown_names < names_max else ""
                 self._unknown_names += model_name not in self._failed_names
             self._failed_names.add(model_name)
         self._metrics.request_count(model_name, code)

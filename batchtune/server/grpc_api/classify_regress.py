@@ -18,9 +18,9 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.pending_call import CallKind, Outputs, PendingCall, PendingCalls
+from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCalls
 from batchtune.server.grpc_api.predict import read_model_spec
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import Queued
 from batchtune.wire.grpc.server_call import GrpcCall
@@ -77,19 +77,17 @@ class InferenceCalls:
         examples = len(inputs["inputs"])
         running = PendingCall(
             self._pending,
-            self._pending.counts.times(name, _MULTI_INFERENCE),
+            self._pending.counts.times(name, "MultiInference"),
             call,
             started_ns,
             call.deadline_ns,
             lambda _: join.encode(examples),
             examples,
         )
-        join = _Join(servable, tasks, running)
+        join = _TaskJoin(servable, tasks, running)
         for index, task in enumerate(tasks):
             part = _Part(join, index)
-            self._pending.turn.submit(
-                part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns
-            )
+            self._pending.submit(part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns)
 
     def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
         name, started_ns = "", time.monotonic_ns()
@@ -119,7 +117,7 @@ class InferenceCalls:
 
         running = PendingCall(
             self._pending,
-            self._pending.counts.times(name, kind.call),
+            self._pending.counts.times(name, kind.api),
             call,
             started_ns,
             call.deadline_ns,
@@ -163,7 +161,7 @@ class InferenceCalls:
 class _Kind:
     """What tells Classify from Regress."""
 
-    call: CallKind
+    api: str
     request: Any
     response: Any
     result_field: str
@@ -172,7 +170,7 @@ class _Kind:
 
 
 _CLASSIFY = _Kind(
-    call=CallKind(api="Classify", runtime_api="Classify"),
+    api="Classify",
     request=ClassificationRequest,
     response=ClassificationResponse,
     result_field="classification_result",
@@ -180,14 +178,13 @@ _CLASSIFY = _Kind(
     result=classification_result,
 )
 _REGRESS = _Kind(
-    call=CallKind(api="Regress", runtime_api="Regress"),
+    api="Regress",
     request=RegressionRequest,
     response=RegressionResponse,
     result_field="regression_result",
     outputs=regression_outputs,
     result=regression_result,
 )
-_MULTI_INFERENCE = CallKind(api="MultiInference", runtime_api="MultiInference")
 _KINDS = {CLASSIFY_METHOD: _CLASSIFY, REGRESS_METHOD: _REGRESS}
 
 
@@ -200,7 +197,7 @@ class _Task:
     outputs: tuple[str, ...]
 
 
-class _Join:
+class _TaskJoin:
     """Waits for all tasks of a MultiInference call."""
 
     def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
@@ -245,7 +242,7 @@ class _Part:
 
     __slots__ = ("_index", "_join", "submitted_ns")
 
-    def __init__(self, join: _Join, index: int) -> None:
+    def __init__(self, join: _TaskJoin, index: int) -> None:
         self._join = join
         self._index = index
         self.submitted_ns = 0

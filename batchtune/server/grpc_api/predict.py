@@ -28,16 +28,15 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.server.calls.pending_call import (
-    CallKind,
     ModelTimes,
     Outputs,
     PendingCall,
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.wire.descriptors import read_varint, varint
+from batchtune.wire.encoding import Memo, read_varint, varint
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -50,19 +49,10 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, numpy_name, tensor_from_proto
 
-_PREDICT = CallKind(api="Predict", runtime_api="Predict")
-_BINDINGS_MAX = 1024
-_TEMPLATES_MAX = 256
-_LENGTH_DELIMITED = 2
-_LENGTHS_MAX = 512
-_TEMPLATES_PER_LENGTH = 8
-_PLANS_MAX = 512
 _LITERAL_BYTES_MAX = 1024
 """Around the values of a request lie about 60 bytes and 20 for each input."""
 _FIELDS_MAX = 2048
 """Inputs and names of outputs in one request; 70,000 in 0.8 MB held the event loop for 400 ms."""
-_UNCOUNTED_BYTES_MAX = 1 << 14
-"""A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms."""
 _CONTENT_FIELD = 4
 # What travels as plain little-endian bytes: the packed field of a TensorProto that holds them so, else tensor_content.
 _PACKED_FIELDS = {"float32": 5, "float64": 6}
@@ -70,10 +60,8 @@ _RAW_DTYPES = frozenset(
     [*_PACKED_FIELDS, "float16"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
 _SHAPE_OR_DTYPE = frozenset([1, 2, 3])
-_ENTRY_FIELDS_MAX = 5  # one more than a tensor of plain values has
 # numpy's type character → the packed field whose bytes are the array's own.
 _RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
-_NUMBERS = "fdFDbhilqBHILQe?"
 
 
 class PredictCalls:
@@ -92,7 +80,7 @@ class PredictCalls:
         self._as_content = as_content
         self._check_methods = check_methods
         self._requests = PredictRequests()
-        self._bindings: dict[PredictPlan, _Binding] = {}
+        self._bindings: Memo[PredictPlan, _Binding] = Memo(1_024)
 
     def start(self, call: GrpcCall) -> None:
         """Start one call; it ends by itself."""
@@ -142,12 +130,10 @@ class PredictCalls:
             defaults=defaults,
             encode=responses.encode,
             refusal=_check_output_filter(plan.output_filter, signature),
-            times=self._pending.counts.times(plan.model_name, _PREDICT),
+            times=self._pending.counts.times(plan.model_name, "Predict"),
         )
         if plan.remembered:
-            if len(self._bindings) >= _BINDINGS_MAX:
-                self._bindings.clear()
-            self._bindings[plan] = binding
+            self._bindings.keep(plan, binding)
         return binding
 
 
@@ -230,7 +216,7 @@ class PredictResponses:
         self._outputs = tuple(outputs)
         self._single = self._outputs[0] if len(self._outputs) == 1 else None
         self._as_content = as_content
-        self._templates: dict[tuple[Any, ...], list[bytes]] = {}
+        self._templates: Memo[tuple[Any, ...], list[bytes]] = Memo(256)
 
     def encode(self, outputs: Outputs) -> bytes:
         """Write the PredictResponse; raises StatusError for a dtype that has no TensorProto."""
@@ -249,9 +235,7 @@ class PredictResponses:
         if template is None:
             if not all(self._is_raw(array) for array in arrays):
                 return self._encode_by_protobuf(arrays)
-            if len(self._templates) >= _TEMPLATES_MAX:
-                self._templates.clear()
-            template = self._templates[key] = self._template(arrays)
+            template = self._templates.keep(key, self._template(arrays))
         pieces = [template[0]]
         for array, after in zip(arrays, template[1:], strict=True):
             pieces += (array.tobytes(), after)
@@ -259,7 +243,7 @@ class PredictResponses:
 
     def _is_raw(self, array: NDArray[Any]) -> bool:
         character = array.dtype.char
-        return character in (_NUMBERS if self._as_content else _RAW_FIELDS) and array.dtype.isnative
+        return character in ("fdFDbhilqBHILQe?" if self._as_content else _RAW_FIELDS) and array.dtype.isnative
 
     def _template(self, arrays: Sequence[NDArray[Any]]) -> list[bytes]:
         """The bytes before, between and after the values of the arrays."""
@@ -298,7 +282,8 @@ def _tensor_head(array: NDArray[Any]) -> bytes:
 
 def _head(field: int, size: int) -> bytes:
     """Tag and length of a field of bytes."""
-    return bytes([field << 3 | _LENGTH_DELIMITED]) + varint(size)
+    length_delimited = 2
+    return bytes([field << 3 | length_delimited]) + varint(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -322,8 +307,8 @@ class PredictRequests:
     """
 
     def __init__(self) -> None:
-        self._templates: dict[int, _Templates] = {}
-        self._plans: dict[tuple[Any, ...], PredictPlan] = {}
+        self._templates: Memo[int, _Templates] = Memo(512)  # by length
+        self._plans: Memo[tuple[Any, ...], PredictPlan] = Memo(512)
 
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
         """Give the plan, and the inputs by name as read-only views of `message` where a template fits, else None
@@ -342,7 +327,9 @@ class PredictRequests:
         return self._parse(message, known)
 
     def _parse(self, message: bytes, known: _Templates | None) -> tuple[PredictPlan, None, Any]:
-        if len(message) > _UNCOUNTED_BYTES_MAX and _has_many_fields(message):
+        # A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms.
+        uncounted_bytes_max = 1 << 14
+        if len(message) > uncounted_bytes_max and _has_many_fields(message):
             raise StatusError(
                 "INVALID_ARGUMENT", f"a request with more than {_FIELDS_MAX} inputs and outputs is not read"
             )
@@ -354,9 +341,7 @@ class PredictRequests:
         if known is not None:
             known.learn(message, request, plan)
         else:
-            if len(self._templates) >= _LENGTHS_MAX:
-                self._templates.clear()
-            self._templates[len(message)] = _Templates()
+            self._templates.keep(len(message), _Templates())
         return plan, None, request
 
     def _plan(self, request: Any) -> PredictPlan:
@@ -384,9 +369,7 @@ class PredictRequests:
                 remembered=sum(map(len, words)) <= _LITERAL_BYTES_MAX,
             )
             if plan.remembered:
-                if len(self._plans) >= _PLANS_MAX:
-                    self._plans.clear()
-                self._plans[key] = plan
+                self._plans.keep(key, plan)
         return plan
 
 
@@ -433,7 +416,8 @@ class _Templates:
 
     def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
         """Keep a template, and of the message only what lies around its values, if that is little."""
-        if self._attempts < _TEMPLATES_PER_LENGTH:
+        templates_per_length = 8
+        if self._attempts < templates_per_length:
             self._attempts += 1
             template = _make_template(message, request, plan)
             if template is not None:
@@ -502,17 +486,18 @@ def _has_many_fields(message: bytes) -> bool:
 def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
     """For each input the field that holds its values, and from where to where; None when it is not that simple."""
     spans: dict[str, tuple[int, int, int]] = {}
+    entry_fields_max = 5  # one more than a tensor of plain values has
     try:
         for number, wire_type, start, end in _fields(message, 0, len(message)):
             if number != 2:
                 continue
-            entry = list(islice(_fields(message, start, end), _ENTRY_FIELDS_MAX))
+            entry = list(islice(_fields(message, start, end), entry_fields_max))
             if wire_type != 2 or [(field[0], field[1]) for field in entry] != [(1, 2), (2, 2)]:
                 return None
             name = message[entry[0][2] : entry[0][3]].decode()
-            tensor = list(islice(_fields(message, entry[1][2], entry[1][3]), _ENTRY_FIELDS_MAX))
+            tensor = list(islice(_fields(message, entry[1][2], entry[1][3]), entry_fields_max))
             values = [field for field in tensor if field[0] not in _SHAPE_OR_DTYPE]
-            if name in spans or len(tensor) == _ENTRY_FIELDS_MAX or len(values) != 1 or values[0][1] != 2:
+            if name in spans or len(tensor) == entry_fields_max or len(values) != 1 or values[0][1] != 2:
                 return None
             spans[name] = (values[0][0], values[0][2], values[0][3])
     except (ValueError, IndexError):

@@ -19,7 +19,7 @@ from batchtune.server.calls.pending_call import PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
 from batchtune.server.grpc_api.predict import PredictCalls, read_model_spec
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, dispatcher
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
@@ -145,8 +145,6 @@ def _with_dependencies(file: Any) -> list[bytes]:
 # which it registers them (server.cc); a model's name asks for that model.
 
 _POLL_S = 0.5
-_UNKNOWN_NAME_BYTES_MAX = 256
-"""Of a name that is watched before it exists; a client may send 64 MiB."""
 
 
 class HealthCalls:
@@ -181,6 +179,8 @@ class HealthCalls:
     def watch(self, stream: GrpcStream) -> None:
         """Serve Watch: the status now and whenever it has changed (looked at twice a second)."""
 
+        unknown_name_bytes_max = 256  # Of a name that is watched before it exists; a client may send 64 MiB.
+
         def start(message: bytes) -> None:
             stream.on_message = None  # a watch has one request
             try:
@@ -190,7 +190,7 @@ class HealthCalls:
                 return
             status = self._status(service)
             if status == "SERVICE_UNKNOWN":
-                service = service.encode()[:_UNKNOWN_NAME_BYTES_MAX].decode(errors="ignore")
+                service = service.encode()[:unknown_name_bytes_max].decode(errors="ignore")
             self._watchers[stream] = (service, status)
             self._tell(stream, status)
             if self._stopping:
@@ -258,11 +258,6 @@ def _response(status: str) -> bytes:
     return bytes(HealthCheckResponse(status=number).SerializeToString())
 
 
-PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
-MODEL_SERVICE = "tensorflow.serving.ModelService"
-HEALTH_SERVICE = "grpc.health.v1.Health"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
     """`serialize_as_content` is --enable_serialization_as_tensor_content, `check_methods`
@@ -302,22 +297,25 @@ def make_grpc_api(
     predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
     inference = InferenceCalls(repository, pending, check_methods=check)
     models = ModelServiceCalls(repository, metrics.first_values)
-    health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
+    prediction_service = "tensorflow.serving.PredictionService"
+    model_service = "tensorflow.serving.ModelService"
+    health = HealthCalls(repository, (prediction_service, model_service))
     handlers: dict[str, Callable[[GrpcCall], None]] = {
-        f"/{PREDICTION_SERVICE}/Predict": predict.start,
-        f"/{PREDICTION_SERVICE}/Classify": inference.classify,
-        f"/{PREDICTION_SERVICE}/Regress": inference.regress,
-        f"/{PREDICTION_SERVICE}/MultiInference": inference.multi_inference,
-        f"/{PREDICTION_SERVICE}/GetModelMetadata": models.metadata,
-        f"/{MODEL_SERVICE}/GetModelStatus": models.status,
-        f"/{MODEL_SERVICE}/HandleReloadConfigRequest": models.reload_config,
+        f"/{prediction_service}/Predict": predict.start,
+        f"/{prediction_service}/Classify": inference.classify,
+        f"/{prediction_service}/Regress": inference.regress,
+        f"/{prediction_service}/MultiInference": inference.multi_inference,
+        f"/{prediction_service}/GetModelMetadata": models.metadata,
+        f"/{model_service}/GetModelStatus": models.status,
+        f"/{model_service}/HandleReloadConfigRequest": models.reload_config,
     }
     streams: dict[str, Callable[[GrpcStream], None]] = {}
-    services = [PREDICTION_SERVICE, MODEL_SERVICE]
+    services = [prediction_service, model_service]
+    health_service = "grpc.health.v1.Health"
     if options.health:
-        services.append(HEALTH_SERVICE)
-        handlers[f"/{HEALTH_SERVICE}/Check"] = health.check
-        streams[f"/{HEALTH_SERVICE}/Watch"] = health.watch
+        services.append(health_service)
+        handlers[f"/{health_service}/Check"] = health.check
+        streams[f"/{health_service}/Watch"] = health.watch
     if options.reflection:
         services.extend(REFLECTION_SERVICES)
         for name in REFLECTION_SERVICES:
@@ -328,10 +326,6 @@ def make_grpc_api(
 
 # ModelService: what the server says of its models, and how it is told to serve others.
 
-_SIGNATURE_DEF = "signature_def"
-_ANY_PREFIX = "type.googleapis.com/"
-_RELOADS_MAX = 16
-"""Each holds its configuration, and one is carried out at a time."""
 
 _logger = logging.getLogger(__name__)
 
@@ -377,6 +371,7 @@ class ModelServiceCalls:
 
     def reload_config(self, call: GrpcCall) -> None:
         """Start HandleReloadConfigRequest: it is answered when the models are available or have failed."""
+        reloads_max = 16  # Each holds its configuration, and one is carried out at a time.
         try:
             request = parse_message(ReloadConfigRequest, call.message)
             if request.config.WhichOneof("config") != "model_config_list":
@@ -385,8 +380,8 @@ class ModelServiceCalls:
                     "ServerModelConfig type not supported by HandleReloadConfigRequest. "
                     "Only ModelConfigList is currently supported",
                 )
-            if len(self._reloads) >= _RELOADS_MAX:
-                raise StatusError("UNAVAILABLE", f"{_RELOADS_MAX} changes of the configuration wait already")
+            if len(self._reloads) >= reloads_max:
+                raise StatusError("UNAVAILABLE", f"{reloads_max} changes of the configuration wait already")
         except StatusError as error:
             call.refuse(error)
             return
@@ -420,15 +415,16 @@ class ModelServiceCalls:
             raise StatusError(
                 "INVALID_ARGUMENT", "GetModelMetadataRequest must specify at least one metadata_field"
             )
+        signature_def = "signature_def"
         for field in request.metadata_field:
-            if field != _SIGNATURE_DEF:
+            if field != signature_def:
                 raise StatusError("INVALID_ARGUMENT", f"Metadata field {field} is not supported")
         name, version, label, _ = read_model_spec(request.model_spec)
         servable = self._models.find(name, version=version, label=label)
         response = GetModelMetadataResponse()
         response.model_spec.name = servable.name
         response.model_spec.version.value = servable.version
-        packed = response.metadata[_SIGNATURE_DEF]
-        packed.type_url = _ANY_PREFIX + SignatureDefMap.DESCRIPTOR.full_name
+        packed = response.metadata[signature_def]
+        packed.type_url = "type.googleapis.com/" + SignatureDefMap.DESCRIPTOR.full_name
         packed.value = servable.metadata
         return bytes(response.SerializeToString())

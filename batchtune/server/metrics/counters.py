@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.sessions.batched import BatchRecord
@@ -22,6 +22,8 @@ FOLDED_AT = 256
 """20 µs of the event loop."""
 
 Labels = tuple[tuple[str, str], ...]
+_Metric = tuple[str, str, tuple[str, ...], Mapping[Any, Any]]
+"""Name, kind (counter, gauge or histogram), names of its labels, and values by those of the labels."""
 
 
 class Histogram:
@@ -52,7 +54,7 @@ class Histogram:
         self.total += sum(ordered) * times
 
 
-class Times(list[float]):
+class Timings(list[float]):
     """Values that are put into their histogram FOLDED_AT at once, which costs less than half as much each."""
 
     __slots__ = ("_histogram",)
@@ -124,9 +126,6 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else format(value, ".10g")
 
 
-_SAMPLE_INTERVAL_S = 0.05
-
-
 class LoopLagSampler:
     """Measures from its own thread, 20 times a second, how long the loop takes to run what it is handed.
 
@@ -152,7 +151,8 @@ class LoopLagSampler:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_INTERVAL_S):
+        sample_interval_s = 0.05
+        while not self._ended.wait(sample_interval_s):
             handed_ns = time.monotonic_ns()
             self._run_soon(lambda handed_ns=handed_ns: self._heard(handed_ns))  # type: ignore[misc]
 
@@ -160,108 +160,30 @@ class LoopLagSampler:
         self._record((time.monotonic_ns() - handed_ns) / 1000)
 
 
-_OF_A_MODEL = ("batches", "batch_rows", "batch_micros")
+class Sums:
+    """Figures of batches or calls, summed for each combination of labels; safe from any thread."""
 
-
-class ModelUse:
-    """Batches of each model that ran, their rows with padding, and how long they took; safe from any thread."""
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, labels: tuple[str, ...], figures: tuple[str, ...]) -> None:
+        self._name = name
+        self._labels = labels
+        self._figures = figures
         self._lock = threading.Lock()
-        self._sums: dict[str, tuple[int, int, int]] = {}
+        self._sums: dict[tuple[str, ...], list[float]] = {}
 
-    def add(self, model_name: str, rows: int, nanoseconds: int) -> None:
-        """One batch has run."""
+    def add(self, key: tuple[str, ...], *amounts: float) -> None:
+        """Add an amount to each figure, in their order."""
         with self._lock:
-            batches, all_rows, all_ns = self._sums.get(model_name, (0, 0, 0))
-            self._sums[model_name] = batches + 1, all_rows + rows, all_ns + nanoseconds
+            sums = self._sums.setdefault(key, [0] * len(self._figures))
+            for at, amount in enumerate(amounts):
+                sums[at] += amount
 
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>model_<figure>_total{model_name="m"}`."""
-        with self._lock:
-            sums = dict(self._sums)
-        for at, figure in enumerate(_OF_A_MODEL):
-            values: dict[Labels, float] = {
-                (("model_name", name),): own[at] / 1000 if figure == "batch_micros" else own[at]
-                for name, own in sums.items()
-            }
-            yield from render_values(f"{prefix}model_{figure}_total", "counter", values)
-
-
-_OF_A_STAGE = ("calls", "rows", "micros", "wait_micros")
-
-
-class StageUse:
-    """Calls of each model's stages, their rows, how long they ran and were waited for; safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[tuple[str, str], list[float]] = {}
-
-    def add(self, model_name: str, stage: str, rows: int, nanoseconds: int) -> None:
-        """One call has run; of a lookup it may be for many requests."""
-        with self._lock:
-            sums = self._of(model_name, stage)
-            sums[0] += 1
-            sums[1] += rows
-            sums[2] += nanoseconds / 1000
-
-    def add_wait(self, model_name: str, stage: str, nanoseconds: int) -> None:
-        """Requests have waited for a stage, so long in all."""
-        with self._lock:
-            self._of(model_name, stage)[3] += nanoseconds / 1000
-
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>stage_<figure>_total{model_name="m",stage="pre"}`; none without stages."""
+    def metrics(self) -> Iterable[_Metric]:
+        """Each figure as a counter, `<name>_<figure>_total`."""
         with self._lock:
             sums = {key: list(own) for key, own in self._sums.items()}
-        if not sums:
-            return
-        for at, figure in enumerate(_OF_A_STAGE):
-            values: dict[Labels, float] = {
-                (("model_name", name), ("stage", stage)): own[at] for (name, stage), own in sums.items()
-            }
-            yield from render_values(f"{prefix}stage_{figure}_total", "counter", values)
-
-    def _of(self, model_name: str, stage: str) -> list[float]:
-        return self._sums.setdefault((model_name, stage), [0, 0, 0.0, 0.0])
-
-
-_FIGURES = ("rows", "sent_elements", "padding_elements", "execution_micros")
-_BATCHES = "batches"
-
-
-class LengthUse:
-    """Batches, rows, elements sent, elements of padding and execution time, for each length bucket; not locked."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, dict[str, float]] = {}
-
-    def add(self, record: BatchRecord) -> None:
-        """One batch; of inputs that all have one length there is nothing to count."""
-        if not record.sent_elements:
-            return
-        sums = self._sums.setdefault(record.bucket, dict.fromkeys((_BATCHES, *_FIGURES), 0))
-        sums[_BATCHES] += 1
-        for figure in _FIGURES:
-            sums[figure] += getattr(record, figure)
-
-    def lines(self, prefix: str) -> Iterable[str]:
-        """As Prometheus text: `<prefix>length_bucket_<figure>_total{bucket="64"}`; "" without buckets."""
-        for figure in (_BATCHES, *_FIGURES):
-            values: dict[Labels, float] = {
-                (("bucket", bucket),): sums[figure] for bucket, sums in self._sums.items()
-            }
-            yield from render_values(f"{prefix}length_bucket_{figure}_total", "counter", values)
-
-
-def boundary_lines(prefix: str, boundaries: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
-    """The boundaries in force: `<prefix>length_buckets{session="m/1/serving_default",boundaries="32,64"} 1`."""
-    values: dict[Labels, float] = {
-        (("session", name), ("boundaries", ",".join(map(str, lengths)))): 1
-        for name, lengths in boundaries.items()
-    }
-    yield from render_values(f"{prefix}length_buckets", "gauge", values)
+        for at, figure in enumerate(self._figures):
+            values = {key: own[at] for key, own in sums.items()}
+            yield f"{self._name}_{figure}_total", "counter", self._labels, values
 
 
 _Key = TypeVar("_Key")
@@ -274,8 +196,6 @@ _LATENCY_BOUNDS = exponential_bounds(10, 1.8, 33)
 _QUEUE_BOUNDS = exponential_bounds(100, 1.2, 52)
 _SIZE_BOUNDS = exponential_bounds(1, 2, 14)
 _EXAMPLE_BOUNDS = exponential_bounds(1, 2, 15)
-_BATCHES_MAX = 16
-"""Counted at once: between two batches the caches are cold. 0.2 µs a request in batches of 32."""
 _LAG_BOUNDS = exponential_bounds(10, 2, 16)
 
 
@@ -328,16 +248,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.device = DeviceActivity()
-        self.models = ModelUse()
-        self.stages = StageUse()
+        self.models = Sums("model", ("model_name",), ("batches", "batch_rows", "batch_micros"))
+        self.stages = Sums("stage", ("model_name", "stage"), ("calls", "rows", "micros", "wait_micros"))
         self.emulated = False
         self.emulated_parallel = False
         self.queues: Queues | None = None
         self.gpus: GpuSampler | None = None
         self._lock = threading.Lock()
         self._request_counts: dict[tuple[str, str], int] = {}
-        self._request_latencies: dict[tuple[str, str, str], Times] = {}
-        self._runtime_latencies: dict[tuple[str, str, str], Times] = {}
+        self._request_latencies: dict[tuple[str, str, str], Timings] = {}
+        self._runtime_latencies: dict[tuple[str, str, str], Timings] = {}
         self._example_counts: dict[str, Histogram] = {}
         self._queuing_latency = Histogram(_QUEUE_BOUNDS)
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
@@ -346,7 +266,11 @@ class Metrics:
         self._batches: list[BatchRecord] = []  # not yet counted
         self._run_count = 0
         self._close_reasons: dict[str, int] = {}
-        self._lengths = LengthUse()
+        self._lengths = Sums(
+            "length_bucket",
+            ("bucket",),
+            ("batches", "rows", "sent_elements", "padding_elements", "execution_micros"),
+        )
         self._execution_counts: dict[int, int] = {}
         self._execution_micros: dict[int, float] = {}
         self._rejections: dict[str, int] = {}
@@ -359,12 +283,12 @@ class Metrics:
         key = (model_name, status)
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
-    def request_times(self, model_name: str, api: str, entrypoint: str) -> Times:
+    def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
         """Takes the micros of each request that ended OK; TF Serving's api is "Predict" over GRPC, "predict" over
         REST."""
         return _times(self._request_latencies, (model_name, api, entrypoint))
 
-    def runtime_times(self, model_name: str, api: str, runtime: str) -> Times:
+    def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
         """Takes the micros of each request from the session's submit to its outputs, queueing included."""
         return _times(self._runtime_latencies, (model_name, api, runtime))
 
@@ -380,9 +304,11 @@ class Metrics:
 
     def on_batch(self, record: BatchRecord) -> None:
         """One batch has run, or failed."""
+        # Counted at once: between two batches the caches are cold. 0.2 µs a request in batches of 32.
+        batches_max = 16
         with self._lock:
             self._batches.append(record)
-            if len(self._batches) >= _BATCHES_MAX:
+            if len(self._batches) >= batches_max:
                 self._fold_batches()
 
     def on_unbatched_run(self, rows: int, execution_micros: float) -> None:
@@ -413,7 +339,8 @@ class Metrics:
         """Everything, as Prometheus text."""
         with self._lock:
             self._fold_batches()
-            lines = [*self._reference_lines(), *self._own_lines()]
+            metrics = [*self._reference_metrics(), *self._own_metrics()]
+            lines = [line for metric in metrics for line in _render(*metric)]
         return "\n".join(lines) + "\n"
 
     def _fold_batches(self) -> None:
@@ -426,45 +353,30 @@ class Metrics:
             _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
             _count(self._close_reasons, record.close_reason)
             self._count_execution(size, record.execution_micros)
-            self._lengths.add(record)
+            if record.sent_elements:  # of inputs that all have one length there is nothing to count
+                elements = (record.sent_elements, record.padding_elements)
+                self._lengths.add((record.bucket,), 1, record.rows, *elements, record.execution_micros)
         self._batches.clear()
 
     def _count_execution(self, rows: int, micros: float) -> None:
         self._execution_counts[rows] = self._execution_counts.get(rows, 0) + 1
         self._execution_micros[rows] = self._execution_micros.get(rows, 0.0) + micros
 
-    def _reference_lines(self) -> list[str]:
+    def _reference_metrics(self) -> list[_Metric]:
+        examples = {name: counts.total for name, counts in self._example_counts.items()}
+        requests, runs = _folded(self._request_latencies), _folded(self._runtime_latencies)
+        of_requests = ("model_name", "API", "entrypoint")
         return [
-            *render_values(
-                _SERVING + "request_count",
-                "counter",
-                _labelled(("model_name", "status"), self._all_request_counts()),
-            ),
-            *render_histograms(
-                _SERVING + "request_latency",
-                _labelled(("model_name", "API", "entrypoint"), _folded(self._request_latencies)),
-            ),
-            *render_histograms(
-                _SERVING + "runtime_latency",
-                _labelled(("model_name", "API", "runtime"), _folded(self._runtime_latencies)),
-            ),
-            *render_histograms(
-                _SERVING + "request_example_counts", _labelled(("model",), self._example_counts)
-            ),
-            *render_values(
-                _SERVING + "request_example_count_total",
-                "counter",
-                _labelled(("model",), {name: counts.total for name, counts in self._example_counts.items()}),
-            ),
-            *render_histograms(
-                _SESSION + "queuing_latency", _labelled(("thread_pool_name",), {"": self._queuing_latency})
-            ),
-            *render_values(_SESSION + "wrapped_run_count", "counter", {(): self._run_count}),
-            *render_histograms(_SESSION + "input_batch_size", {(): self._input_batch_size}),
-            *render_histograms(_SESSION + "processed_batch_size", {(): self._processed_batch_size}),
-            *render_histograms(
-                _SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)
-            ),
+            (_SERVING + "request_count", "counter", ("model_name", "status"), self._all_request_counts()),
+            (_SERVING + "request_latency", "histogram", of_requests, requests),
+            (_SERVING + "runtime_latency", "histogram", ("model_name", "API", "runtime"), runs),
+            (_SERVING + "request_example_counts", "histogram", ("model",), self._example_counts),
+            (_SERVING + "request_example_count_total", "counter", ("model",), examples),
+            (_SESSION + "queuing_latency", "histogram", ("thread_pool_name",), {"": self._queuing_latency}),
+            (_SESSION + "wrapped_run_count", "counter", (), {(): self._run_count}),
+            (_SESSION + "input_batch_size", "histogram", (), {(): self._input_batch_size}),
+            (_SESSION + "processed_batch_size", "histogram", (), {(): self._processed_batch_size}),
+            (_SESSION + "padding_size", "histogram", ("execution_batch_size",), self._padding_sizes),
         ]
 
     def _all_request_counts(self) -> dict[tuple[str, str], int]:
@@ -473,50 +385,33 @@ class Metrics:
             counts[name, "OK"] = counts.get((name, "OK"), 0) + sum(histogram.counts)
         return counts
 
-    def _own_lines(self) -> list[str]:
+    def _own_metrics(self) -> list[_Metric]:
         batches, rows = (0, 0) if self.queues is None else self.queues.queue_depths()
-        gauges = {
-            "queue_depth_batches": batches,
-            "queue_depth_rows": rows,
-            "batches_in_flight": self.device.in_flight,
-            "emulated_device": int(self.emulated),
-            "emulated_device_parallel": int(self.emulated_parallel),
-        }
-        totals = {
-            "device_busy_micros_total": self.device.busy_micros(),
-            "process_cpu_micros_total": time.process_time_ns() / 1000,
-        }
+        boundaries = {} if self.queues is None else self.queues.length_boundaries()
+        lengths = {(name, ",".join(map(str, own))): 1 for name, own in boundaries.items()}
+        gpus = [] if self.gpus is None else self.gpus.readings()
         by_size = ("batch_size",)
-        lines = [
-            *render_values(
-                _OURS + "batch_close_count", "counter", _labelled(("reason",), self._close_reasons)
-            ),
-            *render_values(
-                _OURS + "batch_execution_count", "counter", _labelled(by_size, self._execution_counts)
-            ),
-            *render_values(
-                _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
-            ),
-            *self._lengths.lines(_OURS),
-            *boundary_lines(_OURS, {} if self.queues is None else self.queues.length_boundaries()),
-            *self.models.lines(_OURS),
-            *self.stages.lines(_OURS),
-            *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
-            *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
+        metrics: list[_Metric] = [
+            ("batch_close_count", "counter", ("reason",), self._close_reasons),
+            ("batch_execution_count", "counter", by_size, self._execution_counts),
+            ("batch_execution_micros_total", "counter", by_size, self._execution_micros),
+            *self._lengths.metrics(),
+            ("length_buckets", "gauge", ("session", "boundaries"), lengths),
+            *self.models.metrics(),
+            *self.stages.metrics(),
+            ("rejected_count", "counter", ("reason",), self._rejections),
+            ("event_loop_lag", "histogram", (), {(): self._loop_lag}),
+            ("queue_depth_batches", "gauge", (), {(): batches}),
+            ("queue_depth_rows", "gauge", (), {(): rows}),
+            ("batches_in_flight", "gauge", (), {(): self.device.in_flight}),
+            ("emulated_device", "gauge", (), {(): int(self.emulated)}),
+            ("emulated_device_parallel", "gauge", (), {(): int(self.emulated_parallel)}),
+            ("device_busy_micros_total", "counter", (), {(): self.device.busy_micros()}),
+            ("process_cpu_micros_total", "counter", (), {(): time.process_time_ns() / 1000}),
+            ("gpu_busy_micros_total", "counter", ("gpu",), {gpu.index: gpu.busy_micros for gpu in gpus}),
+            ("gpu_memory_used_bytes", "gauge", ("gpu",), {gpu.index: gpu.memory_used_bytes for gpu in gpus}),
         ]
-        for kind, metrics in (("gauge", gauges), ("counter", totals)):
-            for name, value in metrics.items():
-                lines += render_values(_OURS + name, kind, {(): value})
-        return [*lines, *self._gpu_lines()]
-
-    def _gpu_lines(self) -> list[str]:
-        readings = [] if self.gpus is None else self.gpus.readings()
-        busy = {str(gpu.index): gpu.busy_micros for gpu in readings}
-        memory = {str(gpu.index): gpu.memory_used_bytes for gpu in readings}
-        return [
-            *render_values(_OURS + "gpu_busy_micros_total", "counter", _labelled(("gpu",), busy)),
-            *render_values(_OURS + "gpu_memory_used_bytes", "gauge", _labelled(("gpu",), memory)),
-        ]
+        return [(_OURS + name, kind, labels, values) for name, kind, labels, values in metrics]
 
 
 def _count(counts: dict[str, int], key: str) -> None:
@@ -530,17 +425,22 @@ def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float
     return histogram
 
 
-def _times(times_by_key: dict[_Key, Times], key: _Key) -> Times:
+def _times(times_by_key: dict[_Key, Timings], key: _Key) -> Timings:
     times = times_by_key.get(key)
     if times is None:
-        times = times_by_key[key] = Times(_LATENCY_BOUNDS)
+        times = times_by_key[key] = Timings(_LATENCY_BOUNDS)
     return times
 
 
-def _folded(times_by_key: Mapping[_Key, Times]) -> dict[_Key, Histogram]:
+def _folded(times_by_key: Mapping[_Key, Timings]) -> dict[_Key, Histogram]:
     """The histograms that have values: a request that failed may have asked for its own."""
     histograms = {key: times.fold() for key, times in times_by_key.items()}
     return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}
+
+
+def _render(name: str, kind: str, labels: tuple[str, ...], values: Mapping[Any, Any]) -> Iterable[str]:
+    labelled = _labelled(labels, values)
+    return render_histograms(name, labelled) if kind == "histogram" else render_values(name, kind, labelled)
 
 
 def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:

@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_INTERVAL_S = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
@@ -79,7 +77,8 @@ class GpuSampler:
                 self._nvml.nvmlShutdown()
 
     def _run(self) -> None:
-        while not self._stop.wait(_INTERVAL_S):
+        interval_s = 0.1
+        while not self._stop.wait(interval_s):
             self.sample()
 
 

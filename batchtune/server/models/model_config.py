@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from batchtune.errors import UsageError
 from batchtune.server.log import note
@@ -22,23 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LatestVersions:
-    """The highest version numbers; TF Serving's default is the one highest."""
+class VersionPolicy:
+    """The `latest` highest version numbers (None: all there are), or the `specific` ones; TF Serving's default is the
+    one highest."""
 
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class AllVersions:
-    """Whatever there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpecificVersions:
-    versions: tuple[int, ...]
-
-
-VersionPolicy: TypeAlias = LatestVersions | AllVersions | SpecificVersions
+    latest: int | None = 1
+    specific: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +36,15 @@ class ModelConfig:
 
     name: str
     base_path: Path
-    policy: VersionPolicy = LatestVersions()
+    policy: VersionPolicy = VersionPolicy()
     labels: dict[str, int] = field(default_factory=dict)
 
 
 def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]:
     """Which of the present version numbers shall be served, ascending."""
-    match policy:
-        case LatestVersions(count=count):
-            return sorted(present)[-count:]
-        case AllVersions():
-            return sorted(present)
-        case SpecificVersions(versions=versions):
-            return sorted(set(present) & set(versions))
+    if policy.specific:
+        return sorted(set(present) & set(policy.specific))
+    return sorted(present)[-policy.latest :] if policy.latest is not None else sorted(present)
 
 
 def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
@@ -180,10 +165,10 @@ def _policy(config: ModelServerConfig) -> VersionPolicy:
     policy = config.model_version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
-            return AllVersions()
+            return VersionPolicy(latest=None)
         case "specific":
             if not policy.specific.versions:
                 raise invalid_argument(f"model {config.name}: the specific version policy names no versions")
-            return SpecificVersions(tuple(policy.specific.versions))
+            return VersionPolicy(specific=tuple(policy.specific.versions))
         case _:
-            return LatestVersions(policy.latest.num_versions or 1)
+            return VersionPolicy(latest=policy.latest.num_versions or 1)

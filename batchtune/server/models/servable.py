@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -94,19 +93,12 @@ class ConcurrencyLimit:
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveredLimit:
-    """A limit on the requests in work, for all servables, and the way in which a late refusal is delivered."""
-
-    limit: ConcurrencyLimit
-    deliver: Deliver
-
-
 class Servable:
     """One version: a session per signature, on the session pool that is in force.
 
     Signatures that share a run (two names of the same tensors) share a session, and so a batching queue.
     `own_parameters` are those of the version's batching_params.pbtxt, `stages` what lies around its device part.
+    `limit`: that of the requests in work, for all servables, and how a late refusal is delivered.
     """
 
     def __init__(
@@ -117,7 +109,7 @@ class Servable:
         model: LoadedModel,
         metrics: Metrics,
         own_parameters: BatchingParameters | None = None,
-        limit: DeliveredLimit | None = None,
+        limit: tuple[ConcurrencyLimit, Deliver] | None = None,
         stages: ModelStages | None = None,
     ) -> None:
         self.name = name
@@ -160,7 +152,7 @@ class Servable:
             raise self._no_session(signature_name)
         if self._limit is None:
             return session.submit(inputs, output_names, deadline_ns, done)
-        limit, deliver = self._limit.limit, self._limit.deliver
+        limit, deliver = self._limit
 
         left = False
 
@@ -325,7 +317,8 @@ class _BatchRun:
         began_ns = time.monotonic_ns()
         with self._device:
             outputs = self._run(inputs)
-        self._models.add(self._name, len(next(iter(inputs.values()))), time.monotonic_ns() - began_ns)
+        micros = (time.monotonic_ns() - began_ns) / 1000
+        self._models.add((self._name,), 1, len(next(iter(inputs.values()))), micros)
         return outputs
 
 

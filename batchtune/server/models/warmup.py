@@ -24,9 +24,6 @@ from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.tensors import tensor_from_proto
 
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
-_RECORDS_MAX = 1000
-_SMALL_SIZES_MAX = 16
-_UNBATCHED_SIZES = (1, 2, 4, 8)
 
 
 def warm_up(
@@ -61,14 +58,16 @@ def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
     The allowed sizes are the only ones that occur. Without them any may: the small ones, and the largest, which is
     most frequent under load.
     """
+    unbatched_sizes = (1, 2, 4, 8)
     if parameters is None:
-        return _UNBATCHED_SIZES
+        return unbatched_sizes
     if parameters.allowed_batch_sizes:
         return parameters.allowed_batch_sizes
-    largest = parameters.max_batch_size or _SMALL_SIZES_MAX
+    small_sizes_max = 16
+    largest = parameters.max_batch_size or small_sizes_max
     if parameters.enable_large_batch_splitting and parameters.max_execution_batch_size:
         largest = parameters.max_execution_batch_size
-    return tuple(sorted({*range(1, min(largest, _SMALL_SIZES_MAX) + 1), largest}))
+    return tuple(sorted({*range(1, min(largest, small_sizes_max) + 1), largest}))
 
 
 def _batch_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
@@ -143,7 +142,8 @@ def _records(path: Path) -> Iterable[bytes]:
     """The records of a TFRecord file: length (8 bytes), its checksum (4), the data, its checksum (4)."""
     content = path.read_bytes()
     at = 0
-    for _ in range(_RECORDS_MAX):
+    records_max = 1000
+    for _ in range(records_max):
         if at == len(content):
             return
         if at + 12 > len(content):

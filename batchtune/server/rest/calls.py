@@ -28,7 +28,6 @@ from batchtune.server.calls.classification import (
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     TIMED_OUT,
-    CallKind,
     ModelTimes,
     Outputs,
     PendingCall,
@@ -36,14 +35,13 @@ from batchtune.server.calls.pending_call import (
     check_predict_method,
 )
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.rest.json.answers import error_answer, predict_answer
 from batchtune.server.rest.json.parsing_process import (
     EXAMPLES_ON_LOOP_BYTES_MAX,
     PREDICT_ON_LOOP_BYTES_MAX,
     LargeBodies,
-    Refusal,
     find_signature,
 )
 from batchtune.server.rest.json.predict_request import (
@@ -56,6 +54,7 @@ from batchtune.server.rest.json.predict_request import (
     signature_name,
     takes_float_rows,
 )
+from batchtune.wire.encoding import Memo
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -75,7 +74,6 @@ _STATUS = re.compile(
     rb"/v1/models(?:/([^/:]+))?(?:(?:/versions/([0-9]+))|(?:/labels/([^/:]+)))?(?:/(metadata))?",
     re.IGNORECASE,
 )
-_VERSION_MAX = 2**63 - 1
 
 Action = Literal["classify", "regress", "predict", "status", "metadata"]
 
@@ -113,7 +111,8 @@ def find_route(method: str, raw_path: bytes) -> Route:
 
 
 def _route(action: str, name: bytes | None, version: bytes | None, label: bytes | None) -> Route:
-    if version is not None and (len(version) > 19 or int(version) > _VERSION_MAX):
+    version_max = 2**63 - 1
+    if version is not None and (len(version) > 19 or int(version) > version_max):
         raise StatusError("INVALID_ARGUMENT", f"Failed to convert version: {version.decode()} to numeric.")
     return Route(
         action=cast("Action", action),
@@ -171,11 +170,6 @@ _logger = logging.getLogger(__name__)
 Respond = Callable[[int, bytes], None]
 """Takes the HTTP status and the JSON body; called exactly once."""
 
-_PREDICT = CallKind(api="predict", runtime_api="Predict")
-_CLASSIFY = CallKind(api="classify", runtime_api="Classify")
-_REGRESS = CallKind(api="regress", runtime_api="Regress")
-_BINDINGS_MAX = 1024
-
 
 def _reply(respond: Respond, answer: bytes) -> None:
     respond(200, answer)
@@ -204,7 +198,7 @@ class RestCalls:
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
         self._float_rows = FloatRows()
-        self._bindings: dict[int, _Binding] = {}
+        self._bindings: Memo[int, _ModelBinding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call."""
@@ -253,7 +247,7 @@ class RestCalls:
             signatures = dict(self._find(route).signatures)
         except StatusError as error:
             # What is wrong with the body is told first, as for a small one.
-            await self._large_bodies.predict(body, Refusal(error.code, error.message))
+            await self._large_bodies.predict(body, StatusError(error.code, error.message))
             raise
         while True:
             name, by_row, inputs = await self._large_bodies.predict(body, signatures)
@@ -281,7 +275,7 @@ class RestCalls:
         call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
         return True
 
-    def _bind(self, servable: Servable) -> _Binding:
+    def _bind(self, servable: Servable) -> _ModelBinding:
         signature = servable.signatures.get(DEFAULT_SIGNATURE)
         input_name = ""
         if (
@@ -290,14 +284,12 @@ class RestCalls:
             and (not self._check_methods or signature.method_name in PREDICT_METHODS)
         ):
             input_name = signature.inputs[0].name
-        if len(self._bindings) >= _BINDINGS_MAX:
-            self._bindings.clear()
-        binding = self._bindings[id(servable)] = _Binding(
+        binding = _ModelBinding(
             servable=weakref.ref(servable),
             input_name=input_name,
-            times=self._pending.counts.times(servable.name, _PREDICT),
+            times=self._pending.counts.times(servable.name, "Predict"),
         )
-        return binding
+        return self._bindings.keep(id(servable), binding)
 
     def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         document = parse_request_object(body)
@@ -326,7 +318,7 @@ class RestCalls:
     ) -> None:
         call = PendingCall(
             self._pending,
-            self._pending.counts.times(route.model_name, _PREDICT),
+            self._pending.counts.times(route.model_name, "Predict"),
             respond,
             started_ns,
             started_ns + self._timeout_ns if self._timeout_ns else None,
@@ -356,7 +348,7 @@ class RestCalls:
         answer = _answer_classes if classifies else _answer_values
         call = PendingCall(
             self._pending,
-            self._pending.counts.times(route.model_name, _CLASSIFY if classifies else _REGRESS),
+            self._pending.counts.times(route.model_name, "Classify" if classifies else "Regress"),
             respond,
             started_ns,
             started_ns + self._timeout_ns if self._timeout_ns else None,
@@ -385,7 +377,7 @@ class RestCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Binding:
+class _ModelBinding:
     """What calls on a version have in common; it keeps no version alive. `input_name`: of the default signature's
     only input, if that is a matrix of floats, else ""."""
 
@@ -410,7 +402,7 @@ def _answer_values(outputs: Outputs, count: int) -> bytes:
     return regression_answer(regression_result(outputs, count))
 
 
-def _unless_refused(inputs: dict[str, NDArray[Any]] | Refusal) -> dict[str, NDArray[Any]]:
-    if isinstance(inputs, Refusal):
-        raise StatusError(*inputs)
+def _unless_refused(inputs: dict[str, NDArray[Any]] | StatusError) -> dict[str, NDArray[Any]]:
+    if isinstance(inputs, StatusError):
+        raise inputs
     return inputs

@@ -15,7 +15,8 @@ from http import HTTPStatus
 import httptools
 
 from batchtune.server.rest.calls import Route
-from batchtune.wire.shared_bytes import SharedLimits
+from batchtune.wire.encoding import Memo
+from batchtune.wire.listener import SharedLimits
 
 # What the head of a request tells the API, and how the head of an answer reads.
 
@@ -42,10 +43,6 @@ STATUS_LINES = {
 }
 STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
-_KEPT_BYTES_MAX = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
-_KEPT_HEADS_MAX = 1024
-_PIECES_MAX = 1024
-"""Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many."""
 _FIELDS_OF_OTHERS = frozenset({b"content-encoding", b"expect", b"upgrade"})
 _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t]*)?(?:,|$)", re.IGNORECASE)
 
@@ -95,7 +92,7 @@ class Head:
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))
 
 
-class Request:
+class HttpRequest:
     """A request on its way in: its head and the pieces of its body, or why it is `refused` (status and text)."""
 
     __slots__ = ("head", "pieces", "refused", "size")
@@ -109,10 +106,12 @@ class Request:
     def add(self, piece: bytes) -> None:
         """Take the next piece of the body; after many they are put together, for each may have a single byte."""
         self.size += len(piece)
-        if len(self.pieces) < _PIECES_MAX:
+        # Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many.
+        pieces_max = 1024
+        if len(self.pieces) < pieces_max:
             self.pieces.append(piece)
             return
-        if len(self.pieces) == _PIECES_MAX:
+        if len(self.pieces) == pieces_max:
             self.pieces.append(bytearray())
         self.pieces[-1] += piece
 
@@ -127,13 +126,14 @@ class KnownHeads:
 
     def __init__(self, *, but_with: set[bytes]) -> None:
         self._fields_of_others = _FIELDS_OF_OTHERS | but_with
-        self._heads: dict[bytes, Head] = {}
+        self._heads: Memo[bytes, Head] = Memo(1_024)
         self.get = self._heads.get
 
     def keep(self, written: bytes, head: Head) -> None:
         """Remember a head that is short, keeps its connection, and whose body follows plainly in the length told."""
+        kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
         if (
-            len(written) > _KEPT_BYTES_MAX
+            len(written) > kept_bytes_max
             or not head.keep_alive
             or head.is_http_1_0
             or head.body_bytes < 0
@@ -141,9 +141,7 @@ class KnownHeads:
             or not self._fields_of_others.isdisjoint(head.fields)
         ):
             return
-        if len(self._heads) >= _KEPT_HEADS_MAX:
-            self._heads.clear()
-        self._heads[written] = head
+        self._heads.keep(written, head)
 
 
 def origin_form(target: bytes) -> bytes:
@@ -158,9 +156,6 @@ def origin_form(target: bytes) -> bytes:
 
 
 _PIECE_BYTES = 1 << 14
-_CHUNKED_PIECE_BYTES = 1 << 12
-_AHEAD_BYTES = 1 << 9
-"""Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +188,7 @@ class RequestParser:
         on_head: Callable[[Head], None],
         now_s: Callable[[], float],
     ) -> None:
-        self.ready: deque[Request] = deque()
+        self.ready: deque[HttpRequest] = deque()
         self.arriving = self.ended = self.owes_continue = False
         self.begun_s = 0.0  # when the request that is arriving began
         self.arrived_bytes = 0  # of it
@@ -202,7 +197,7 @@ class RequestParser:
         self._on_head = on_head
         self._now_s = now_s
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        self._request: Request | None = None  # the one arriving, once its head has ended
+        self._request: HttpRequest | None = None  # the one arriving, once its head has ended
         self._target = b""
         self._fields: dict[bytes, bytes] = {}
         self._field_count = self._head_bytes = 0
@@ -213,11 +208,15 @@ class RequestParser:
     def piece_bytes(self) -> int:
         """How much to feed next: of a body what is left of it, and little of what follows."""
         request = self._request
+        # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is
+        # answered.
+        ahead_bytes = 1 << 9
         if request is None:
-            return _AHEAD_BYTES
+            return ahead_bytes
+        chunked_piece_bytes = 1 << 12
         if request.head.body_bytes < 0:
-            return _CHUNKED_PIECE_BYTES
-        return min(_PIECE_BYTES, request.head.body_bytes - request.size + _AHEAD_BYTES)
+            return chunked_piece_bytes
+        return min(_PIECE_BYTES, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
         """Parse; gives what is to be fed next, before all else that has arrived."""
@@ -287,7 +286,7 @@ class RequestParser:
         if parser.should_upgrade():
             self._upgrading = head
             return
-        self._request = Request(head)
+        self._request = HttpRequest(head)
         if head.body_bytes > self._body_bytes_max:
             self._refuse_body()
         self.owes_continue = head.wants_continue
@@ -341,7 +340,7 @@ class RequestParser:
         """Put an answer in line after which the connection ends; the first reason is told."""
         if not self.ended:
             head = Head("", b"", {}, keep_alive=False, is_http_1_0=False)
-            self.ready.append(Request(head, (status, text)))
+            self.ready.append(HttpRequest(head, (status, text)))
         self._request = None
         self.ended = True
         self.arriving = self.owes_continue = False

@@ -12,10 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from batchtune.batching.parameters import default_num_batch_threads
+from batchtune.batching.parameters import BatchingParameters, default_num_batch_threads, validate
+from batchtune.errors import BatchingParametersError
 from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
 from batchtune.wire.status import StatusError, invalid_argument
 
@@ -44,23 +44,24 @@ class QueueOptions:
             return self.max_execution_batch_size
         return self.max_batch_size
 
-    def validate(self) -> None:
-        """Raise INVALID_ARGUMENT with the texts of `SharedBatchScheduler::AddQueue`."""
-        if self.max_batch_size < 1:
-            raise invalid_argument(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
-        if self.batch_timeout_micros < 0:
-            raise invalid_argument(
-                f"batch_timeout_micros must be non-negative; was {self.batch_timeout_micros}"
-            )
-        if self.max_enqueued_batches < (1 if self.enable_large_batch_splitting else 0):
-            raise invalid_argument(f"max_enqueued_batches must be positive; was {self.max_enqueued_batches}")
-        if self.batch_size_limit < 1:
-            raise invalid_argument(f"max_execution_batch_size must be positive; was {self.batch_size_limit}")
-        if self.max_batch_size < self.batch_size_limit:
-            raise invalid_argument(
-                "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
-                f"max_execution_batch_size.1{self.max_batch_size}{self.batch_size_limit}"
-            )
+    def validate(self, *, sizes: bool = False) -> None:
+        """Raise INVALID_ARGUMENT with the texts of `SharedBatchScheduler::AddQueue`.
+
+        With `sizes` also unless the allowed sizes increase up to max_batch_size, splitting or not, as
+        `WrapSessionForBatching` of the model server asks.
+        """
+        parameters = BatchingParameters(
+            max_batch_size=self.max_batch_size,
+            batch_timeout_micros=self.batch_timeout_micros,
+            max_enqueued_batches=self.max_enqueued_batches,
+            enable_large_batch_splitting=self.enable_large_batch_splitting,
+            max_execution_batch_size=self.max_execution_batch_size,
+            allowed_batch_sizes=self.allowed_batch_sizes if sizes else (),
+        )
+        try:
+            validate(parameters)
+        except BatchingParametersError as error:
+            raise invalid_argument(error.message) from error
 
 
 def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
@@ -79,23 +80,6 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
 def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
     """The rows that a batch of `rows` runs with: the first allowed size that holds them, else `rows` itself."""
     return next((size for size in allowed_sizes if size >= rows), rows)
-
-
-def check_allowed_sizes(options: QueueOptions) -> None:
-    """Raise INVALID_ARGUMENT unless the allowed sizes increase up to max_batch_size, splitting or not.
-
-    Source: `WrapSessionForBatching` of the model server, and TensorFlow's text for the order it does not check.
-    """
-    sizes = options.allowed_batch_sizes
-    if not sizes:
-        return
-    if any(later <= earlier for earlier, later in pairwise(sizes)):
-        raise invalid_argument("allowed_batch_sizes entries must be monotonically increasing")
-    if sizes[-1] != options.max_batch_size:
-        raise invalid_argument(
-            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was "
-            f"{sizes[-1]}; expected {options.max_batch_size}"
-        )
 
 
 CloseReason = Literal["full", "timeout", "no_room", "closed"]

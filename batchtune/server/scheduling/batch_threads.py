@@ -20,16 +20,12 @@ from typing import Generic, Protocol, TypeVar
 
 from batchtune.wire.status import StatusError
 
-_PR_SET_TIMERSLACK = 29
-
 
 def lower_timer_slack() -> None:
     """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2); Linux only)."""
+    pr_set_timerslack = 29
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
-_LONGEST_SLEEP_S = 3600.0
+        ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
 
 
 class Parker(Protocol):
@@ -86,8 +82,9 @@ class _MonotonicParker:
             self._permit.acquire()
             return
         remaining_s = (until_micros * 1000 - time.monotonic_ns()) / 1e9
+        longest_sleep_s = 3600.0
         if remaining_s > 0:
-            self._permit.acquire(timeout=min(remaining_s, _LONGEST_SLEEP_S))
+            self._permit.acquire(timeout=min(remaining_s, longest_sleep_s))
         else:
             self._permit.acquire(blocking=False)
 
@@ -125,7 +122,7 @@ class BatchSource(Protocol[BatchT]):
         """Whether something waits that another thread should run or watch; called with the lock held."""
 
 
-class _Worker:
+class _BatchThread:
     __slots__ = ("counted", "idle", "parker", "thread")
     thread: threading.Thread
 
@@ -143,9 +140,9 @@ class BatchThreads(Generic[BatchT]):
         self.clock = clock
         self._name = name
         self._source = source
-        self._idle: list[_Worker] = []
+        self._idle: list[_BatchThread] = []
         self._count = count
-        self._timekeeper: _Worker | None = None
+        self._timekeeper: _BatchThread | None = None
         self._timer_micros = NEVER_MICROS
         self._unsettled = count
         if count < 1:
@@ -196,14 +193,14 @@ class BatchThreads(Generic[BatchT]):
                 worker.thread.join()
         self.clock.unwatch(self._settled)
 
-    def _new_worker(self, index: int) -> _Worker:
-        worker = _Worker(self.clock.parker())
+    def _new_worker(self, index: int) -> _BatchThread:
+        worker = _BatchThread(self.clock.parker())
         worker.thread = threading.Thread(
             target=self._run, args=(worker,), name=f"{self._name}_{index}", daemon=True
         )
         return worker
 
-    def _run(self, worker: _Worker) -> None:
+    def _run(self, worker: _BatchThread) -> None:
         lower_timer_slack()
         while True:
             with self.lock:
@@ -233,7 +230,7 @@ class BatchThreads(Generic[BatchT]):
             with self.lock:
                 owner.finished(batch)
 
-    def _lie_down(self, worker: _Worker, due_micros: int) -> int | None:
+    def _lie_down(self, worker: _BatchThread, due_micros: int) -> int | None:
         worker.idle = True
         self._idle.append(worker)
         if due_micros >= self._timer_micros:
@@ -242,7 +239,7 @@ class BatchThreads(Generic[BatchT]):
         self._timer_micros = due_micros
         return due_micros
 
-    def _get_up(self, worker: _Worker) -> None:
+    def _get_up(self, worker: _BatchThread) -> None:
         if worker.idle:  # time woke it, no other thread did
             worker.idle = False
             self._idle.remove(worker)

@@ -24,7 +24,6 @@ from batchtune.server.scheduling.batch_queue import (
     CloseReason,
     QueueOptions,
     SharedBatchScheduler,
-    check_allowed_sizes,
     next_allowed_size,
 )
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
@@ -187,10 +186,6 @@ class BatchObserver(Protocol):
         """One request was refused: queue_full, too_large; or dropped: expired."""
 
 
-_MAX_OUTPUT_SETS = 64
-_SHAPES_MAX = 64
-"""Looking up a whole shape is 0.3 µs cheaper than the checks; clients send a model few."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -220,7 +215,7 @@ class BatchingSession:
         length_padding: LengthPadding = "off",
         retrier: BatchSchedulerRetrier | None = None,
     ) -> None:
-        check_allowed_sizes(options)
+        options.validate(sizes=True)
         self._signature = signature
         self._inputs = SignatureInputs(signature)
         only = signature.inputs[0] if len(signature.inputs) == 1 else None
@@ -306,17 +301,20 @@ class BatchingSession:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")
         rows = self._inputs.count_rows(inputs)
-        if self._only_input and len(self._rows_by_shape) < _SHAPES_MAX:
+        # Looking up a whole shape is 0.3 µs cheaper than the checks; clients send a model few.
+        shapes_max = 64
+        if self._only_input and len(self._rows_by_shape) < shapes_max:
             self._rows_by_shape[inputs[self._only_input].shape] = rows
         return rows
 
     def _queue_for(self, output_names: tuple[str, ...]) -> SessionQueue:
         wanted = frozenset(output_names)
         queue = self._queues.get(wanted)
+        max_output_sets = 64
         if queue is None:
             if not wanted <= set(self._output_names):
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
-            if len(self._queues) > _MAX_OUTPUT_SETS:
+            if len(self._queues) > max_output_sets:
                 return self._queue
             queue = self._queues[wanted] = self._new_queue()
         return queue
@@ -438,8 +436,6 @@ def _all_expired(tasks: list[Request], now_ns: int) -> bool:
 
 LengthPadding = Literal["off", "first_element", "zero"]
 
-_MAX_PADDED_RANK = 6
-
 
 def merge_tensors(
     name: str,
@@ -525,7 +521,8 @@ def _pad_lengths(
 ) -> Sequence[NDArray[Any]]:
     shapes = {array.shape[1:] for array in arrays}
     ranks = {len(shape) for shape in shapes}
-    if max(ranks) >= _MAX_PADDED_RANK:
+    max_padded_rank = 6
+    if max(ranks) >= max_padded_rank:
         raise StatusError("INVALID_ARGUMENT", "Only tensors with rank from 1 to 6 can be padded.")
     if len(shapes) == 1:
         return arrays

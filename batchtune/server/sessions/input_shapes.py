@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError, invalid_argument
 
-_KNOWN_MAX = 64
 _Sizes = tuple[int, ...]
 
 
@@ -46,7 +45,8 @@ class InputShape:
                 f"signature {self._signature_name} input {self._spec.name} shape is wrong, expected: "
                 f"{shown(expected)}, actual: {shown(shape)}",
             )
-        if shape and len(self.known) < _KNOWN_MAX:
+        known_max = 64
+        if shape and len(self.known) < known_max:
             self.known.add(shape[1:])
 
 

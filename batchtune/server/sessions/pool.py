@@ -33,7 +33,7 @@ from batchtune.server.sessions.batched import (
     Queued,
     SessionScheduler,
 )
-from batchtune.server.sessions.length_buckets import LengthBuckets, LengthWindow, open_axes_of
+from batchtune.server.sessions.bucketed_session import LengthBuckets, LengthWindow, open_axes_of
 from batchtune.server.sessions.unbatched import (
     HANDLERS_MAX,
     HandlerThreads,
@@ -46,7 +46,6 @@ from batchtune.wire.status import invalid_argument
 SchedulerKind = Literal["shared", "streaming"]
 # server.cc: the pool's name when --enable_batching is given.
 _THREAD_POOL_NAME = "model_server_batch_threads"
-_RETRIES_LIMIT_S = 10.0
 _DEFAULTS = BatchingParameters()
 
 
@@ -252,8 +251,9 @@ class SessionPool:
         )
 
     def _wait_for_retries(self) -> None:
+        retries_limit_s = 10.0
         if self._retrier is not None:
-            self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
+            self._retrier.wait_until_idle(retries_limit_s)
 
     def _next_batched(self) -> BatchingSession | LengthBuckets | None:
         with self._lock:  # a version that ends at the same time forgets its own

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
+from batchtune.server.backends.emulated import EmulatedDevice, EmulatedServiceTime
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.counters import StageUse
+from batchtune.server.metrics.counters import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
@@ -95,7 +95,7 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
     if stage.redis is not None:
         return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
     if stage.emulated is not None:
-        service_time = ServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
+        service_time = EmulatedServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
         return EmulatedDevice(service_time, rows_max=None, outputs=stage.outputs)
     return code.function("lookup.code", stage.code, stage.outputs)
 
@@ -199,7 +199,7 @@ class StagePlan:
     post: Stage | None
     code: ModelCode
     opened: ExitStack
-    use: StageUse
+    use: Sums
     model_name: str
     device_shapes: Mapping[str, InputShape]
 
@@ -254,7 +254,7 @@ def plan_of(
     model: LoadedModel,
     *,
     model_name: str,
-    use: StageUse,
+    use: Sums,
     options: BackendOptions,
 ) -> StagePlan:
     """The stages of a loaded model; runs its code's files, loads those that are models.
@@ -285,7 +285,7 @@ def plan_of(
             try:
                 return dict(run(inputs, rows))
             finally:
-                use.add(model_name, name, rows, time.monotonic_ns() - began_ns)
+                use.add((model_name, name), 1, rows, (time.monotonic_ns() - began_ns) / 1000)
 
         return stage
 

@@ -35,8 +35,6 @@ from batchtune.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
 
-_LATE = "Deadline passed while the request waited for a thread"
-
 
 class StagedSession:
     """Takes requests of a staged signature; `device` is the session of its model that is in force now.
@@ -153,10 +151,10 @@ class _StagedRequest:
         """Run `pre` or `post`; on a request thread."""
         now_ns = time.monotonic_ns()
         plan = self._session.plan
-        plan.use.add_wait(plan.model_name, name, now_ns - queued_ns)
+        plan.use.add((plan.model_name, name), 0, 0, 0, (now_ns - queued_ns) / 1000)
         outputs, error = None, None
         if self._deadline_ns is not None and self._deadline_ns <= now_ns:
-            error = StatusError("DEADLINE_EXCEEDED", _LATE)
+            error = StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
         else:
             outputs, error = _answer(stage, inputs, self._rows)
         self._session.deliver([(after, outputs, error)])
@@ -259,7 +257,7 @@ class _LookupWaits:
 
     def on_batch(self, record: BatchRecord) -> None:
         wait_ns = sum(record.queue_wait_micros) * 1000
-        self._plan.use.add_wait(self._plan.model_name, "lookup", wait_ns)
+        self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)
 
 
 def _answer(stage: Stage, inputs: Tensors, rows: int) -> tuple[Outputs | None, StatusError | None]:

@@ -16,9 +16,9 @@ from typing import Literal
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.counters import StageUse
+from batchtune.server.metrics.counters import Sums
 from batchtune.server.sessions.batched import BatchObserver, Deliver
-from batchtune.server.sessions.length_buckets import open_axes_of
+from batchtune.server.sessions.bucketed_session import open_axes_of
 from batchtune.server.sessions.pool import Session
 from batchtune.server.stages.model_code import RequestThreads, rows_of
 from batchtune.server.stages.plan import Named, StagePlan, plan_of
@@ -28,9 +28,6 @@ from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
 
 BatchingStage = Literal["device", "unit", "early"]
-_SWITCH_INTERVAL_S = 0.0005
-"""How long Python code of one thread keeps the others waiting (the default is 5 ms): a batch thread whose run has
-ended, one whose batch has timed out, and the event loop want the interpreter soon while a stage keeps it."""
 
 
 class ModelStages:
@@ -43,7 +40,7 @@ class ModelStages:
         *,
         model_name: str,
         stage: BatchingStage,
-        use: StageUse,
+        use: Sums,
         options: BackendOptions,
         observer: BatchObserver,
         deliver: Deliver,
@@ -62,8 +59,12 @@ class ModelStages:
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
         self._threads: RequestThreads | None = None
         self._session: StagedSession | None = None
+        # How long Python code of one thread keeps the others waiting (the default is 5 ms): a batch thread
+        # whose run has ended, one whose batch has timed out, and the event loop want the interpreter soon while
+        # a stage keeps it.
+        switch_interval_s = 0.0005
         if declared.code:
-            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            sys.setswitchinterval(switch_interval_s)
         if stage == "device":
             self._threads = RequestThreads(declared.request_threads)
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)

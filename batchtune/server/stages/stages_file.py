@@ -28,7 +28,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from batchtune.batching.parameters import default_num_batch_threads
@@ -44,8 +44,6 @@ from batchtune.server.backends.declared_file import (
 from batchtune.server.scheduling.batch_queue import QueueOptions
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 
-STAGES_FILE: Final = "stages.yaml"
-_KEYS = ("pre", "post", "lookup", "inputs", "outputs", "signature", "request_threads")
 _SOURCES = ("code", "redis", "emulated")
 _QUEUE_KEYS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
 _LOOKUP_KEYS = ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS)
@@ -54,8 +52,6 @@ _FOLDER = re.compile(r"[A-Za-z_][\w-]*/")
 _LOOKUP_ROWS, _LOOKUP_TIMEOUT_MICROS, _LOOKUP_BATCHES, _LOOKUP_THREADS = 64, 1000, 100, 2
 _THREADS_MAX, _INT64_MAX = 1024, 2**63 - 1
 """Beyond some thousands of threads the system has no more, for the whole server."""
-REDIS_TIMEOUT_MS: Final = 1000.0
-"""A store that has not answered by then is not answering: requests have deadlines of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +107,7 @@ def read_stages_file(version_directory: Path) -> DeclaredStages | None:
     Raises:
         StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
     """
-    path = version_directory / STAGES_FILE
+    path = version_directory / "stages.yaml"
     if not path.is_file():
         return None
     file = read_declared(path)
@@ -122,7 +118,8 @@ def read_stages_file(version_directory: Path) -> DeclaredStages | None:
 
 
 def _declared(file: DeclaredFile) -> DeclaredStages:
-    document = check_keys(file.data, "", _KEYS)
+    keys = ("pre", "post", "lookup", "inputs", "outputs", "signature", "request_threads")
+    document = check_keys(file.data, "", keys)
     if not any(key in document for key in ("pre", "post", "lookup")):
         raise FaultError("the file: no stage; expected pre, post or lookup")
     signature = document.get("signature", DEFAULT_SIGNATURE)
@@ -221,8 +218,10 @@ def _redis(section: Any) -> RedisSource:
         raise FaultError(
             f"lookup.redis.prefix: {prefix!r}; expected what stands before a key, such as 'user:'"
         )
-    timeout_ms = number(section.get("timeout_ms", REDIS_TIMEOUT_MS), "lookup.redis.timeout_ms")
-    return RedisSource(url=url, prefix=prefix, timeout_ms=timeout_ms or REDIS_TIMEOUT_MS)
+    # A store that has not answered by then is not answering: requests have deadlines of seconds.
+    redis_timeout_ms = 1000.0
+    timeout_ms = number(section.get("timeout_ms", redis_timeout_ms), "lookup.redis.timeout_ms")
+    return RedisSource(url=url, prefix=prefix, timeout_ms=timeout_ms or redis_timeout_ms)
 
 
 def _emulated(section: Any) -> dict[str, float]:

@@ -20,11 +20,11 @@ from typing import Any, Final
 import psutil
 
 from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
-from batchtune.batching.tfserving import format_tfserving_text
-from batchtune.cpus import text_of
+from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
+from batchtune.system import text_of
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""

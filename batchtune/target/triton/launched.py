@@ -13,7 +13,7 @@ from typing import Final
 from batchtune.batching.text_proto import parse_text_proto
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 from batchtune.target.endpoint import Endpoint, meaning_of, url_failure, wait_for
 from batchtune.target.launch.container import MODELS_INSIDE, container_of, tritons_container
 from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports

@@ -104,7 +104,7 @@ def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
         )
 
 
-class ModelRepository:
+class TritonRepository:
     """The repository API of one model's server; each call waits until the server has done it."""
 
     def __init__(self, endpoint: Endpoint, *, limit_s: float = 120.0) -> None:
@@ -221,7 +221,7 @@ class ModelRepository:
             return answer.status_code, answer.text[:300]
 
 
-def put_back(repository: ModelRepository, original: OriginalModel) -> None:
+def put_back(repository: TritonRepository, original: OriginalModel) -> None:
     """Give the model the configuration that it had, or take it out of service where it was not served.
 
     Raises:

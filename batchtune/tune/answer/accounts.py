@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, WIDEST, Run
+from batchtune.tune.evidence.bracket import FRESH, WIDEST, BracketRun
 from batchtune.tune.search.capacity import OPEN, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
-from batchtune.tune.search.search import Search
+from batchtune.tune.search.search_loop import Search
 
 LEVEL = 1.05
 """What does no better than this, times something simpler, gives way to it."""
@@ -61,7 +61,7 @@ class Capacities:
             return self.search.is_open(rival, top)
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
-    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+    def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
         """The runs behind its figures, and how many are fresh: those that vote on the rate stated, if any do."""
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [
@@ -164,7 +164,7 @@ class FixedLoads:
             and theirs.high > ours.mean + math.log(OPEN)
         )
 
-    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+    def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
         """The runs of the scenario's own load; the fresh ones alone, once there are FRESH of them."""
         runs = self.search.own_runs(contender)
         fresh = [run for run in runs if run.fresh]

@@ -16,15 +16,15 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement, padding_per_element
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
-from batchtune.tune.evidence.bracket import Run, runs_of
+from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.failure_texts import explain_failure
+from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 from batchtune.units import counted, percentage, rounded
@@ -254,7 +254,7 @@ def _failed(trials: Sequence[Trial]) -> str:
     return f"all trials failed ({len(failures)}){cause}"
 
 
-def violation(run: Run, limits: Mapping[str, float], error_limit: float) -> float:
+def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
     """How far a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
     errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
@@ -263,7 +263,7 @@ def violation(run: Run, limits: Mapping[str, float], error_limit: float) -> floa
     return max(values, default=math.inf)
 
 
-def _miss(run: Run, limits: Mapping[str, float], error_limit: float) -> str:
+def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> str:
     """What the nearest run missed each limit by."""
     misses = []
     for name, limit_s in limits.items():

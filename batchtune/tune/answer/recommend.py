@@ -10,7 +10,7 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
@@ -37,28 +37,21 @@ from batchtune.tune.answer.recommendation import (
     range_of,
 )
 from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
-from batchtune.tune.evidence.bracket import Run
+from batchtune.tune.evidence.bracket import BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
-from batchtune.tune.search.search import Search
-from batchtune.tune.trials.failure_texts import explain_failure
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.search.search_loop import Search
+from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import Trial, measuring_s, without_superseded
+from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
 
 WIDE_SIZES = 4
 """The largest size seen must be this many times the smallest."""
 
-PAYS_FROM = 1.1
-"""A row that gets cheaper by less than this factor pays for no batching."""
-
 ALIKE, FORMED = 1.15, 1.5
 """Rates of closed loops that differ by no more than this factor are alike; requests in the mean batch of a server that
 does form batches."""
-
-SEEN_BATCHES_MIN = 5
-"""Batches of a size whose mean time counts."""
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
@@ -72,7 +65,8 @@ def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
         return None
     least, most = min(times), max(times)
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
-    if per_row_s[least] / min(per_row_s.values()) >= PAYS_FROM:
+    pays_from = 1.1  # A row that gets cheaper by less than this factor pays for no batching.
+    if per_row_s[least] / min(per_row_s.values()) >= pays_from:
         return None
     return coded("cannot_pay", most_rows=most, least_rows=least, times=times[most] / times[least])
 
@@ -95,13 +89,10 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
                 batches, spent_s = spent.get(rows, (0, 0.0))
                 more = server.batches_by_rows.get(rows, 0)
                 spent[rows] = (batches + more, spent_s + more * mean_s)
+    seen_batches_min = 5  # Batches of a size whose mean time counts.
     return {
-        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= SEEN_BATCHES_MIN
+        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= seen_batches_min
     }
-
-
-TRADE = 0.05
-"""An alternative has this much more throughput, or this much less p95."""
 
 
 def trades(
@@ -113,6 +104,7 @@ def trades(
     logs.
     """
     trading = []
+    trade = 0.05  # An alternative has this much more throughput, or this much less p95.
     for other in others:
         p95 = other.latency_s.get("p95")
         if (
@@ -131,7 +123,7 @@ def trades(
             p95_ratio=p95.value / figures["p95_s"],
             confirmations=other.fresh,
         )
-        least = max(math.log1p(TRADE), 2.0 * spread)
+        least = max(math.log1p(trade), 2.0 * spread)
         if _signs(alternative, least) in ((1, -1), (-1, 1)):
             trading.append(alternative)
     front = [
@@ -489,19 +481,19 @@ class _Answer:
 
     # Figures.
 
-    def _measured(self, runs: Iterable[Run]) -> list[Measurement]:
+    def _measured(self, runs: Iterable[BracketRun]) -> list[Measurement]:
         return [measured for trial in self._runs_trials(runs) for measured in trial.measurements.values()]
 
-    def _runs_trials(self, runs: Iterable[Run]) -> list[Trial]:
+    def _runs_trials(self, runs: Iterable[BracketRun]) -> list[Trial]:
         return [self._by_number[run.trial] for run in runs if run.trial in self._by_number]
 
-    def _latency(self, runs: Sequence[Run]) -> dict[str, Estimate]:
+    def _latency(self, runs: Sequence[BracketRun]) -> dict[str, Estimate]:
         names = dict.fromkeys(name for run in runs for name in run.latency_s)
         return {
             name: range_of([run.latency_s[name] for run in runs if name in run.latency_s]) for name in names
         }
 
-    def _promises(self, runs: Sequence[Run]) -> tuple[Promise, ...]:
+    def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
         promises = []
         for name, limit_s in self._state.limits.items():
             values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
@@ -588,7 +580,7 @@ class _Answer:
         return "answers" if is_wide and max(rates) <= ALIKE * min(rates) else None
 
 
-def _throughput(runs: Sequence[Run]) -> Estimate:
+def _throughput(runs: Sequence[BracketRun]) -> Estimate:
     """Of the runs that did not fail."""
     return range_of([run.answered_rps for run in runs if run.latency_s])
 

@@ -13,16 +13,15 @@ from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.plain_values import Coded, coded, fields_to_plain, from_plain, to_plain
+from batchtune.plain_values import Coded, check_version, coded, fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, crossing_rps, runs_of
 from batchtune.tune.search.capacity import LOOP_SHARE
-from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial, without_superseded
+from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
 
 SCHEMA_VERSION = 3
@@ -31,10 +30,6 @@ SCHEMA_VERSION = 3
 Helps = Literal["yes", "no", "not distinguishable"]
 
 Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
-
-
-SAME_RATIO = 0.005
-"""Ratios closer to 1 than this round to the same per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +51,12 @@ class Alternative:
     def trade(self) -> Coded:
         """What it gives up, and for what."""
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
+        same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
         more = coded("more_throughput" if throughput > 0 else "less_throughput", change_ratio=abs(throughput))
         slower = coded("higher_p95" if p95 > 0 else "lower_p95", change_ratio=abs(p95))
-        if abs(throughput) < SAME_RATIO:
+        if abs(throughput) < same_ratio:
             return coded("at_same_throughput", change=slower)
-        if abs(p95) < SAME_RATIO:
+        if abs(p95) < same_ratio:
             return coded("at_same_p95", change=more)
         if throughput > 0 and p95 < 0:
             return coded("both", one=more, other=slower)
@@ -69,10 +65,6 @@ class Alternative:
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_plain(self), "trade": to_plain(self.trade)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
-        return from_plain(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +143,6 @@ class Promise:
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_plain(self), "spare_ratio": to_plain(self.spare_ratio)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Promise:
-        return from_plain(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,10 +284,7 @@ class Recommendation:
             ValueError: another schema version.
             KeyError, TypeError: not a recommendation.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
+        check_version(values, SCHEMA_VERSION)
         return from_plain(cls, values)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.fleet import DuetPlan
-from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
+from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant
@@ -22,28 +22,16 @@ from batchtune.units import rounded_duration
 
 TURN_S: Final = 0.008
 """Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most
-(tests/benchmarks/check/duet.py),"""
-
-TURN_LATENCIES: Final = 1.25
-"""but in a turn each client sends twice: of one volley a request costs up to a quarter more than in a run, which hides
-as much of a change;"""
+(tests/benchmarks/check/duet.py)."""
 
 TURN_REQUESTS: Final = 8.0
-"""and of an open loop so many requests."""
-
-GAP_LATENCIES: Final = 1.25
-"""So many 95th percentiles are waited for the last answers of a turn, or for a batch that nobody fills any more,"""
-
-GAP_REST_S: Final = 0.002
-"""and so much, for what the server does behind its last answer, and to read the clocks. Later answers cost the pair."""
+"""Of an open loop in a turn, at least."""
 
 PAIRS_MIN: Final = 8
 """Fewer pairs tell less than two runs one after another."""
 
 DUET_S: Final = 3.5
 """A duet of so long has a standard deviation of about 2 %."""
-
-_TIMEOUT: Final = "batch_timeout_micros"
 
 
 def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
@@ -53,8 +41,13 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
     typical_s, late_s = (_latency_s(variants, trials, name) for name in ("p50", "p95"))
     if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
         return None
-    turn_s = max(TURN_S, TURN_LATENCIES * typical_s, *(_filled_s(variant.scenario) for variant in variants))
-    gap_s = GAP_REST_S + max(GAP_LATENCIES * late_s, typical_s + max(map(_open_s, variants)))
+    # In a turn each client sends twice: of one volley a request costs up to a quarter more than in a run, which
+    # hides as much of a change.
+    turn_latencies = 1.25
+    turn_s = max(TURN_S, turn_latencies * typical_s, *(_filled_s(variant.scenario) for variant in variants))
+    gap_latencies = 1.25  # waited for the last answers of a turn, or for a batch that nobody fills any more
+    gap_rest_s = 0.002  # for what the server does behind its last answer; later answers cost the pair
+    gap_s = gap_rest_s + max(gap_latencies * late_s, typical_s + max(map(_open_s, variants)))
     pair_s = 2.0 * (turn_s + gap_s)
     if both_s < PAIRS_MIN * pair_s:
         return None
@@ -98,14 +91,11 @@ def _filled_s(scenario: Scenario) -> float:
 def _open_s(variant: Variant) -> float:
     """How long a batch waits for more requests, once nobody sends any."""
     configuration = variant.configuration
-    return 0.0 if configuration.batching is None else (in_force(configuration, _TIMEOUT) or 0.0) / 1e6
-
-
-PACE_PROBE_S = 0.3
-"""Length of the probe of a lone client; a slower answer is waited for."""
-
-FILLING_CLIENTS = (4, 256)
-"""Fewest and most clients of the probe that fills a batch."""
+    return (
+        0.0
+        if configuration.batching is None
+        else (in_force(configuration, "batch_timeout_micros") or 0.0) / 1e6
+    )
 
 
 def probed_pace(
@@ -117,13 +107,14 @@ def probed_pace(
     The pace stays unknown where nothing was answered: the loads that follow say why.
     """
     clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
-    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=PACE_PROBE_S))
+    pace_probe_s = 0.3  # Length of the probe of a lone client; a slower answer is waited for.
+    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=pace_probe_s))
     pace = pace_of([lone.trial], scenario)
     batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
     may_be_slow = configuration.batching is not None and RUN_BATCHES * batch_s > scenario.load.duration_s
     if not may_be_slow and (not _counts_requests(scenario) or math.isnan(pace.lone_s)):
         return pace
-    long_s = max(PACE_PROBE_S, WARM_UP_BATCHES * pace.lone_s)
+    long_s = max(pace_probe_s, WARM_UP_BATCHES * pace.lone_s)
     full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
     pace = pace_of([lone.trial, full.trial], scenario)
     measured = full.trial.measurement
@@ -208,7 +199,8 @@ def _counts_requests(scenario: Scenario) -> bool:
 
 
 def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
-    fewest, most = FILLING_CLIENTS
+    filling_clients = (4, 256)  # Fewest and most clients of the probe that fills a batch.
+    fewest, most = filling_clients
     if configuration.batching is None:
         return fewest
     requests = int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most

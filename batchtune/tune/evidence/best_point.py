@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, Literal
+from typing import Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cpus import usable_cpus
 from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.measure.validity.server_settings import settings_of
+from batchtune.measure.quantiles import Estimate
+from batchtune.measure.validity.caveats import settings_of
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.system import usable_cpus
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
-
-_SEARCHED: Final[Mapping[str, tuple[str, bool]]] = {
-    "batch_timeout": ("batch_timeout_micros", True),
-    "batch_threads": ("num_batch_threads", False),
-}
-"""The parameter that is advised to change, and whether it is advised to be less."""
-_SPOILT: Final[Mapping[str, Literal["client", "host"]]] = {"INVALID": "client", "NOISY": "host"}
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
@@ -62,7 +55,12 @@ def searched_bottleneck(
 ) -> Bottleneck | None:
     """The same of what a search chose: no advice to do what was tried, `tried`, and not chosen."""
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
-    name, less = _SEARCHED.get("none" if verdict is None else verdict.kind, ("", False))
+    # The parameter that is advised to change, and whether it is advised to be less.
+    searched = {
+        "batch_timeout": ("batch_timeout_micros", True),
+        "batch_threads": ("num_batch_threads", False),
+    }
+    name, less = searched.get("none" if verdict is None else verdict.kind, ("", False))
     if verdict is None or not name:
         return verdict
     ours, *others = (
@@ -84,8 +82,9 @@ def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
     measured = trial.measurement
     if measured is None:
         return None
+    spoilt: dict[str, Literal["client", "host"]] = {"INVALID": "client", "NOISY": "host"}
     if measured.verdict is not None:
-        return _SPOILT.get(measured.verdict)
+        return spoilt.get(measured.verdict)
     kind = _verdict(trial.configuration, measured).kind
     return "client" if kind == "client" else "host" if kind == "host_noise" else None
 

@@ -30,8 +30,6 @@ ANSWERED = 0.97
 FRESH = 3
 """Fresh runs that must hold, and three times as many as miss: fewer, and stated rates are 2-50 % too high."""
 
-CONFIRMING = 200
-"""Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a row)."""
 
 BACK = 0.85
 """Of the lowest missed rate: what is believed where runs held, but no rate won its vote."""
@@ -67,7 +65,7 @@ SATURATED = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BracketRun:
     """One load of one configuration, judged by an SLO.
 
     `rate_rps`: that of an open loop; None: a closed loop of `clients`. `full`: its clients fill every batch, so that
@@ -94,10 +92,10 @@ class Run:
 class Bracket:
     """The capacity of one configuration: the highest rate held, and the lowest missed; requests/s."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[BracketRun, ...]
 
     @cached_property
-    def open_runs(self) -> tuple[Run, ...]:
+    def open_runs(self) -> tuple[BracketRun, ...]:
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
@@ -157,6 +155,9 @@ class Bracket:
     @cached_property
     def confirmed_rps(self) -> float:
         """The highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
+        # Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a
+        # row).
+        confirming = 200
         return max(
             (
                 _rate(run)
@@ -164,7 +165,7 @@ class Bracket:
                 if run.fresh
                 and run.held
                 and self.held(_rate(run), fresh=True) >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
-                and self._requests(_rate(run)) >= CONFIRMING
+                and self._requests(_rate(run)) >= confirming
             ),
             default=0.0,
         )
@@ -205,7 +206,7 @@ class Bracket:
         )
 
     @property
-    def fresh(self) -> tuple[Run, ...]:
+    def fresh(self) -> tuple[BracketRun, ...]:
         """Fresh runs at the rate stated."""
         return tuple(
             run
@@ -273,20 +274,20 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
     return max(rooms, default=1.0)
 
 
-def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[Run]:
+def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
     """Every load of these trials, judged by this SLO: each rate of an older search for a capacity too.
 
     A trial that failed is a miss by far at the rate that was asked. One of several models is a run of all of them, at
     the sum of their rates; where the client was the limit of one it says nothing.
     """
-    runs: list[Run] = []
+    runs: list[BracketRun] = []
     for trial in trials:
         if trial.parts:
             verdicts = {measured.verdict for measured in trial.measurements.values()}
             runs += [] if "INVALID" in verdicts else [_run_of_models(trial, scenario)]
         elif trial.probes:
             runs += [
-                Run(
+                BracketRun(
                     trial=trial.number,
                     rate_rps=probe.rate_rps,
                     clients=None,
@@ -316,7 +317,7 @@ def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> flo
     return max((math.inf if math.isnan(share) else share for share in shares), default=0.0)
 
 
-def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
+def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
     measured = trial.measurement
     rate_rps = trial.request.rate_rps if trial.request.concurrency is None else None
     if rate_rps is None and trial.request.concurrency is None and trial.concurrency is None:
@@ -336,7 +337,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
             spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
             held = held and answered_rps >= ANSWERED * rate_rps - spare
             far = not held and answered_rps < FAR_ANSWERED * rate_rps - spare
-    return Run(
+    return BracketRun(
         trial=trial.number,
         rate_rps=rate_rps,
         clients=clients,
@@ -352,7 +353,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
     )
 
 
-def _run_of_models(trial: Trial, scenario: Scenario) -> Run:
+def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
     """A rate is held where each model held its own, and missed by far where one missed its own so."""
     scenarios = scenario.of_models()
     runs = {name: _run_of(part, scenarios[name].slo, scenarios[name]) for name, part in trial.parts.items()}
@@ -362,7 +363,7 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> Run:
     over = max(
         (1.0 + value for part in trial.parts.values() for value in part.constraints.values()), default=1.0
     )
-    return Run(
+    return BracketRun(
         trial=trial.number,
         rate_rps=None if is_closed else math.fsum(rates),
         clients=trial.request.concurrency,
@@ -379,5 +380,5 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> Run:
     )
 
 
-def _rate(run: Run) -> float:
+def _rate(run: BracketRun) -> float:
     return run.rate_rps or 0.0

@@ -25,12 +25,12 @@ from batchtune.tune.evidence.bracket import (
     WIDEST,
     WIDTH,
     Bracket,
-    Run,
+    BracketRun,
     next_rate,
     of_limit,
 )
 from batchtune.tune.search.contenders import REFERENCES, Contender
-from batchtune.tune.search.search import (
+from batchtune.tune.search.search_loop import (
     CLIENTS_MAX,
     COMPARE_SHARE,
     FRESH_SHARE,
@@ -65,11 +65,6 @@ LEVEL = 1.05
 """What holds no more than this, times another, changes nothing for the user. No rate above this, times what agreeing
 loops answer, is believed."""
 
-FRESH_RUNS = 3.3
-"""Fresh runs of the leader for which time is set aside."""
-
-SHORTEST = 0.6
-"""Of its length, what the last run is made for in the time that is left."""
 
 SAFE = 0.94
 """The first fresh runs are at this share of what the search found."""
@@ -77,8 +72,6 @@ SAFE = 0.94
 STEP_DOWN = 0.95
 """The next rate of a leader that failed its fresh runs."""
 
-REQUESTS_MIN = 4
-"""Of a run: where no rate holds, lower ones are tried until so few requests would be sent."""
 
 STEADYING_MAX = 6
 """Fresh runs at one rate, at most."""
@@ -87,11 +80,6 @@ BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
 """A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
 
-RUN_BATCHES_MIN = 6
-"""Batches that a run holds whatever its share of the budget: fewer show no queue."""
-
-UNBATCHED_SHARE = 0.9
-"""Of what a closed loop answers without batching, what is hoped that open arrivals may be."""
 
 LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
@@ -269,10 +257,12 @@ class CapacitySearch(Search):
             len(list(self.contenders)),
             sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders),
         )
+        # Of what a closed loop answers without batching, what is hoped that open arrivals may be.
+        unbatched_share = 0.9
         if self._asked_model != asked:
             for contender in self.contenders:
                 if contender.configuration.batching is None:
-                    contender.model_says = UNBATCHED_SHARE * self._loop_rps(contender)
+                    contender.model_says = unbatched_share * self._loop_rps(contender)
                 elif self.curve.is_known:
                     contender.model_says = self.curve.capacity_rps(contender.configuration)
             self._asked_model = len(list(self.contenders)), asked[1]
@@ -325,7 +315,7 @@ class CapacitySearch(Search):
             return max(LOOP_SHARE * run.answered_rps * self._gaps_room(run) for run in contender.runs)
         return held or (BACK * upper if math.isfinite(upper) else 0.0)
 
-    def _gaps_room(self, run: Run) -> float:
+    def _gaps_room(self, run: BracketRun) -> float:
         """Less than 1 where the gaps between tokens of a loop are too long: a step takes too long at that rate."""
         limits = {name: limit for name, limit in self.limits.items() if name.startswith("itl_")}
         ratios = [limit / max(run.latency_s.get(name, limit), TINY_S) for name, limit in limits.items()]
@@ -338,8 +328,9 @@ class CapacitySearch(Search):
             return None
         self._ask_curve()
         top = self.leader()
+        fresh_runs = 3.3  # Fresh runs of the leader for which time is set aside.
         if self._is_comparing(top, left_s):
-            reserve_s = FRESH_RUNS * self._cost_s(top, self._belief(top) or 1.0, fresh=True)
+            reserve_s = fresh_runs * self._cost_s(top, self._belief(top) or 1.0, fresh=True)
             reserve_s = min(reserve_s, (1.0 - COMPARE_SHARE) * self.budget_s)
             ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
             if ask is not None:
@@ -351,7 +342,7 @@ class CapacitySearch(Search):
         # Whom nobody tried is tried only where there is time to confirm it: else a sure answer becomes unsure.
         reserve_s = 0.0
         if probe is not None and not probe[0].runs:
-            reserve_s = self._cost_s(*probe[:2]) + FRESH_RUNS * self._cost_s(*probe[:2], fresh=True)
+            reserve_s = self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
 
     def _is_comparing(self, top: Contender, left_s: float) -> bool:
@@ -381,10 +372,12 @@ class CapacitySearch(Search):
     ) -> float | None:
         """How long a run lasts in what is left: a little shorter at the end; None: too little is left."""
         seconds = self._seconds(contender, rate_rps, fresh=fresh)
-        if seconds * rate_rps * self.rarest < REQUESTS_MIN:
+        requests_min = 4  # Where no rate holds, lower ones are tried until so few requests would be sent.
+        if seconds * rate_rps * self.rarest < requests_min:
             return None
         fitting = left_s - (self._cost_s(contender, rate_rps, fresh=fresh) - seconds)
-        return min(seconds, fitting) if fitting >= SHORTEST * seconds else None
+        shortest = 0.6  # Of its length, what the last run is made for in the time that is left.
+        return min(seconds, fitting) if fitting >= shortest * seconds else None
 
     def _next_probe(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """Who is loaded next, at which rate; None where nothing is open."""
@@ -622,7 +615,8 @@ class CapacitySearch(Search):
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
         share = FRESH_SHARE if fresh else RUN_SHARE
-        return min(wanted, max(share * self.budget_s, RUN_BATCHES_MIN * batch_s))
+        run_batches_min = 6  # Batches that a run holds whatever its share of the budget: fewer show no queue.
+        return min(wanted, max(share * self.budget_s, run_batches_min * batch_s))
 
     def _cost_s(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
         drained_s = 3 * self._run_batch_s(contender, rate_rps)

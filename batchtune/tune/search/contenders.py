@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, Configuration
 from batchtune.batching.triton_config import configuration_as_found
-from batchtune.cpus import usable_threads
 from batchtune.errors import BatchingParametersError
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off
-from batchtune.tune.evidence.bracket import Bracket, Run
-from batchtune.tune.trials.out_of_memory import is_beyond_memory
+from batchtune.system import usable_threads
+from batchtune.tune.evidence.bracket import Bracket, BracketRun
+from batchtune.tune.trials.failures import is_beyond_memory
 from batchtune.tune.trials.space import (
     UNBATCHED_CLIENTS,
     Space,
@@ -126,12 +126,12 @@ class Contender:
     threads: int
     eligible: bool = True
     failures: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[BracketRun] = field(default_factory=list)
     model_says: float = 0.0
     hope: float = 0.0
     _bracket: Bracket | None = None
 
-    def add(self, run: Run) -> None:
+    def add(self, run: BracketRun) -> None:
         self.runs.append(run)
         self._bracket = None
 

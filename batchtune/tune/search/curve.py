@@ -14,32 +14,16 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
+from batchtune.twin.simulator.replica import Batcher, Device, Summary, batcher_of
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.summary import Summary
-
-PARALLEL = 1.25
-"""A second thread that answers less than this factor more shares the device with the first."""
-
-STRAIGHT = 0.2
-"""A line τ = a + c·b that misses a size by more than this (in logs) is no line: from size to size, then."""
-
-ROW_GUESS = 0.125
-"""What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only."""
-
-DELAY_S = 0.0003
-"""From the client to the queue and back."""
 
 SIMPLE, FADES = 0.3, 0.5
 """Of a plane: the weight of a parameter that changes nothing; of a point, by its steps from the first."""
 
 _ROWS_MAX = 4096
 _ARRIVALS = 5000, 80_000
-_BATCHES = 60
-"""Requests of a simulated run, at least and at most: so many full batches between."""
 
 _CLOSED_REQUESTS, _CLOSED_TURNS = 600, 8
-_BISECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class CurvePrediction:
     """What a load would give: requests/s answered, p95 in seconds, and the largest share of its limit that a latency
     takes; inf: too many requests are refused."""
 
@@ -131,7 +115,7 @@ class Curve:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
         return self._cache[batcher]
 
-    def closed(self, configuration: Configuration, clients: int) -> Prediction:
+    def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
         """What so many clients in a closed loop get, by simulation."""
         summary = closed_summary(
             clients,
@@ -144,21 +128,23 @@ class Curve:
         )
         return self._prediction(summary)
 
-    def open(self, configuration: Configuration, rate_rps: float) -> Prediction:
+    def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
         """What Poisson arrivals at this rate get, by simulation."""
         return self._open(self._batcher(configuration), rate_rps)
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:
         low, high = 0.0, most_rps
-        for _ in range(_BISECTIONS):
+        bisections = 8
+        for _ in range(bisections):
             rate = 0.5 * (low + high)
             said = self._open(batcher, rate)
             kept = said.of_limit <= 1.0 and said.answered_rps >= 0.97 * rate
             low, high = (rate, high) if kept else (low, rate)
         return low
 
-    def _open(self, batcher: Batcher, rate_rps: float) -> Prediction:
-        requests = _BATCHES * (batcher.max_batch_size or 1) // self._rows
+    def _open(self, batcher: Batcher, rate_rps: float) -> CurvePrediction:
+        batches = 60  # Requests of a simulated run, at least and at most: so many full batches between.
+        requests = batches * (batcher.max_batch_size or 1) // self._rows
         arrivals = self._arrivals[: min(max(requests, _ARRIVALS[0]), _ARRIVALS[1])]
         summary = open_summary(
             arrivals / rate_rps,
@@ -170,11 +156,11 @@ class Curve:
         )
         return self._prediction(summary)
 
-    def _prediction(self, summary: Summary) -> Prediction:
+    def _prediction(self, summary: Summary) -> CurvePrediction:
         latency_s = dict(zip(self._quantiles, map(float, summary.latency_s[0]), strict=True))
         shares = [latency_s[quantile] / limit for quantile, limit in self._limits_s.items()]
         too_many = float(summary.error_ratio[0]) > max(self._error_ratio, 0.01)
-        return Prediction(
+        return CurvePrediction(
             answered_rps=float(summary.throughput_rps[0]),
             p95_s=latency_s[0.95],
             of_limit=math.inf if too_many else max(shares, default=0.0),
@@ -185,9 +171,10 @@ class Curve:
         return replace(batcher, length_buckets=(), early_s=None)
 
     def _device(self) -> Device:
+        delay_s = 0.0003  # From the client to the queue and back.
         if self.contention is None:
-            return Device(tau_s=self.tau_s, serial=True, delay_s=DELAY_S)
-        return Device(tau_s=self.tau_s, contention=self.contention, delay_s=DELAY_S)
+            return Device(tau_s=self.tau_s, serial=True, delay_s=delay_s)
+        return Device(tau_s=self.tau_s, contention=self.contention, delay_s=delay_s)
 
     def _gain_of(self, threads: int) -> float:
         """What so many threads answer, of one."""
@@ -227,7 +214,9 @@ class Curve:
                 gain = reading.rows_per_s * alone_s / reading.rows
                 contended.append((reading.threads / gain - 1.0) / (reading.threads - 1))
         contention = max(float(np.median(contended)), 0.0) if contended else math.inf
-        return contention if 2.0 / (1.0 + contention) >= PARALLEL else None
+        # A second thread that answers less than this factor more shares the device with the first.
+        parallel = 1.25
+        return contention if 2.0 / (1.0 + contention) >= parallel else None
 
 
 def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -247,15 +236,19 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """τ at 1 to 4,096 rows, through [n] sizes read: a line with no negative part, else from size to size."""
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
+    # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.
+    row_guess = 0.125
     if len(rows) < 2:
-        guess = 1.0 + ROW_GUESS * np.maximum(every / rows[0] - 1.0, 0.0)
+        guess = 1.0 + row_guess * np.maximum(every / rows[0] - 1.0, 0.0)
         return np.asarray(float(tau_s[0]) * guess, dtype=np.float64)
     from scipy.optimize import nnls
 
     fixed_s, per_row_s = map(float, nnls(np.column_stack([1.0 / tau_s, rows / tau_s]), np.ones(len(rows)))[0])
     line = fixed_s + per_row_s * every
     misses = np.abs(np.log((fixed_s + per_row_s * rows) / tau_s))
-    if np.max(misses) < STRAIGHT:
+    # A line τ = a + c·b that misses a size by more than this (in logs) is no line: from size to size, then.
+    straight = 0.2
+    if np.max(misses) < straight:
         return np.asarray(line, dtype=np.float64)
     tau_s = np.maximum.accumulate(tau_s)
     slope = (tau_s[-1] - tau_s[-2]) / (rows[-1] - rows[-2])

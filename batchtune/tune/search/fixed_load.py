@@ -15,10 +15,10 @@ from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, RIVAL, Run, of_limit
+from batchtune.tune.evidence.bracket import FRESH, RIVAL, BracketRun, of_limit
 from batchtune.tune.search.capacity import HOPELESS, OPEN, TIGHT_MAX, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
-from batchtune.tune.search.search import (
+from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
     NORMAL_MAD,
     RUN_SHARE,
@@ -42,20 +42,9 @@ SURE = 2.0
 WORTH = 1.02
 """What a contender must be hoped to give, times the leader's, to be tried."""
 
-RUNS_MAX = 3
-"""Search runs of one contender: more are fresh runs' work."""
-
-UNLIKELY = 0.8
-"""Of the leader's, a hope below which nobody is tried while the curve is trusted."""
-
-GAIN_KNOWN = 0.15
-"""A gain over a reference known this well (in logs), and other than none, needs no more runs."""
 
 BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
-FRESH_FACTOR = 2.0
-"""A run lasts so many batches or requests, or so long, whichever is longest; a fresh run twice as long."""
 
-RUN_BATCHES_MIN = 3
 
 _NAMED: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults", "rule", "guide")
 
@@ -90,7 +79,7 @@ class FixedLoadSearch(Search):
 
     # What runs say.
 
-    def merit(self, run: Run) -> float:
+    def merit(self, run: BracketRun) -> float:
         """NaN where it has none. Of several models it is the room that the tightest of all limits leaves."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
@@ -99,7 +88,7 @@ class FixedLoadSearch(Search):
             return math.nan
         return -math.log(value) if self._is_latency else math.log(value)
 
-    def own_runs(self, contender: Contender) -> list[Run]:
+    def own_runs(self, contender: Contender) -> list[BracketRun]:
         """Those of the scenario's own load."""
         return [run for run in contender.runs if run.trial not in self._foreign]
 
@@ -305,12 +294,13 @@ class FixedLoadSearch(Search):
         top = self.standing(leader)
         if top is None:
             return None
+        runs_max = 3  # Search runs of one contender: more are fresh runs' work.
         level = [
             (standing.runs, -standing.mean, at, c)
             for at, c in enumerate(self.contenders)
             if c not in taken
             and (standing := self.standing(c)) is not None
-            and standing.runs < RUNS_MAX
+            and standing.runs < runs_max
             and not standing.misses
             and (c is leader or standing.high > top.mean + math.log(RIVAL) or self._was_disturbed(c, top))
         ]
@@ -359,7 +349,8 @@ class FixedLoadSearch(Search):
             return False
         if contender.threads != leader.threads and not self.curve.knows_threads:
             return False
-        return contender.hope < top.mean + math.log(UNLIKELY)
+        unlikely = 0.8  # Of the leader's, a hope below which nobody is tried while the curve is trusted.
+        return contender.hope < top.mean + math.log(unlikely)
 
     def _fresh(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
         """Fresh runs: the leader's, in turn with those of whoever is likeliest to be better where there is time for
@@ -413,11 +404,13 @@ class FixedLoadSearch(Search):
         if standing is None or not standing.keeps:
             return bool(self.own_runs(reference))
         half = math.hypot(top.high - top.mean, standing.high - standing.mean)
-        return half < GAIN_KNOWN and not abs(top.mean - standing.mean) < half
+        # A gain over a reference known this well (in logs), and other than none, needs no more runs.
+        gain_known = 0.15
+        return half < gain_known and not abs(top.mean - standing.mean) < half
 
     # Hopes.
 
-    def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
+    def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """A closed loop keeps the device busy: what its batches held, and how many rows were done, are a reading."""
         super()._learn(contender, run, measured)
         if run.full or run.clients is None or measured is None or run.error_ratio > 0.1:
@@ -474,11 +467,14 @@ class FixedLoadSearch(Search):
         finite_s = self._limit_s if math.isfinite(self._limit_s) else 1.0
         under_way = rate * finite_s / 2 if self._clients is None else self._clients
         batch_s = self.batch_s(min(contender.rows, max(under_way, 1.0) * self._rows))
-        factor = FRESH_FACTOR if fresh else 1.0
+        # A run lasts so many batches or requests, or so long, whichever is longest; a fresh run twice as long.
+        fresh_factor = 2.0
+        factor = fresh_factor if fresh else 1.0
         wanted = factor * max(BATCHES * batch_s, REQUESTS / rate if self._clients is None else 0.0, RUN_S)
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
-        return min(wanted, max(RUN_SHARE * self.budget_s, RUN_BATCHES_MIN * batch_s))
+        run_batches_min = 3
+        return min(wanted, max(RUN_SHARE * self.budget_s, run_batches_min * batch_s))
 
     def _cost_s(self, contender: Contender, *, fresh: bool = False) -> float:
         load = self.scenario.load

@@ -19,10 +19,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from sqlalchemy.exc import SQLAlchemyError
 
 from batchtune.errors import UsageError
+from batchtune.plain_values import is_number
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
-from batchtune.tune.search.search import Search
+from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
@@ -136,16 +137,12 @@ def _point(contender: Contender, search: Search) -> dict[str, Any]:
     point = contender.point or {}
     for name in search.contenders.values.keys() - point.keys():
         point = {**point, name: in_force(contender.configuration, name, cpus=search.scenario.target.cpus)}
-    return {name: value if _is_number(value) else str(value) for name, value in point.items()}
+    return {name: value if is_number(value) else str(value) for name, value in point.items()}
 
 
 def _distribution(values: Sequence[Any]) -> BaseDistribution:
     """Of numbers their range; of words, or of both, each of them."""
-    if not all(map(_is_number, values)):
+    if not all(map(is_number, values)):
         return CategoricalDistribution(list(dict.fromkeys(values)))
     kind = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution
     return kind(min(values), max(values))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -15,44 +15,16 @@ from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.live import LiveAggregate
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
-from batchtune.target.triton.target import TritonTarget
+from batchtune.target.triton.triton_target import TritonTarget
 from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
 WAIT_S: Final = 0.25
-
-
-class Nodes(Protocol):
-    """Whatever can run several trials at once, one on each node."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The nodes that are left; empty: one server, which has no name."""
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
-
-        Raises:
-            MeasurementInvalidError: no node is left.
-        """
-
-
-class OneServer:
-    """Nodes where there is one server: one trial after another."""
-
-    names: Sequence[str] = ()
-
-    def __init__(self, bench: TrialBench) -> None:
-        self._bench = bench
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        for plan in plans:
-            yield self._bench.run(plan)
 
 
 class NodeBenches:
@@ -123,9 +95,6 @@ class NodeBenches:
 # The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same
 # for all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).
 
-ENDING_S = 5.0
-"""How long a trial in flight may take to end once its server is gone."""
-
 
 class NodeStation:
     """A node's server under test; `open` before anything else runs, `close` ends everything."""
@@ -186,8 +155,9 @@ class NodeStation:
         """Stop the server and the load; a trial in flight fails by that."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
         if self._running is not None:
-            wait([self._running.trial], ENDING_S)
+            wait([self._running.trial], ending_s)
 
     def _note(self, _plan: Plan, live: LiveAggregate) -> None:
         if self._running is not None:
@@ -217,14 +187,13 @@ class _RunningTrial:
         raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error
 
 
-LOOK_STEP_S: Final = 0.25
 LONG_CALL_LIMIT_S: Final = 120.0
 """Starting a node's load process, and moving the samples of a trial: 49 bytes a request."""
 
 KEY: Final = "search.parallel"
 
 
-class Station(Protocol):
+class RemoteNode(Protocol):
     """What a head asks of a node: the methods of `NodeStation`."""
 
     def place(self) -> Place: ...
@@ -279,7 +248,7 @@ class RayNodes:
 
 
 class _RayStation:
-    """A Station by way of an actor's calls."""
+    """A RemoteNode by way of an actor's calls."""
 
     def __init__(self, actor: RayActor) -> None:
         self._actor = actor
@@ -318,7 +287,7 @@ class ServerNodes(NodeBenches):
     def __init__(
         self,
         scenario: Scenario,
-        stations: Sequence[Station],
+        stations: Sequence[RemoteNode],
         *,
         gpus: float = 0.0,
         on_event: Callable[[str], None] = lambda _text: None,
@@ -363,7 +332,7 @@ class ServerNodes(NodeBenches):
 class _NodeTrials:
     """The trials of one node, waited for."""
 
-    def __init__(self, station: Station, *, sleep: Callable[[float], None]) -> None:
+    def __init__(self, station: RemoteNode, *, sleep: Callable[[float], None]) -> None:
         self._station = station
         self._sleep = sleep
         self.live: tuple[Plan, LiveAggregate] | None = None
@@ -371,6 +340,7 @@ class _NodeTrials:
 
     def run(self, plan: Plan) -> FinishedTrial:
         self._station.begin(plan)
+        look_step_s = 0.25
         while not self.closed:
             progress = self._station.look()
             if progress.ended:
@@ -378,7 +348,7 @@ class _NodeTrials:
                 return self._station.result()
             if progress.live is not None:
                 self.live = plan, progress.live
-            self._sleep(LOOK_STEP_S)
+            self._sleep(look_step_s)
         raise HostLostError("the sweep has ended")
 
 

@@ -12,21 +12,20 @@ from typing import Any, Final
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
-from batchtune.tune.loader import Fleet, Target
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
+from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan, TrialBench
+from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.fixed_load import search_of
-from batchtune.tune.search.search import Search
-from batchtune.tune.sweep.ray_nodes import Nodes, OneServer
-from batchtune.tune.trials.out_of_memory import out_of_memory
+from batchtune.tune.search.search_loop import Search
+from batchtune.tune.trials.failures import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
-from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
+    SearchSummary,
     Source,
     Trial,
     TrialRequest,
@@ -82,20 +81,14 @@ def phase_of(source: Source) -> str:
     return _PHASES.get(source, "comparing")
 
 
-FAILURES_MAX = 3
-"""So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""
-
 FAILURES_TO_END = 6
 """The search ends after so many failed trials in a row: a size that fails may follow others that do."""
-
-SURE_BATCHES = 600
-"""Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some batches."""
 
 
 def sweep(
     scenario: Scenario,
     target: Target,
-    fleet: Fleet | Mapping[str, Fleet],
+    fleet: LoadGenerator | Mapping[str, LoadGenerator],
     *,
     finished: Sequence[Trial] = (),
     watcher: Watcher = NOBODY,
@@ -194,6 +187,8 @@ class _Sweep:
         plans = [self._plan(ask, first + turn) for turn, ask in enumerate(asks)]
         self.report(plans[0], None)
         attempts = nodes.run_all(plans)
+        # So many failed trials, and none that worked, mean that it is not the configurations that are at fault.
+        failures_max = 3
         while True:
             started_s = self._now_s()
             done = next(attempts, None)
@@ -206,9 +201,9 @@ class _Sweep:
             self._set_budget()
             self._failures = 0 if self._tells_something(trial) else self._failures + 1
             yield replace(done, trial=trial)
-            if self._failures >= FAILURES_MAX and not self._worked():
+            if self._failures >= failures_max and not self._worked():
                 raise TargetError(
-                    f"{FAILURES_MAX} trials in a row failed; the last: {trial.failure}",
+                    f"{failures_max} trials in a row failed; the last: {trial.failure}",
                     hint="the failed trials are in the ledger; see whether the server works by hand",
                 )
 
@@ -272,7 +267,10 @@ class _Sweep:
 
 def usual_budget_s(batch_s: float) -> float:
     """What a sweep may take where nobody says, for a server whose batches take so long."""
-    return min(max(DEFAULT_TIME_BUDGET_S, SURE_BATCHES * batch_s), TIME_BUDGET_MAX_S)
+    # Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some
+    # batches.
+    sure_batches = 600
+    return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)
 
 
 def _given_budget_s(scenario: Scenario) -> float:
@@ -281,22 +279,6 @@ def _given_budget_s(scenario: Scenario) -> float:
 
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-TIMEOUTS_MICROS: Final = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
-THREADS: Final = (1, 2, 4, 8)
-
-QUICK_BUDGET_S: Final = 90.0
-"""Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes."""
-_QUICK_TIMES: Final = {"warm_up": "500ms", "duration": "2s"}
-"""Of such a trial; of a slower model they follow from its speed."""
-_QUICK_BATCHES: Final = 5
-_QUICK_REQUESTS: Final = 100
-"""Batches of the largest size, and requests, that two seconds must hold."""
-
-_TIMEOUTS_MOST: Final = 6
-_FEW_SIZES: Final = 4
-"""Sizes and timeouts that are tried whatever the limit."""
-_QUEUED_BATCHES: Final = 100
-"""The server's own 10 refuse a burst that 100 would answer in time."""
 
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
@@ -311,16 +293,21 @@ def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}
+    # Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes.
+    quick_budget_s = 90.0
     if not scenario.search.budget_is_given:
-        search["budget"] = {"time": _whole(QUICK_BUDGET_S if quick else usual_budget_s(pace.lone_s))}
+        search["budget"] = {"time": _whole(quick_budget_s if quick else usual_budget_s(pace.lone_s))}
     if "space" not in scenario.search.model_fields_set:
         search["grow"] = True
         search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
     load: dict[str, Any] = {}
+    # Of such a trial; of a slower model they follow from its speed.
+    quick_times = {"warm_up": "500ms", "duration": "2s"}
     if quick and not {"warm_up_s", "duration_s"} & scenario.load.model_fields_set:
-        load = dict(_QUICK_TIMES)
+        load = dict(quick_times)
     named = {*scenario.search.space, *scenario.fixed}
-    fixed = {} if "max_enqueued_batches" in named else {"max_enqueued_batches": _QUEUED_BATCHES}
+    queued_batches = 100  # The server's own 10 refuse a burst that 100 would answer in time.
+    fixed = {} if "max_enqueued_batches" in named else {"max_enqueued_batches": queued_batches}
     return {"load": load, "search": search, "fixed": fixed}
 
 
@@ -340,29 +327,33 @@ def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
     most = math.inf if clients is None else clients * rows
     sizes = [rows * size for size in SIZES]
     useful = [size for size in sizes if 2.0 * pace.batch_s(size) <= limit_s]
-    return [size for size in sizes if size <= max([*useful, sizes[_FEW_SIZES - 1]]) and size <= most] or [
-        rows
-    ]
+    few_sizes = 4  # Sizes and timeouts that are tried whatever the limit.
+    return [size for size in sizes if size <= max([*useful, sizes[few_sizes - 1]]) and size <= most] or [rows]
 
 
 def _timeouts(pace: Pace, limit_s: float) -> list[int]:
     """From none to a quarter of the limit; those that a model of this speed does not notice are left out."""
     longest_s = min(limit_s / 4.0, max(10e-3, 2.0 * pace.lone_s))
-    waiting = [micros for micros in TIMEOUTS_MICROS if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
-    return [0, *[micros for micros in waiting if micros][-_TIMEOUTS_MOST + 1 :]]
+    timeouts_micros = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
+    waiting = [micros for micros in timeouts_micros if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
+    timeouts_most = 6
+    return [0, *[micros for micros in waiting if micros][-timeouts_most + 1 :]]
 
 
 def _threads(scenario: Scenario) -> list[int]:
     """Up to twice the CPUs that the server has."""
     cpus = scenario.target.cpus
-    return [count for count in THREADS if cpus is None or count <= max(2 * len(cpus), 2)]
+    threads = (1, 2, 4, 8)
+    return [count for count in threads if cpus is None or count <= max(2 * len(cpus), 2)]
 
 
 def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) -> bool:
     """Whether two seconds hold batches and requests enough for a trial."""
     batch_s = pace.batch_s(space["max_batch_size"][-1])
     rate_rps = scenario.load.rate_rps or math.inf
-    return max(_QUICK_BATCHES * batch_s, _QUICK_REQUESTS / rate_rps) <= 2.0
+    quick_batches = 5
+    quick_requests = 100  # Batches of the largest size, and requests, that two seconds must hold.
+    return max(quick_batches * batch_s, quick_requests / rate_rps) <= 2.0
 
 
 def _whole(seconds: float) -> str:

@@ -32,11 +32,6 @@ PROBE_BATCHES = 4
 RUN_BATCHES, RUN_BATCHES_MIN = 5, 2
 """Batches in the measured part of a run, at least; where the budget of time leaves no room for more."""
 
-RUN_REQUESTS = 100
-"""Requests of a run of an open loop, at least: 72 independent ones bound p95."""
-
-RUN_SHARE = 1 / 12
-"""A load that is longer than the scenario's takes at most this share of the budget."""
 
 TIME_BUDGET_MAX_S = 1800.0
 """The budget where nobody gives one and the server is slow."""
@@ -44,9 +39,6 @@ TIME_BUDGET_MAX_S = 1800.0
 TIMEOUT_TURNS, TIMEOUT_MAX_S = 3.0, 600.0
 """Where the scenario says nothing a request may take as many times as long as the last in the queue should, and no
 longer than this: a server that hangs is to be noticed."""
-
-LONE_TIMEOUT_S = 60.0
-"""The first request, of a server of unknown speed, is waited for this long where the scenario says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +79,7 @@ SIDE_BY_SIDE: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class RunTimes:
     """Of one load, in seconds: what is thrown away, what counts, how long an answer is waited for.
 
     `batch_s` is what a batch of it is expected to take, `turn_s` how long the last in the queue waits.
@@ -147,7 +139,7 @@ def times_of(
     clients: int | None = None,
     rate_rps: float | None = None,
     short_s: float | None = None,
-) -> Times:
+) -> RunTimes:
     """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
 
     `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
@@ -163,23 +155,26 @@ def times_of(
         warm_up_s = min(warm_up_s, PROBE_WARM_UP_S)
     if short_s is not None or "warm_up_s" not in load.model_fields_set:
         warm_up_s = max(warm_up_s, WARM_UP_BATCHES * batch_s)
+    run_requests = 100  # Requests of a run of an open loop, at least: 72 independent ones bound p95.
     if short_s is not None:
         duration_s = short_s if closed is None else max(short_s, PROBE_BATCHES * batch_s)
     else:
         duration_s = load.duration_s
         if "duration_s" not in load.model_fields_set and load.arrivals not in {"ramp", "steps", "trace"}:
-            requests_s = RUN_REQUESTS / rate_rps if rate_rps else 0.0
+            requests_s = run_requests / rate_rps if rate_rps else 0.0
             wanted_s = min(max(RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, RUN_BATCHES_MIN * batch_s)
     in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
+    # The first request, of a server of unknown speed, is waited for this long where the scenario says nothing.
+    lone_timeout_s = 60.0
     if "timeout_s" not in scenario.request.model_fields_set:
         patience_s = TIMEOUT_TURNS * turn_s
         if math.isnan(pace.lone_s):
-            patience_s = LONE_TIMEOUT_S
+            patience_s = lone_timeout_s
         timeout_s = max(timeout_s, min(patience_s, TIMEOUT_MAX_S))
-    return Times(
+    return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
 
@@ -188,7 +183,8 @@ def _most_s(scenario: Scenario) -> float:
     """The longest load that leaves time for others, where it is not the scenario's own."""
     search = scenario.search
     budget_s = search.time_budget_s if search.budget_is_given else None
-    return RUN_SHARE * (budget_s or TIME_BUDGET_MAX_S)
+    run_share = 1 / 12  # A load that is longer than the scenario's takes at most this share of the budget.
+    return run_share * (budget_s or TIME_BUDGET_MAX_S)
 
 
 def _batch_rows(

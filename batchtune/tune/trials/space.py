@@ -18,7 +18,7 @@ from batchtune.batching.parameters import (
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search import ListSpace, RangeSpace
+from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 
 _SIZE = "max_batch_size"
 _DEFAULTS: Mapping[str, Any] = {
@@ -27,9 +27,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES,
 }
 
-
-STREAM_CLIENTS = 64
-"""Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences."""
 
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that keep a server without batching busy."""
@@ -174,8 +171,10 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     """Clients of a closed loop that keep every batch full: two batches for each thread; 16 without batching."""
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
+    # Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences.
+    stream_clients = 64
     if scenario.streams and "max_batch_size" not in {name for name, _, _ in configuration.words}:
-        return STREAM_CLIENTS
+        return stream_clients
     requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
     threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

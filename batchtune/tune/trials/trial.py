@@ -10,12 +10,12 @@ from typing import Any, Literal
 from batchtune.batching.parameters import Configuration
 from batchtune.load.record.samples import Samples
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import fields_to_plain, from_plain
+from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import check_version, fields_to_plain, from_plain
 from batchtune.target.telemetry import ServerActivity
 
 SCHEMA_VERSION = 1
-"""Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
+"""Of one line of trials.jsonl, and of search.json; raised when an older reader would misread a newer line."""
 
 Source = Literal[
     "present",
@@ -183,10 +183,7 @@ class Trial:
         Raises:
             ValueError: another schema version, a key that is missing, or a value of the wrong type.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
+        check_version(values, SCHEMA_VERSION)
         try:
             # An older ledger has these names in capitals, and those of the errors not.
             texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
@@ -298,3 +295,52 @@ def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
     """The trials that count: of one that was repeated and its repeats the last."""
     superseded = {trial.repeat_of for trial in trials}
     return [trial for trial in trials if trial.number not in superseded]
+
+
+# What a sweep says of itself when it ends; kept beside the ledger, which holds what was measured.
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchSummary:
+    """How a space was searched.
+
+    `plan`: what the budget was divided into, before it was spent. `proposals`: runs by who named the configuration.
+    `curve`: seconds of a batch by its rows, as the search read them. `nodes`: those that ran trials at once; "": there
+    was one server.
+    """
+
+    strategy: str
+    stop_reason: str = ""
+    space_size: int = 0
+    plan: str = ""
+    proposals: Mapping[str, int] = field(default_factory=dict)
+    curve: Mapping[int, float] = field(default_factory=dict)
+    nodes: str = ""
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    trials_by_phase: Mapping[str, int] = field(default_factory=dict)
+
+    def continuing(self, earlier: SearchSummary) -> SearchSummary:
+        """Of a sweep that went on where `earlier` ended: the time of both counts, the rest is of all trials anyway."""
+        phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
+        spent = {
+            phase: earlier.seconds_by_phase.get(phase, 0.0) + self.seconds_by_phase.get(phase, 0.0)
+            for phase in phases
+        }
+        return replace(self, seconds_by_phase=spent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SearchSummary:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version, a value of the wrong type, or no summary at all.
+        """
+        check_version(values, SCHEMA_VERSION)
+        try:
+            return from_plain(cls, values)
+        except TypeError as error:
+            raise ValueError(f"not a summary of a search: {error}") from error

@@ -26,15 +26,14 @@ from batchtune.twin.calibration.least_squares import (
     simulated,
     solve_again,
 )
-from batchtune.twin.calibration.parameters import FitRun, fit_run_of, law_of, merged, with_load
-from batchtune.twin.model.length_cost import fit_length_cost
+from batchtune.twin.calibration.twin_parameters import FitRun, fit_run_of, law_of, merged, with_load
 from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.service_time import fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import NEAR_SATURATION, FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
 from batchtune.units import percentage, rounded_duration
 
-FOLDS_MAX: Final = 10
 FEWEST: Final = 4
 ENOUGH: Final = 0.75
 
@@ -50,7 +49,8 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
     if len(groups) < FEWEST:
         return FitError(p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, left_out=0)
     pairs_by_target: dict[str, list[tuple[float, float]]] = {"p95": [], "throughput": []}
-    folds = [groups[start::FOLDS_MAX] for start in range(min(FOLDS_MAX, len(groups)))]
+    folds_max = 10
+    folds = [groups[start::folds_max] for start in range(min(folds_max, len(groups)))]
     for fold in folds:
         away = {id(run) for group in fold for run in group}
         kept = [(run, slopes) for run, slopes in zip(runs, full.slopes, strict=True) if id(run) not in away]
@@ -112,15 +112,6 @@ def _error(pairs_by_target: dict[str, list[tuple[float, float]]], *, left_out: i
     )
 
 
-FEWEST_REQUESTS = 3
-"""Of a lone client; of a closed loop each client must have been answered once."""
-
-FEWEST_REQUESTS_OPEN = 20
-"""Of an open loop, whose few arrivals say as much of chance as of the server."""
-
-ROUNDS = 4
-"""So many answers of each client are asked of a run that is too short."""
-
 MOST_ERRORS_RATIO = 0.01
 
 Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
@@ -135,9 +126,6 @@ _WORDS: Final[Mapping[Unusable, str]] = {
 
 READINGS = 30
 """That fit about as well: the ends of a 95 % interval are the second from below and from above."""
-
-MOST_OBSERVATIONS = 40
-"""Of a longer ledger the latest count: the server that is to be predicted is the one of now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +168,9 @@ def unusable_for(observation: Observation) -> Unusable | None:
         return "client"
     if clients is None and measured.offered_rps is None:
         return "no load"
-    fewest = FEWEST_REQUESTS_OPEN if clients is None else max(FEWEST_REQUESTS, clients)
+    fewest_requests_open = 20  # Of an open loop, whose few arrivals say as much of chance as of the server.
+    fewest_requests = 3  # Of a lone client; of a closed loop each client must have been answered once.
+    fewest = fewest_requests_open if clients is None else max(fewest_requests, clients)
     answered = measured.throughput_rps.value > 0.0 and math.isfinite(measured.latency_s["p50"].value)
     return None if measured.requests >= fewest and answered else "few answers"
 
@@ -205,7 +195,9 @@ def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
 
 
 def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
-    used = [observation for observation in observations if usable(observation)][-MOST_OBSERVATIONS:]
+    # Of a longer ledger the latest count: the server that is to be predicted is the one of now.
+    most_observations = 40
+    used = [observation for observation in observations if usable(observation)][-most_observations:]
     if not used:
         raise _nothing_usable(observations)
     traffics = [observation.traffic for observation in used]
@@ -233,6 +225,7 @@ def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
 def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusable]) -> str:
     if not reasons:
         return "measure some configurations in closed loops"
+    rounds = 4  # So many answers of each client are asked of a run that is too short.
     match reasons.most_common(1)[0][0]:
         case "few answers":
             means_s = [observation.measurement.latency_mean_s for observation in observations]
@@ -241,7 +234,7 @@ def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusa
                 return "no request was answered in time: give a longer load.duration and search.budget.time"
             return (
                 f"requests took up to {rounded_duration(slowest_s)}: give a load.duration of "
-                f"{rounded_duration(ROUNDS * slowest_s)} or more, and a search.budget.time for a dozen of such runs"
+                f"{rounded_duration(rounds * slowest_s)} or more, and a search.budget.time for a dozen of such runs"
             )
         case "errors":
             return "see why the requests failed; where they only took too long, raise request.timeout"

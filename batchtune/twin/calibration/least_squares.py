@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.calibration.parameters import (
+from batchtune.twin.calibration.twin_parameters import (
     CONTENTION,
     SCALARS,
     THROUGHPUT_BETWEEN_SD,
@@ -24,25 +24,8 @@ from batchtune.twin.calibration.parameters import (
 )
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError, enough_requests, play
-from batchtune.twin.simulator.summary import Summary
+from batchtune.twin.simulator.replica import Summary
 
-EVALUATIONS_AGAIN: Final = 3
-"""Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution of all."""
-
-CONVERGED: Final = 0.003
-"""A step that gains less than this share of the sum of squares is the last."""
-
-SOFTENED_SD: Final = 1.5
-"""Standard deviations from which a residual's square grows more like its size (`loss="soft_l1"`)."""
-
-FIT_REQUESTS: Final = (2_000, 8_000)
-"""Fewest and most requests of a simulation within the fit."""
-
-_GOLDEN: Final = 0.6180339887498949
-"""Multiples of it fill the interval from 0 to 1 evenly, however many there are."""
-
-_STEP: Final = 0.12
-_FACTOR_STEP: Final = 0.04
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
 
 
@@ -99,7 +82,9 @@ def solve_again(
 ) -> Fitted:
     """Least squares of fewer measurements from the solution of all, with its slopes."""
     together = np.concatenate(slopes)
-    fitted = _least_squares(law, runs, near.theta, lambda _: together, evaluations=EVALUATIONS_AGAIN)
+    # Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution
+    # of all.
+    fitted = _least_squares(law, runs, near.theta, lambda _: together, evaluations=3)
     return law.reading(_theta(law, fitted.x))
 
 
@@ -114,13 +99,15 @@ def _least_squares(
     """By the law's own deviations from its start, so that the prior of each parameter weighs one."""
     from scipy.optimize import least_squares
 
+    # A step that gains less than this share of the sum of squares is the last.
+    # Standard deviations from which a residual's square grows more like its size (`loss="soft_l1"`).
     return least_squares(
         lambda moved: np.concatenate([_residuals(law, _theta(law, moved), runs), moved]),
         (start - law.start) / law.sd,
         jac=lambda moved: np.vstack([slopes_at(_theta(law, moved)) * law.sd, np.eye(len(moved))]),
         loss="soft_l1",
-        f_scale=SOFTENED_SD,
-        ftol=CONVERGED,
+        f_scale=1.5,
+        ftol=0.003,
         max_nfev=evaluations,
     )
 
@@ -141,9 +128,11 @@ def readings_around(
     run_sd = max([THROUGHPUT_BETWEEN_SD, *known])
     up_to = np.cumsum(_likely(solutions))
     fits = []
+    # Multiples of it fill the interval from 0 to 1 evenly, however many there are.
+    golden = 0.6180339887498949
     for at in range(count):
         solution = solutions[
-            min(int(np.searchsorted(up_to, at * _GOLDEN % 1.0, side="right")), len(up_to) - 1)
+            min(int(np.searchsorted(up_to, at * golden % 1.0, side="right")), len(up_to) - 1)
         ]
         root = np.linalg.cholesky(solution.covariance + 1e-12 * np.eye(len(solution.theta)))
         theta = solution.theta + root @ rng.standard_normal(len(solution.theta))
@@ -186,7 +175,8 @@ def _logs(played: Summary) -> dict[str, NDArray[np.float64]]:
 
 
 def _requests(run: FitRun) -> int:
-    fewest, most = FIT_REQUESTS
+    fit_requests = (2_000, 8_000)  # Fewest and most requests of a simulation within the fit.
+    fewest, most = fit_requests
     return int(min(max(enough_requests(run.batcher, run.traffic) // 2, fewest), most))
 
 
@@ -197,7 +187,9 @@ def _residuals(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> 
 
 def _slopes(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> list[NDArray[np.float64]]:
     """Of the residuals of each measurement, (targets, parameters)."""
-    sizes = np.where(np.arange(len(theta)) < SCALARS, _STEP, _FACTOR_STEP)
+    factor_step = 0.04
+    step = 0.12
+    sizes = np.where(np.arange(len(theta)) < SCALARS, step, factor_step)
     readings = [law.reading(theta)]
     for at in range(len(theta)):
         moved = theta.copy()

@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from batchtune.twin.model.length_cost import LengthCost
-from batchtune.twin.model.service_time import ServiceTime
+from batchtune.twin.model.service_time import LengthCost, ServiceTime
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
 

@@ -13,11 +13,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-KNOTS_PER_OCTAVE = 3
-"""Batch sizes nearer to each other than this are pooled into one knot."""
-
-FEWEST_BATCHES = 3
-"""A size that was run fewer times than this tells nothing, unless no size was run more often."""
+from batchtune.target.telemetry import ServerActivity
+from batchtune.twin.model.traffic import Traffic
 
 LEAST_SHARE = 0.2
 """Below the smallest size measured a batch takes at least this share of that size's time."""
@@ -71,15 +68,18 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
     Raises:
         ValueError: no batch was timed.
     """
-    counted = [size for size in timed if size[1] > 0.0 and size[2] >= FEWEST_BATCHES]
+    # A size that was run fewer times than this tells nothing, unless no size was run more often.
+    fewest_batches = 3
+    counted = [size for size in timed if size[1] > 0.0 and size[2] >= fewest_batches]
     counted = counted or [size for size in timed if size[1] > 0.0 and size[2] > 0.0]
     if not counted:
         raise ValueError("no batch was timed")
     from scipy.optimize import isotonic_regression
 
     bins: dict[int, list[tuple[float, float, float]]] = {}
+    knots_per_octave = 3  # Batch sizes nearer to each other than this are pooled into one knot.
     for size in counted:
-        bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(size[0], 1.0))), []).append(size)
+        bins.setdefault(round(knots_per_octave * math.log2(max(size[0], 1.0))), []).append(size)
     points = []
     for members in bins.values():
         weight = sum(batches for _, _, batches in members)
@@ -95,3 +95,82 @@ def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]
     """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
     rows = sorted(set(sizes))
     return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * size for size in rows))
+
+
+# How much longer does a batch take whose longest request is longer?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCost:
+    """τ(b, L) = fixed + b · (per row + per element · L), of which only the shares count: a `ServiceTime` says how long
+    batches of one queue take. `longest`: the longest of their 1, 2, 4, … rows, on the mean."""
+
+    fixed_s: float
+    per_row_s: float
+    per_element_s: float
+    longest: tuple[float, ...]
+
+    def usual(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The longest of so many rows of one queue, on the mean."""
+        return np.interp(np.log2(np.maximum(rows, 1.0)), np.arange(len(self.longest)), self.longest)
+
+    def share(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By what share of the usual time a batch of so many rows takes longer for each unit of length."""
+        per_length_s = rows * self.per_element_s
+        whole_s = self.fixed_s + rows * self.per_row_s + per_length_s * self.usual(rows)
+        return np.asarray(per_length_s / np.maximum(whole_s, 1e-12))
+
+    def slower(self, rows: float, longest: float) -> float:
+        """How many times as long such a batch takes as one of so many rows usually does."""
+        sizes = np.array([rows])
+        return float(1.0 + self.share(sizes)[0] * (longest - self.usual(sizes)[0]))
+
+
+def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> LengthCost | None:
+    """From what the server told of each length bucket: batches, rows, elements computed and execution time.
+
+    None where it told nothing, or all batches were about as long. The times of batches that ran beside others are as
+    good as any, as long as all did: only shares count.
+    """
+    points = np.array([point for server in servers for point in _told(server)])
+    if not len(points) or not traffic.lengths:
+        return None
+    rows, elements, sent, seconds, batches = points.T
+    # A unit of length may be several elements: of several inputs, or of vectors.
+    per_length = max(
+        round(float(np.sum(sent * batches) / np.sum(rows * batches) / np.mean(traffic.lengths))), 1
+    )
+    elements = elements / per_length
+    longest = elements / rows
+    # The longest requests of some batches must be this many times as long as those of others, on the mean.
+    told_apart = 1.2
+    if longest.max() < told_apart * longest.min():
+        return None
+    design = np.stack([np.ones_like(rows), rows, elements], axis=1)
+    weights = np.sqrt(batches) / seconds
+    from scipy.optimize import nnls
+
+    fixed_s, per_row_s, per_element_s = nnls(design * weights[:, np.newaxis], seconds * weights)[0].tolist()
+    octaves = 13
+    return LengthCost(
+        fixed_s=fixed_s,
+        per_row_s=per_row_s,
+        per_element_s=per_element_s,
+        longest=tuple(traffic.mean_longest((), float(1 << octave)) for octave in range(octaves)),
+    )
+
+
+def _told(server: ServerActivity) -> list[tuple[float, ...]]:
+    """(rows, elements, elements sent, seconds, batches), all but the last of one batch on the mean, by bucket."""
+    points = []
+    fewest_batches = 10
+    for bucket, batches in server.bucket_batches.items():
+        rows, micros = server.bucket_rows.get(bucket, 0), server.bucket_execution_micros.get(bucket, 0)
+        sent, padding = (
+            server.bucket_sent_elements.get(bucket, 0),
+            server.bucket_padding_elements.get(bucket, 0),
+        )
+        if batches >= fewest_batches and rows and sent and micros:
+            whole = (rows, sent + padding, sent, micros / 1e6)
+            points.append((*(value / batches for value in whole), float(batches)))
+    return points

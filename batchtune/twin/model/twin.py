@@ -10,30 +10,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.plain_values import to_plain
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Summary
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.summary import Summary
 from batchtune.units import percentage, rounded
 
-FEWEST_REQUESTS = 4_000
 MOST_REQUESTS = 40_000
 
 BATCHES = 150
 """Batches of the largest size that a simulation should see; requests of one batch are not independent."""
 
 WARM_UP_SHARE = 0.1
-
-_MANY_REFUSED_RATIO = 0.2
-_LONGER_WHEN_REFUSED = 20
-"""Clients of a closed loop that are refused come again at once, and use up a simulation's requests in no time."""
-
-MOST_REQUESTS_OF_POOL = 100_000
-"""Several replicas all count for the quantile, so that each need not see as many."""
 
 
 def play(
@@ -52,13 +43,19 @@ def play(
     begin while the first request runs: N of them that fit into a batch then go round in two halves for ever, as they
     do with a real server. Sent at one instant they would all join the first batch, and every one after it.
     """
-    count = requests or min(replicas * enough_requests(batcher, traffic), MOST_REQUESTS_OF_POOL)
+    # Several replicas all count for the quantile, so that each need not see as many.
+    most_requests_of_pool = 100_000
+    count = requests or min(replicas * enough_requests(batcher, traffic), most_requests_of_pool)
+    many_refused_ratio = 0.2
+    # Clients of a closed loop that are refused come again at once, and use up a simulation's requests in no
+    # time.
+    longer_when_refused = 20
     if traffic.clients is not None:
         warm_up_s = _closed_warm_up_s(batcher, traffic, devices[0], count)
         played = _play_closed(batcher, traffic, devices, count, quantiles, warm_up_s, replicas, routing)
-        if np.all(played.error_ratio < _MANY_REFUSED_RATIO):
+        if np.all(played.error_ratio < many_refused_ratio):
             return played
-        count *= _LONGER_WHEN_REFUSED
+        count *= longer_when_refused
         return _play_closed(batcher, traffic, devices, count, quantiles, 0.0, replicas, routing)
     due_s = traffic.due_s(count)
     return open_summary(
@@ -115,7 +112,8 @@ def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
     of_clients = 40 * (traffic.clients or 0)
     if traffic.clients is not None:
         of_batches = min(of_batches, BATCHES * traffic.clients)
-    return int(min(max(of_batches, of_clients, FEWEST_REQUESTS), MOST_REQUESTS))
+    fewest_requests = 4_000
+    return int(min(max(of_batches, of_clients, fewest_requests), MOST_REQUESTS))
 
 
 def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count: int) -> float:
@@ -126,9 +124,6 @@ def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count:
     per_batch_s = float(device.tau_s[rows]) / max(batcher.batch_threads, 1)
     return WARM_UP_SHARE * count * traffic.mean_rows / rows * per_batch_s
 
-
-RELIABLE_BELOW: Final = 0.30
-"""A mean error on trials left out, from which on nothing that the twin says is to be relied on."""
 
 SHOWN: Final = ("p50", "p95", "p99")
 """Latencies that every prediction tells; those of limits come besides."""
@@ -210,7 +205,9 @@ class Twin:
     @property
     def reliable(self) -> bool:
         """Whether trials left out were predicted well; so few that none could be left out are no reason for doubt."""
-        return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= RELIABLE_BELOW
+        # A mean error on trials left out, from which on nothing that the twin says is to be relied on.
+        reliable_below = 0.30
+        return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= reliable_below
 
     def predict(
         self,

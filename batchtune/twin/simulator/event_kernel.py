@@ -104,8 +104,6 @@ REPLICA = np.dtype(
 )
 SENT, PARTS, BATCHES, STARTED, ROUTED = range(5)
 NONE = -1
-REFUSAL_S = 1e-4
-"""How soon at the earliest a refused client of a closed loop sends again: a loop without it would never move on."""
 
 
 class World(NamedTuple):
@@ -364,8 +362,11 @@ def _offer(world: World, index: int, request: int, now_s: float) -> None:
     replica = world.replicas[index]
     replica.in_flight -= 1
     world.requests[request].latency_s = math.inf
+    # How soon at the earliest a refused client of a closed loop sends again: a loop without it would never move
+    # on.
+    refusal_s = 1e-4
     if world.planned < len(world.requests):
-        _send_again(world, index, request, now_s + max(world.half_front_s + world.delay_s, REFUSAL_S))
+        _send_again(world, index, request, now_s + max(world.half_front_s + world.delay_s, refusal_s))
 
 
 @compiled_part

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.summary import Summary, summarise
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows, Summary, summarise
 
 
 def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
@@ -35,7 +34,7 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
     each device. Raises ValueError for due times out of order and for requests without rows.
     """
-    from batchtune.twin.simulator.run import OpenTraffic, run_early, run_open
+    from batchtune.twin.simulator.simulation import OpenTraffic, run_early, run_open
 
     traffic = OpenTraffic(
         due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
@@ -65,7 +64,7 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     They begin one after another over `spread_s`. A refused client sends again after the front end and the delay, at
     the earliest after 0.1 ms.
     """
-    from batchtune.twin.simulator.run import ClosedTraffic, run_closed
+    from batchtune.twin.simulator.simulation import ClosedTraffic, run_closed
 
     traffic = ClosedTraffic(
         clients=clients,

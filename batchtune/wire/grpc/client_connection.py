@@ -16,7 +16,7 @@ from batchtune.wire.grpc.prepared_call import (
     HEADER_LIST_BYTES,
     OPENING,
     PLAIN_HEAD,
-    Answer,
+    CollectedAnswer,
     PreparedCall,
     ResponseHead,
     known_heads,
@@ -51,7 +51,7 @@ class ClientStreams:
         self, flow: OutgoingFlow, out: list[bytes], on_done: OnDone, *, message_bytes_max: int
     ) -> None:
         self.tags: dict[int, int] = {}
-        self.bodies: dict[int, bytes | Answer | None] = {}
+        self.bodies: dict[int, bytes | CollectedAnswer | None] = {}
         self._flow = flow
         self._out = out
         self._on_done = on_done
@@ -62,13 +62,13 @@ class ClientStreams:
         if stream_id in self.bodies or not head.http_status:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
         if not head.informational:
-            self.bodies[stream_id] = Answer(head, self._message_bytes_max)
+            self.bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def feed(self, flags: int, stream_id: int, payload: bytes) -> None:
         """Take DATA of a stream with headers: in pieces, compressed or ending the stream."""
         body = self.bodies[stream_id]
-        if not isinstance(body, Answer):
-            answer = Answer(PLAIN_HEAD, self._message_bytes_max)
+        if not isinstance(body, CollectedAnswer):
+            answer = CollectedAnswer(PLAIN_HEAD, self._message_bytes_max)
             if isinstance(body, bytes):
                 answer.add_message(body)
             self.bodies[stream_id] = body = answer
@@ -82,17 +82,17 @@ class ClientStreams:
             self._out.append(h2.window_update_frame(stream_id, body.unacknowledged_bytes))
             body.unacknowledged_bytes = 0
 
-    def end(self, stream_id: int, body: bytes | Answer | None, head: ResponseHead) -> None:
+    def end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
         """Take the header block that ends an answer which is not simply OK with one message."""
-        if isinstance(body, Answer):
+        if isinstance(body, CollectedAnswer):
             self._settle(stream_id, body, head)
             return
-        answer = Answer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
+        answer = CollectedAnswer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
         if body is not None:
             answer.add_message(body)
         self._settle(stream_id, answer, head)
 
-    def _settle(self, stream_id: int, answer: Answer, trailers: ResponseHead | None) -> None:
+    def _settle(self, stream_id: int, answer: CollectedAnswer, trailers: ResponseHead | None) -> None:
         if self._flow.drop(stream_id):  # answered before the request was sent entirely
             self.reset(stream_id, ErrorCode.NO_ERROR)
         self._on_done(self.tags.pop(stream_id), *answer.settle(trailers))
@@ -139,8 +139,6 @@ class ClientStreams:
 NOT_PROCESSED = "the peer did not process the stream"
 """How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""
 
-_WRITE_BUFFER_BYTES = 2**24
-_ABORT_ABOVE_BYTES = 2**16
 _DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
 
 
@@ -241,7 +239,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=2**24)
         self._transport.write(OPENING)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -342,7 +340,7 @@ class GrpcClientConnection(asyncio.Protocol):
         else:
             self._check_closed(stream_id, "HEADERS")
 
-    def _end(self, stream_id: int, body: bytes | Answer | None, head: ResponseHead) -> None:
+    def _end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
         """Take the header block that ends an answer which is not simply OK with one message."""
         if stream_id in self._tags:
             self._streams.end(stream_id, body, head)
@@ -421,7 +419,8 @@ class GrpcClientConnection(asyncio.Protocol):
             return
         if self._out:
             transport.write(b"".join(self._out))
-        if transport.get_write_buffer_size() > _ABORT_ABOVE_BYTES:  # the peer does not read
+        abort_above_bytes = 2**16
+        if transport.get_write_buffer_size() > abort_above_bytes:  # the peer does not read
             transport.abort()
         else:
             transport.close()

@@ -20,7 +20,6 @@ FIRST_DATA = struct.Struct(">IBIBI")
 
 _WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
-_TIMEOUT_LARGEST = 99_999_999
 _OK_IN_GRPC_MESSAGE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 
 _CODE_OF_HTTP_STATUS = {
@@ -41,11 +40,12 @@ def encode_timeout(timeout_s: float) -> str:
     """Write a grpc-timeout, rounded up: at most eight digits and a unit; raises ValueError unless positive."""
     if not timeout_s > 0 or math.isinf(timeout_s):
         raise ValueError(f"a timeout must be a positive number of seconds, not {timeout_s}")
+    timeout_largest = 99_999_999
     for unit in ("u", "m", "S", "M", "H"):
         count = math.ceil(timeout_s * 1e9 / _UNITS_NS[unit])
-        if count <= _TIMEOUT_LARGEST:
+        if count <= timeout_largest:
             return f"{count}{unit}"
-    return f"{_TIMEOUT_LARGEST}H"
+    return f"{timeout_largest}H"
 
 
 def decode_timeout_ns(text: str) -> int | None:

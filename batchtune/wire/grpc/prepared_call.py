@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batchtune.wire.encoding import Memo
 from batchtune.wire.grpc.framing import (
     PREFIX,
     MessageBuffer,
@@ -27,7 +28,6 @@ from batchtune.wire.http2.frames import (
 from batchtune.wire.status import GRPC_CODES, StatusError
 
 HEADER_LIST_BYTES = 65_536
-_MEMO_ENTRIES = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,13 @@ class ResponseHead:
 PLAIN_HEAD = ResponseHead(plain=True, is_grpc=True, http_status="200", status=None, message="", encoding="")
 
 # Blocks are pure functions of their bytes (see header_blocks), so all connections share one memo.
-known_heads: dict[bytes, ResponseHead] = {}
+known_heads: Memo[bytes, ResponseHead] = Memo(1_024)
 
 
 def read_response_head(block: bytes) -> ResponseHead:
     """Decode a block that `known_heads` lacks and remember it; raises PeerError when it is malformed."""
-    head = _head_of(decode_block(new_decoder(table_bytes=0, header_list_bytes=HEADER_LIST_BYTES), block))
-    if len(known_heads) >= _MEMO_ENTRIES:
-        known_heads.clear()
-    known_heads[block] = head
-    return head
+    decoder = new_decoder(table_bytes=0, header_list_bytes=HEADER_LIST_BYTES)
+    return known_heads.keep(block, _head_of(decode_block(decoder, block)))
 
 
 def _head_of(fields: Fields) -> ResponseHead:
@@ -91,7 +88,7 @@ def _head_of(fields: Fields) -> ResponseHead:
     )
 
 
-class Answer:
+class CollectedAnswer:
     """An answer in several frames, compressed, or broken; collects until the stream ends."""
 
     __slots__ = ("_buffer", "_failure", "_head", "_messages", "unacknowledged_bytes")

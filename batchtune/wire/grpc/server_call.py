@@ -15,6 +15,7 @@ from typing import Protocol
 
 import hpack
 
+from batchtune.wire.encoding import Memo
 from batchtune.wire.grpc.framing import MessageBuffer, decode_timeout_ns, encode_grpc_message
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import EMPTY_TABLE, Fields, decode_block, encode_block, new_decoder
@@ -22,10 +23,6 @@ from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 
 _logger = logging.getLogger(__name__)
 
-_DEFAULT_TABLE_BYTES = 4_096
-_MEMO_ENTRIES = 1_024
-_REMEMBERED_BYTES_MAX = 2_048
-"""Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
 _PSEUDO = {":method", ":scheme", ":path", ":authority"}
 _OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _BAD_IN_NAME = re.compile("[\0- A-Z:\x7f-\xff]")
@@ -48,7 +45,7 @@ class RequestHead:
 
 
 # Only blocks that need no dynamic table (see header_blocks) are kept here, so all connections share them.
-known_heads: dict[bytes, RequestHead] = {}
+known_heads: Memo[bytes, RequestHead] = Memo(1_024)
 
 
 class HeadReader:
@@ -76,20 +73,17 @@ class HeadReader:
             decoder = new_decoder(table_bytes=0, header_list_bytes=self._header_list_bytes)
             return _remember(block, decode_block(decoder, block))
         if self._decoder is None:
-            self._decoder = new_decoder(
-                table_bytes=_DEFAULT_TABLE_BYTES, header_list_bytes=self._header_list_bytes
-            )
+            self._decoder = new_decoder(table_bytes=4_096, header_list_bytes=self._header_list_bytes)
         return read_head(decode_block(self._decoder, block))
 
 
 def _remember(block: bytes, fields: Fields) -> RequestHead:
     """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
-    if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
+    # Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand.
+    remembered_bytes_max = 2_048
+    if sum(len(name) + len(value) for name, value in fields) > remembered_bytes_max:
         return read_head(fields)
-    if len(known_heads) >= _MEMO_ENTRIES:
-        known_heads.clear()
-    known_heads[block] = head = read_head(fields)
-    return head
+    return known_heads.keep(block, read_head(fields))
 
 
 def read_head(fields: Fields) -> RequestHead:
@@ -144,8 +138,6 @@ def _malformation(fields: Fields, values: dict[str, str]) -> str:
     return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""
 
 
-_MESSAGE_CHARACTERS_MAX = 1_024
-"""TensorFlow Serving cuts longer error messages (grpc_status_util.cc)."""
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _HEAD_BLOCK = encode_block([(":status", "200"), _CONTENT_TYPE])
 _OK_BLOCK = encode_block([("grpc-status", "0")], opens_table=False)
@@ -254,8 +246,9 @@ class GrpcCall:
     def refuse(self, error: StatusError) -> None:
         """Answer with an error, its message cut as TensorFlow Serving cuts it."""
         message = error.message
-        if len(message) > _MESSAGE_CHARACTERS_MAX:
-            message = message[:_MESSAGE_CHARACTERS_MAX] + "...TRUNCATED"
+        message_characters_max = 1_024  # TensorFlow Serving cuts longer error messages (grpc_status_util.cc).
+        if len(message) > message_characters_max:
+            message = message[:message_characters_max] + "...TRUNCATED"
         self.fail(error.code, message)
 
     def cancel(self) -> None:

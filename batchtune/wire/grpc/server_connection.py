@@ -14,6 +14,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 from batchtune.wire.grpc.framing import FIRST_DATA
@@ -23,20 +24,8 @@ from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, take
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
 from batchtune.wire.inflating import Inflating
-from batchtune.wire.shared_bytes import (
-    LARGE_READ_BYTES,
-    SMALL_FRAME_BYTES,
-    STRIDE_BYTES,
-    SWEEP_S,
-    ClientBytes,
-    bound_unsent,
-)
+from batchtune.wire.listener import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES, Listener
 from batchtune.wire.status import StatusError
-
-_FREE_FRAMES = 8
-"""Small frames that a client may send for each request, and for each frame of an answer that had to wait: it opens two
-windows for each, and may send a message's prefix by itself (tests/benchmarks/server/greedy_clients.py)."""
-_LINGER_S = 2.0  # for a client to read our last GOAWAY
 
 
 def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> None:
@@ -44,10 +33,11 @@ def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> N
     writer.out.append(h2.goaway_frame(last_id, error.code, error.reason))
     writer.flush()
     transport = writer.transport
+    linger_s = 2.0  # for a client to read our last GOAWAY
     if transport is not None:
         transport.close()
         if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+            asyncio.get_running_loop().call_later(linger_s, transport.abort)
     writer.abandon()
 
 
@@ -56,8 +46,6 @@ StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 
 _SHAPE = h2.END_HEADERS | h2.PADDED
 _DRAIN_PING = b"draining"
-_STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
-_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
 class RateLimit:
@@ -85,8 +73,7 @@ class RateLimit:
 class GrpcServerConnection(asyncio.Protocol):
     """One client. `dispatch(call)` gets each unary call once its message is whole; StatusError ends the call.
 
-    `streams` names the methods served as streams, by path. The connection is in `connections` while it lives, and
-    `on_closed` is called when it no longer does. `client_bytes`: what all clients make the server keep.
+    `streams` names the methods served as streams, by path. `listener` counts what all clients make the server keep.
     """
 
     def __init__(
@@ -94,26 +81,22 @@ class GrpcServerConnection(asyncio.Protocol):
         dispatch: Dispatch,
         *,
         limits: ServerLimits | None = None,
-        connections: set[GrpcServerConnection] | None = None,
         streams: StreamServices | None = None,
-        on_closed: Callable[[], None] | None = None,
-        client_bytes: ClientBytes | None = None,
+        listener: Listener | None = None,
         inflating: Inflating | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._message_bytes_max = self._limits.max_message_bytes
-        self._connections = connections
         self._streams = streams or {}
-        self._on_closed = on_closed
-        self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
-        self._inflating = inflating or Inflating(self._client_bytes.unsent)
-        self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent, self._note_arriving)
+        self._listener = listener or Listener(self._limits.shared)
+        self._inflating = inflating or Inflating(self._listener.unsent)
+        self._held = HeldCalls(dispatch, self._limits, self._listener.unsent, self._note_arriving)
         self._dispatch = self._held.begin
         self._arriving_noted = False
         self._writer: AnswerWriter | None = None  # None before the connection and after it
         self._preface = h2.PREFACE  # what of it has not arrived
         self._partial = PartialFrame()
-        self._turns = self._client_bytes.turns
+        self._turns = self._listener.turns
         self._waits_turn = False  # and reads nothing meanwhile
         self._unread, self._unread_from = b"", 0  # whole frames, and perhaps a part, that wait for it
         self._block = HeaderBlock(self._limits.max_header_list_bytes)
@@ -146,7 +129,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._announced = True
         writer.flush()
 
-    def close_if_old(self) -> None:
+    def close_if_due(self) -> None:
         """Drain a connection that is older than it may be, and close it after the grace."""
         limits = self._limits
         over_s = time.monotonic() - self._old_at_s
@@ -164,20 +147,15 @@ class GrpcServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._writer = AnswerWriter(cast("asyncio.Transport", transport), self._limits, self._note_unsent)
-        if self._connections is not None:
-            self._connections.add(self)
+        self._listener.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         writer, self._writer = self._writer, None
         self._unread = b""
-        if self._connections is not None:
-            self._connections.discard(self)
         if writer is not None:
             writer.abandon()
         self._held.forget()
-        self._client_bytes.forget(self)
-        if self._on_closed is not None:
-            self._on_closed()
+        self._listener.closed(self)
 
     def pause_writing(self) -> None:
         if self._writer is not None:
@@ -260,19 +238,20 @@ class GrpcServerConnection(asyncio.Protocol):
         writer = self._writer
         if writer is None:
             return
-        self._held.refuse(_TOO_MUCH)
-        if not fail_begun(writer, _TOO_MUCH) or self._unread or self._partial.held or self._block.held_bytes:
-            close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+        too_much = "incomplete requests, of all clients together, hold too much memory"
+        self._held.refuse(too_much)
+        if not fail_begun(writer, too_much) or self._unread or self._partial.held or self._block.held_bytes:
+            close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, too_much))
             self._writer = None
 
     def _note_unsent(self, unsent_bytes: int) -> bool:
-        self._client_bytes.unsent.note(self, unsent_bytes)
+        self._listener.unsent.note(self, unsent_bytes)
         return self._held.note_unsent(unsent_bytes)
 
     def _note_arriving(self) -> None:
         arriving_bytes = self.arriving_bytes
         self._arriving_noted = arriving_bytes > 0
-        self._client_bytes.arriving.note(self, arriving_bytes)
+        self._listener.arriving.note(self, arriving_bytes)
 
     def _read_frames(self, writer: AnswerWriter, data: bytes, position: int) -> int:
         """Read whole frames until the slice is over, which takes a clock only where there are many; return where the
@@ -347,6 +326,7 @@ class GrpcServerConnection(asyncio.Protocol):
             return
         self._last_id = stream_id
         self._opened += 1
+        stream_message_bytes_max = 2**16  # questions of reflection and health; inflated on the event loop
         if head.malformed:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif self._draining or writer.is_full:
@@ -356,7 +336,7 @@ class GrpcServerConnection(asyncio.Protocol):
         else:
             writer.begun_streams += 1
             if self._streams and head.path in self._streams:
-                stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
+                stream = GrpcStream(writer, stream_id, head, stream_message_bytes_max)
                 writer.streams[stream_id] = stream
                 self._streams[head.path](stream)
             else:
@@ -434,7 +414,11 @@ class GrpcServerConnection(asyncio.Protocol):
 
     def _count_small(self, writer: AnswerWriter) -> None:
         """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each stream and frame of an answer."""
-        if self._free_spent < (self._opened + writer.progress) * _FREE_FRAMES:
+        # Small frames that a client may send for each request, and for each frame of an answer that had to
+        # wait: it opens two windows for each, and may send a message's prefix by itself
+        # (tests/benchmarks/server/greedy_clients.py).
+        free_frames = 8
+        if self._free_spent < (self._opened + writer.progress) * free_frames:
             self._free_spent += 1
         else:
             self._control.count()
@@ -461,93 +445,6 @@ class GrpcServerConnection(asyncio.Protocol):
         self._control.count()
 
 
-class GrpcServer:
-    """A gRPC port that listens; made by `serve`."""
-
-    def __init__(self, dispatch: Dispatch, limits: ServerLimits, streams: StreamServices) -> None:
-        self.connections: set[GrpcServerConnection] = set()
-        self._dispatch = dispatch
-        self._limits = limits
-        self._streams = streams
-        self._listeners: list[asyncio.Server] = []
-        self._port = 0
-        self._all_closed = asyncio.Event()
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._client_bytes = ClientBytes(limits.shared)
-        self._inflating = Inflating(self._client_bytes.unsent)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._port
-
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None, backlog: int) -> None:
-        """Begin to listen; raises OSError when the port is taken."""
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(self._connection, host, port, ssl=tls, backlog=backlog)
-        self._listeners.append(listener)
-        bound_unsent(listener)
-        self._port = int(listener.sockets[0].getsockname()[1])
-        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
-
-    async def listen_unix(self, path: str, tls: ssl.SSLContext | None) -> None:
-        """Listen on a Unix socket too; raises OSError where that cannot be."""
-        loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_unix_server(self._connection, path, ssl=tls))
-
-    async def drain(self, grace_s: float) -> bool:
-        """Accept no one, let every client finish, close; after `grace_s` cut off who has not. True: none was."""
-        self._close_listener()
-        for connection in list(self.connections):
-            connection.drain()
-        self._note_closed()
-        try:
-            await asyncio.wait_for(self._all_closed.wait(), grace_s)
-        except TimeoutError:
-            self.close()
-            return False
-        return True
-
-    def close(self) -> None:
-        """Close at once, whatever is in flight."""
-        self._close_listener()
-        for connection in list(self.connections):
-            connection.abort()
-
-    def sweep(self) -> None:
-        """Cut off clients that are slow for too long, or that make us keep too much; let go of old ones."""
-        for connection in list(self.connections):
-            connection.close_if_old()
-        self._client_bytes.sweep(list(self.connections))
-
-    def _connection(self) -> GrpcServerConnection:
-        return GrpcServerConnection(
-            self._dispatch,
-            limits=self._limits,
-            connections=self.connections,
-            streams=self._streams,
-            on_closed=self._note_closed,
-            client_bytes=self._client_bytes,
-            inflating=self._inflating,
-        )
-
-    def _note_closed(self) -> None:
-        if self.connections:
-            self._all_closed.clear()
-        else:
-            self._all_closed.set()
-
-    def _close_listener(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-
-    def _sweep_on(self) -> None:
-        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_on)
-        self.sweep()
-
-
 async def serve(
     host: str,
     port: int,
@@ -556,14 +453,18 @@ async def serve(
     streams: StreamServices | None = None,
     limits: ServerLimits | None = None,
     tls: ssl.SSLContext | None = None,
-    backlog: int = 4_096,
-) -> GrpcServer:
-    """Listen on host:port (0: any free port, see `GrpcServer.port`); raises OSError when that cannot be.
+) -> Listener:
+    """Listen on host:port (0: any free port, see `Listener.port`); raises OSError where that cannot be.
 
     `dispatch(call)` is called on the loop's thread for every unary call and must answer it sooner or later with
     `call.reply` or `call.fail`; `streams` maps the paths of streaming methods to what serves them. With `tls` the
     context must offer ALPN "h2".
     """
-    server = GrpcServer(dispatch, limits or ServerLimits(), streams or {})
-    await server.listen(host, port, tls, backlog)
-    return server
+    limits = limits or ServerLimits()
+    listener = Listener(limits.shared)
+    inflating = Inflating(listener.unsent)
+    connect = partial(
+        GrpcServerConnection, dispatch, limits=limits, streams=streams, listener=listener, inflating=inflating
+    )
+    await listener.listen(connect, host, port, tls=tls)
+    return listener

@@ -26,19 +26,13 @@ from batchtune.wire.grpc.server_call import (
 )
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import STREAM_ID, ErrorCode, OutgoingFlow
-from batchtune.wire.shared_bytes import SharedBytes, SharedLimits
+from batchtune.wire.listener import SharedBytes, SharedLimits
 from batchtune.wire.status import StatusError
 
 FEW_STREAMS = 1_024
 """As many are no burden."""
-_STREAM_BYTES = 300  # of one without data; by tracemalloc
-_WRITE_BUFFER_BYTES = 2**16
 _TOO_SLOW = "too many answers wait for the client to read them"
 _CALL_BYTES = 1_000  # of a call beside its message
-_CALLS_PER_TURN = 8  # begun before other connections have their turn
-_TIGHT_UNSENT_BYTES_MAX = 2**16  # of a client, while there is little room for all
-_TRIED_CALLS_MAX = 2  # under way, of such a client, at first
-_TOO_MANY = "too many calls wait for the client to read its answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +103,7 @@ class AnswerWriter:
     def __init__(
         self, transport: asyncio.Transport, limits: ServerLimits, note_unsent: Callable[[int], bool]
     ) -> None:
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=2**16)
         self.transport: asyncio.Transport | None = transport
         self.streams: dict[int, GrpcCall | GrpcStream] = {}
         self.begun_streams = 0  # whose requests are not whole
@@ -138,7 +132,8 @@ class AnswerWriter:
     @property
     def idle_bytes(self) -> int:
         """Count what requests take before their first byte, where they are many."""
-        return self.begun_streams * _STREAM_BYTES if self.begun_streams > FEW_STREAMS else 0
+        stream_bytes = 300  # of one without data; by tracemalloc
+        return self.begun_streams * stream_bytes if self.begun_streams > FEW_STREAMS else 0
 
     @property
     def is_full(self) -> bool:
@@ -433,7 +428,8 @@ class HeldCalls:
         self._unsent_bytes = 0
         self._has_taken = False  # answers that had to wait
         self._tried: list[GrpcCall] = []  # under way, begun while there was little room for all
-        self._tried_max = _TRIED_CALLS_MAX
+        tried_calls_max = 2  # under way, of such a client, at first
+        self._tried_max = tried_calls_max
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
         """Start a call whose message is whole, now or once the client has taken answers; by default, hand it over.
@@ -469,10 +465,11 @@ class HeldCalls:
         True: calls wait, so that each answer matters.
         """
         bytes_max = self._limits.max_unsent_bytes
+        tight_unsent_bytes_max = 2**16  # of a client, while there is little room for all
         if unsent_bytes < self._unsent_bytes:
             self._has_taken = True
         elif not self._has_taken and self._unsent.is_tight:
-            bytes_max = min(bytes_max, _TIGHT_UNSENT_BYTES_MAX)
+            bytes_max = min(bytes_max, tight_unsent_bytes_max)
         if not unsent_bytes:
             self._tried_max += sum(call.answered and not call.cancelled for call in self._tried)
         self._unsent_bytes = unsent_bytes
@@ -502,7 +499,7 @@ class HeldCalls:
     def _hold(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None) -> None:
         held_bytes = self.held_bytes + len(call.message) + _CALL_BYTES
         if held_bytes > self._limits.max_buffered_bytes:
-            raise StatusError("RESOURCE_EXHAUSTED", _TOO_MANY)
+            raise StatusError("RESOURCE_EXHAUSTED", "too many calls wait for the client to read its answers")
         self.held_bytes = held_bytes
         self._calls.append((call, start))
 
@@ -513,7 +510,8 @@ class HeldCalls:
 
     def _go_on(self) -> None:
         self._is_due = False
-        for _ in range(min(_CALLS_PER_TURN, len(self._calls))):
+        calls_per_turn = 8  # begun before other connections have their turn
+        for _ in range(min(calls_per_turn, len(self._calls))):
             is_tried = self._unsent.is_tight and not self._has_taken
             if self._is_behind:
                 return

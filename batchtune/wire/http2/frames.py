@@ -170,9 +170,6 @@ def without_padding(payload: bytes, flags: int) -> bytes:
     return payload[start:end]
 
 
-_CONTINUATIONS_MAX = 64
-
-
 class PartialFrame:
     """The bytes of a frame that has not arrived entirely; a byte is copied twice, however thinly it drips in."""
 
@@ -234,7 +231,8 @@ class HeaderBlock:
             payload = without_padding(payload, flags)
             self.stream_id, self.flags, self._frames = stream_id, flags, 0
         self._block += payload
-        if len(self._block) > self._block_bytes_max or self._frames > _CONTINUATIONS_MAX:
+        continuations_max = 64
+        if len(self._block) > self._block_bytes_max or self._frames > continuations_max:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block too large or in too many frames")
         if not flags & END_HEADERS:
             return None

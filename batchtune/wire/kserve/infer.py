@@ -20,9 +20,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import add_messages
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.encoding import add_messages
+from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 """An HTTP header of requests and answers with binary data: how many bytes of JSON come before them."""
@@ -182,7 +181,6 @@ _JSON_TYPES: dict[str, set[type]] = {
     "V": {int, float},  # bfloat16
     "O": {str},
 }
-_MAX_DIMENSION = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 
@@ -268,8 +266,9 @@ def from_contents(contents: Any, datatype: str, shape: Sequence[int]) -> NDArray
 
 
 def _count(shape: Sequence[Any]) -> int:
+    max_dimension = 2**63 - 1
     if len(shape) > MAX_RANK or any(
-        not isinstance(size, int) or not 0 <= size <= _MAX_DIMENSION for size in shape
+        not isinstance(size, int) or not 0 <= size <= max_dimension for size in shape
     ):
         raise ValueError(f"{list(shape)} is no shape of a tensor")
     return math.prod(shape)

@@ -16,18 +16,15 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import read_varint
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes
+from batchtune.wire.encoding import read_varint
+from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.
 #
 # `tf.nondifferentiable_batch_function` leaves an op BatchFunction in the graph, in a function of its library as a rule
 # (tensorflow/core/ops/batch_ops.cc). It is read from the file, so that nobody needs TensorFlow for that.
 
-_FILE: Final = "saved_model.pb"
 _OP: Final = b"BatchFunction"
-_BYTES_MAX: Final = 1 << 28
-"""A larger graph is not looked at: it takes a second for each 100 MB."""
 
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 _WIDTHS: Final = {_DOUBLE: 8, _FLOAT: 4}
@@ -53,9 +50,11 @@ class GraphBatching:
 
 def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
     """The batchers inside the graph of a version; none where it has no SavedModel, or one that cannot be read."""
-    path = version_directory / _FILE
+    file = "saved_model.pb"
+    path = version_directory / file
+    bytes_max = 1 << 28  # A larger graph is not looked at: it takes a second for each 100 MB.
     try:
-        if path.stat().st_size > _BYTES_MAX:
+        if path.stat().st_size > bytes_max:
             return ()
         saved_model = path.read_bytes()
     except OSError:

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.descriptors import read_varint, varint
-from batchtune.wire.shared_bytes import MAX_RANK, as_bytes, little_endian, object_array
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.encoding import read_varint, varint
+from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
 
 MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""
-_SPLIT_STRINGS_MAX = 2**16  # they hold the event loop for 25 ms
 
 # name of the DataType, numpy's name, field of the typed values
 _DTYPES: tuple[tuple[str, str, str], ...] = (
@@ -224,7 +222,8 @@ def _repeat_last(values: NDArray[Any], count: int, empty: Any, filled_bytes_max:
 
 def _split_strings(content: bytes, count: int) -> list[bytes]:
     """Decode strings in `tensor_content`: the lengths as varints, then all bytes (port::DecodeStringList)."""
-    if count > _SPLIT_STRINGS_MAX:
+    split_strings_max = 2**16  # they hold the event loop for 25 ms
+    if count > split_strings_max:
         raise ValueError(f"{count} strings in tensor_content are too many; send them in string_val")
     sizes, position = [], 0
     for _ in range(count):

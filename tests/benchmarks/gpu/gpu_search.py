@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.measure.statistics.paired import balanced_orders, ratio_estimate
+from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.plain_values import to_plain
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario

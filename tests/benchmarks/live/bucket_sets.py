@@ -35,7 +35,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.twin_text import accuracy_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
@@ -45,7 +45,7 @@ from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.tune.sweep.sweep import Watcher, sweep
-from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import SearchSummary
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import Twin

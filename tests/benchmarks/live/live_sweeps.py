@@ -23,14 +23,13 @@ import yaml
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.sweep.sweep import Watcher, sweep
-from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import SearchSummary, Trial
 from batchtune.twin.simulator.replica import Device
 from tests.twin.simulated_fleet import true_capacities, true_capacity
 

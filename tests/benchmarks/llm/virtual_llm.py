@@ -39,7 +39,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import Watcher, run_sweep
-from batchtune.tune.trials.out_of_memory import out_of_memory
+from batchtune.tune.trials.failures import out_of_memory
 from tests.server.server_process import free_ports
 from tests.tune.tune_fakes import FakeClock, FakeTarget
 

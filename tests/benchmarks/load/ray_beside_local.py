@@ -22,12 +22,12 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from batchtune.cpus import schedulable_cpus
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.worker.job import LoadJob
-from batchtune.measure.statistics.paired import balanced_orders, ratio_estimate
+from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of
 from batchtune.scenario.spec.load import LoadSpec
+from batchtune.system import schedulable_cpus
 from batchtune.tune.loader import LoadRun
 from tests.benchmarks.live.live_target import Case, live
 from tests.benchmarks.load.ray_scaling import NODE

@@ -21,12 +21,12 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from batchtune.cpus import schedulable_cpus
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.load import LoadSpec
+from batchtune.system import schedulable_cpus
 from tests.load.load_servers import a_job, requests_for
 
 NODE = {"num_cpus": 2, "object_store_memory": 200 * 2**20, "include_dashboard": False}

@@ -15,8 +15,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
 from batchtune.tune.sweep.sweep import Watcher, pace_of, proposed, run_sweep
-from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import SearchSummary, Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice
 from tests.benchmarks.noisy.hosts import Guard, VirtualClock
 from tests.benchmarks.noisy.judge import Answered, Tried

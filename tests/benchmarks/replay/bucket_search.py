@@ -32,7 +32,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.server.sessions.length_buckets import FIRST_REQUESTS
+from batchtune.server.sessions.bucketed_session import FIRST_REQUESTS
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.sweep.sweep import sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, _Played, scenario_of

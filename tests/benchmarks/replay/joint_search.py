@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend

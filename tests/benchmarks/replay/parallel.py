@@ -34,7 +34,7 @@ import optuna
 
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan

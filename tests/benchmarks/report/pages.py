@@ -25,7 +25,7 @@ import numpy as np
 
 from batchtune.archive.run import LEDGER, SCENARIO, Run
 from batchtune.cli.commands.report import write_report
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.report.chromium import Page, chromium_page

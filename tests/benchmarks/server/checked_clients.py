@@ -15,7 +15,7 @@ import orjson
 
 from batchtune.wire.grpc.client_connection import GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import PreparedCall, prepare_call
-from batchtune.wire.http1_client import Http1ClientConnection, KnownHeads
+from batchtune.wire.http1_client import AnswerHeads, Http1ClientConnection
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -39,7 +39,7 @@ class RestChannel:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._heads = KnownHeads()
+        self._heads = AnswerHeads(1_024)
         self._connection: Http1ClientConnection | None = None
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
 

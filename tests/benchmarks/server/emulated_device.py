@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from batchtune.server.backends.emulated import EmulatedDevice, ServiceTime
+from batchtune.server.backends.emulated import EmulatedDevice, EmulatedServiceTime
 from batchtune.wire.signature import TensorSpec
 
 OUTPUTS = (TensorSpec(name="y", dtype="float32", shape=(None, 2)),)
@@ -30,13 +30,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", type=int, default=500)
     batches = parser.parse_args().batches
-    service_time = ServiceTime(base_ms=2.0, per_row_ms=0.05)
+    service_time = EmulatedServiceTime(base_ms=2.0, per_row_ms=0.05)
     print("rows  overshoot µs: p50    p99")
     for rows in (1, 32, 64):
         device = EmulatedDevice(service_time, rows_max=None, outputs=OUTPUTS)
         late = overshoots_micros(device, service_time.mean_ns(rows), rows, batches)
         print(f"{rows:4d}  {np.quantile(late, 0.5):18.1f} {np.quantile(late, 0.99):6.1f}")
-    idle = EmulatedDevice(ServiceTime(), rows_max=None, outputs=OUTPUTS)
+    idle = EmulatedDevice(EmulatedServiceTime(), rows_max=None, outputs=OUTPUTS)
     late = overshoots_micros(idle, 0, 64, batches)
     print(f"computation of 64 rows: {np.quantile(late, 0.5):.1f} µs (median)")
     times = np.empty(batches)

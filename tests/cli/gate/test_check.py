@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.cli.commands.gate.check import (
+from batchtune.cli.commands.gate.course import CheckFiles
+from batchtune.cli.commands.gate.paired import (
     CheckRequest,
     asked_pair,
     run_paired_check,
     with_sides,
 )
-from batchtune.cli.commands.gate.course import CheckFiles
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, read_kept_variants, read_scenario
 from batchtune.target.tfserving import TfServingTarget

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from batchtune.check.gate import Gate
-from batchtune.check.paired import paired_figures
+from batchtune.check.paired_check import paired_figures
 from batchtune.cli.commands.gate.course import Course, needs_relaunches
+from batchtune.cli.session import MeasuringSession
 from batchtune.errors import TargetError
 from batchtune.report.findings import text_of
 from batchtune.tune.compare.blocks import Variant
@@ -81,12 +82,12 @@ def course_of(benches: FakeBenches, gates) -> Course:
     run = SimpleNamespace(
         append=lambda _trial, _samples: None, keep_duet=lambda _block, _cpu: None, path="RUN"
     )
+    session = MeasuringSession(scenario=SIDES[0].scenario, kind="check", results=None, view=silent, run=run)
     duets: dict[int, tuple[float, float]] = {}
     return Course(
         variants=SIDES,
         benches=benches,  # type: ignore[arg-type]
-        run=run,  # type: ignore[arg-type]
-        view=silent,  # type: ignore[arg-type]
+        session=session,  # type: ignore[arg-type]
         figures=lambda trials, _phase: paired_figures(trials, baseline="main", candidate="new", cpu=duets),
         duets=duets,
         relaunches=needs_relaunches(gates),
@@ -164,13 +165,13 @@ def test_the_start_says_how_long_it_usually_takes_and_at_most():
     for name, guarded in (("gates", GATES[1:]), ("none", ())):
         course = course_of(FakeBenches(), GATES[1:])
         events: list[str] = []
-        course.view = SimpleNamespace(event=events.append)
+        course.session.view = SimpleNamespace(event=events.append)
         course.measure("screen", 6, guarded)
-        (said[name],) = (event for event in events if "results go to RUN" in event)
+        (said[name],) = (event for event in events if "24 blocks" in event)
     assert said["gates"].startswith("usually about ")
     assert "at most about " in said["gates"]
     assert "24 blocks, twice where a change is confirmed" in said["gates"]
-    assert said["none"] == "24 blocks; results go to RUN"
+    assert said["none"] == "24 blocks"
 
 
 def test_blocks_after_it_is_cleared_have_no_duets_nor_has_a_confirmation_of_something_else():

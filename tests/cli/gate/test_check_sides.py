@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.arguments.sides import SideWords
-from batchtune.cli.commands.gate.check import CheckRequest, asked_pair
+from batchtune.cli.arguments.options import SideWords
 from batchtune.cli.commands.gate.course import resolved_sides
+from batchtune.cli.commands.gate.paired import CheckRequest, asked_pair
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX

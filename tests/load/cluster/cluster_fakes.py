@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchtune.load.cluster.fleet import ClusterFleet
+from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, this_place
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples

@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster
 from batchtune.errors import UsageError
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
+from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.live import LiveAggregate

@@ -20,7 +20,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError, placement
+from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError, placement
 from batchtune.load.cluster.host import ClockAccount, ClockReading, read_clock
 from batchtune.load.cluster.ray_hosts import Station, client_max_rps, fleet_of
 from batchtune.load.fleet import LoadFleet, LoadInterrupted

@@ -11,7 +11,7 @@ import pytest
 from lxml import etree
 
 from batchtune.check.gate import Gate
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.cli.commands.gate.course import CheckFiles, hand_on, require_writable
 from batchtune.errors import UsageError
 from batchtune.plain_values import as_text

@@ -11,7 +11,7 @@ import pytest
 from batchtune.archive.run import CHECK, Run
 from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
-from batchtune.check.paired import judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.report.gate.statement import gate_rows
 from batchtune.report.html.check_page import check_document, gate_changes
 from batchtune.report.html.load_page import kind_of

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from batchtune.batching.parameters import Configuration
-from batchtune.cpus import schedulable_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
+from batchtune.system import schedulable_cpus
 from batchtune.target.tfserving import TfServingTarget
 from tests.server.server_process import write_emulated
 

@@ -12,7 +12,7 @@ import pytest
 
 from batchtune.server.backends.emulated import (
     EmulatedDevice,
-    ServiceTime,
+    EmulatedServiceTime,
     SharedTimetable,
     expected_outputs,
     load_emulated_model,
@@ -59,11 +59,11 @@ def test_the_signature_has_a_batch_dimension_and_free_sizes(tmp_path: Path) -> N
 
 
 def test_the_service_time_is_linear_in_rows() -> None:
-    assert ServiceTime(base_ms=2.0, per_row_ms=0.05).mean_ns(32) == 3_600_000
+    assert EmulatedServiceTime(base_ms=2.0, per_row_ms=0.05).mean_ns(32) == 3_600_000
 
 
 def test_steps_replace_the_line_and_go_on_in_proportion() -> None:
-    steps = ServiceTime(base_ms=9.0, steps=((1, 2.0), (8, 4.0)))
+    steps = EmulatedServiceTime(base_ms=9.0, steps=((1, 2.0), (8, 4.0)))
     assert [steps.mean_ns(rows) for rows in (1, 2, 8, 16)] == [2_000_000, 4_000_000, 4_000_000, 8_000_000]
 
 
@@ -71,7 +71,7 @@ def test_the_service_time_may_grow_with_the_elements_padding_included(tmp_path: 
     text = "service_time: {base_ms: 1, per_row_ms: 0.5, per_element_ms: 0.25}\n"
     text += "inputs: {x: {dtype: int32, shape: [-1]}}\noutputs: {y: {dtype: float32, shape: []}}\n"
     load_emulated_model(version_directory(tmp_path, text))
-    service_time = ServiceTime(base_ms=1.0, per_row_ms=0.5, per_element_ms=0.25)
+    service_time = EmulatedServiceTime(base_ms=1.0, per_row_ms=0.5, per_element_ms=0.25)
     assert service_time.mean_ns(2, 8) == 4_000_000
     device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
     started_ns = time.monotonic_ns()
@@ -80,7 +80,7 @@ def test_the_service_time_may_grow_with_the_elements_padding_included(tmp_path: 
 
 
 def test_a_batch_is_held_at_least_for_its_service_time() -> None:
-    device = EmulatedDevice(ServiceTime(base_ms=2.0), rows_max=None, outputs=Y)
+    device = EmulatedDevice(EmulatedServiceTime(base_ms=2.0), rows_max=None, outputs=Y)
     started_ns = time.monotonic_ns()
     device({"x": np.ones((1, 4), np.float32)})
     assert time.monotonic_ns() - started_ns >= 2_000_000
@@ -88,7 +88,7 @@ def test_a_batch_is_held_at_least_for_its_service_time() -> None:
 
 @pytest.mark.parametrize(("concurrency", "serial"), [("serial", True), ("parallel", False)])
 def test_a_serial_device_runs_batches_one_after_the_other(concurrency: str, serial: bool) -> None:
-    service_time = ServiceTime(base_ms=20.0, concurrency=concurrency)  # type: ignore[arg-type]
+    service_time = EmulatedServiceTime(base_ms=20.0, concurrency=concurrency)  # type: ignore[arg-type]
     device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
     arrived_ns = time.monotonic_ns()
     due_ns = [device._due_ns(arrived_ns, 1) - arrived_ns for _ in range(3)]
@@ -117,7 +117,7 @@ def test_late_looks_at_the_timetable_do_not_add_up() -> None:
 
 
 def test_a_shared_device_holds_two_batches_longer_than_one() -> None:
-    service_time = ServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
+    service_time = EmulatedServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
     device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
     started_ns = time.monotonic_ns()
     threads = [threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},)) for _ in range(2)]
@@ -141,7 +141,7 @@ def test_only_batches_that_do_not_disturb_each_other_make_a_parallel_device(tmp_
 
 def test_jitter_keeps_the_mean_and_is_seeded() -> None:
     def draw(seed: int) -> list[int]:
-        service_time = ServiceTime(base_ms=1.0, jitter_ratio=0.2, seed=seed, concurrency="parallel")
+        service_time = EmulatedServiceTime(base_ms=1.0, jitter_ratio=0.2, seed=seed, concurrency="parallel")
         device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
         return [device._due_ns(0, 1) for _ in range(4000)]
 
@@ -155,7 +155,7 @@ def test_jitter_keeps_the_mean_and_is_seeded() -> None:
 
 def test_a_share_of_the_batches_is_slow_and_drawn_with_the_seed() -> None:
     def draw(seed: int) -> list[int]:
-        service_time = ServiceTime(
+        service_time = EmulatedServiceTime(
             base_ms=1.0, slow_ratio=0.25, slow_factor=10.0, seed=seed, concurrency="parallel"
         )
         device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
@@ -169,14 +169,14 @@ def test_a_share_of_the_batches_is_slow_and_drawn_with_the_seed() -> None:
 
 
 def test_a_batch_burns_the_cpu_time_that_was_asked_for() -> None:
-    device = EmulatedDevice(ServiceTime(base_ms=1.0, cpu_ms=3.0), rows_max=None, outputs=Y)
+    device = EmulatedDevice(EmulatedServiceTime(base_ms=1.0, cpu_ms=3.0), rows_max=None, outputs=Y)
     before_ns = time.thread_time_ns()
     device({"x": np.zeros((1, 4), np.float32)})
     assert time.thread_time_ns() - before_ns >= 3_000_000
 
 
 def test_a_batch_burns_a_share_of_what_the_process_used_since_the_one_before() -> None:
-    device = EmulatedDevice(ServiceTime(cpu_ratio=0.5), rows_max=None, outputs=Y)
+    device = EmulatedDevice(EmulatedServiceTime(cpu_ratio=0.5), rows_max=None, outputs=Y)
     inputs = {"x": np.zeros((1, 4), np.float32)}
     device(inputs)
     used_ns = time.process_time_ns() + 4_000_000
@@ -188,7 +188,7 @@ def test_a_batch_burns_a_share_of_what_the_process_used_since_the_one_before() -
 
 
 def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
-    device = EmulatedDevice(ServiceTime(), rows_max=2, outputs=Y)
+    device = EmulatedDevice(EmulatedServiceTime(), rows_max=2, outputs=Y)
     device({"x": np.zeros((2, 4), np.float32)})
     with pytest.raises(StatusError, match=r"OOM when allocating tensor with shape\[3,4\]") as raised:
         device({"x": np.zeros((3, 4), np.float32)})
@@ -196,7 +196,7 @@ def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
 
 
 def test_other_threads_run_while_a_batch_is_held() -> None:
-    device = EmulatedDevice(ServiceTime(base_ms=30_000.0), rows_max=None, outputs=Y)
+    device = EmulatedDevice(EmulatedServiceTime(base_ms=30_000.0), rows_max=None, outputs=Y)
     holder = threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},), daemon=True)
     holder.start()
     sleep_until(time.monotonic_ns() + 1_000_000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import MeasurementInvalidError
-from batchtune.wire.descriptors import varint
+from batchtune.wire.encoding import varint
 from batchtune.wire.tfserving.rest_json import GraphBatching, graph_batching, read_graph_batching
 from tests.cli.test_cli import batchtune
 

@@ -144,7 +144,7 @@ def test_a_session_configuration_file_is_read(tmp_path: Path, directory: Path) -
 def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     (tmp_path / "emulated.yaml").write_text(EMULATED)
     script = (
-        "import sys; from pathlib import Path; import batchtune.server.process\n"
+        "import sys; from pathlib import Path; import batchtune.server.model_server\n"
         "from batchtune.server.backends.model import BackendOptions\n"
         "from batchtune.server.backends.registry import load_model\n"
         f"load_model(Path({str(tmp_path)!r}), BackendOptions())\n"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.calls.pending_call import Deadlines, LoopPort, LoopTurn
+from batchtune.server.calls.pending_call import Deadlines, LoopPort, PendingCalls
+from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.status import StatusError
 
 
@@ -65,7 +66,13 @@ def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> Non
     before_ns = time.monotonic_ns()
 
     async def scenario() -> None:
-        turn, servable = LoopTurn(), SimpleNamespace(submit=submit)
+        servable, models = SimpleNamespace(submit=submit), SimpleNamespace(names=tuple)
+        turn = PendingCalls(
+            *(Metrics(), "GRPC", models),  # type: ignore[arg-type]
+            reply=lambda *_: None,
+            refuse=lambda *_: None,
+            is_gone=lambda _: False,
+        )
         for call, name in zip(calls, ("surprise", "refused", "taken"), strict=True):
             turn.submit(call, servable, name, {"x": np.zeros(1)}, None, None)  # type: ignore[arg-type]
         await asyncio.sleep(0)  # the turn ends

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import requests
 
-from batchtune.server.calls.pending_call import CallKind, PendingCall, PendingCalls
+from batchtune.server.calls.pending_call import PendingCall, PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.rest.json import parsing_process as json_process
@@ -160,7 +160,7 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
 
     async def scenario() -> None:
         calls = pending_calls(lambda *_: None)
-        times = calls.counts.times("m", CallKind(api="predict", runtime_api="Predict"))
+        times = calls.counts.times("m", "Predict")
         call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
         if ends == "expired before it was submitted":

@@ -203,9 +203,9 @@ def test_queue_depths_and_length_boundaries_come_from_the_sessions_in_force() ->
 def test_what_each_model_takes_of_the_batch_threads_is_told_by_name() -> None:
     metrics = Metrics()
     assert "model_batches" not in metrics.render()
-    metrics.models.add("a", 4, 3_000)
-    metrics.models.add("a", 2, 1_000)
-    metrics.models.add("b", 1, 500)
+    metrics.models.add(("a",), 1, 4, 3.0)
+    metrics.models.add(("a",), 1, 2, 1.0)
+    metrics.models.add(("b",), 1, 1, 0.5)
     lines = [line for line in metrics.render().splitlines() if ":model_batch" in line and "#" not in line]
     assert lines == [
         ':batchtune:serving:model_batches_total{model_name="a"} 2',

@@ -19,7 +19,7 @@ from batchtune.server.backends.model import LoadedModel, Tensors
 from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.metrics.counters import LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.servable import ConcurrencyLimit, DeliveredLimit, Servable
+from batchtune.server.models.servable import ConcurrencyLimit, Servable
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.startup import own_batching_parameters
 from batchtune.wire.signature import Signature, TensorSpec
@@ -74,7 +74,7 @@ class Server:
             ),
             metrics=self.metrics,
             own_parameters=own,
-            limit=DeliveredLimit(limit=limit, deliver=port.deliver) if limit else None,
+            limit=(limit, port.deliver) if limit else None,
         )
         self.control.attach(self.servable)
 

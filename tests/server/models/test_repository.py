@@ -16,20 +16,18 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
-from batchtune.server.flags import ServerFlags
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
-    AllVersions,
-    LatestVersions,
     ModelConfig,
-    SpecificVersions,
+    VersionPolicy,
     aspired_versions,
     models_of,
     read_model_config_file,
 )
-from batchtune.server.models.repository import ModelRepository, RepositoryOptions
+from batchtune.server.models.model_repository import ModelRepository, RepositoryOptions
 from batchtune.server.models.servable import Servable
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.startup import configured_models
 from batchtune.wire.status import StatusError
@@ -99,10 +97,10 @@ def make() -> Iterator[Make]:
 
 def test_the_policy_picks_versions() -> None:
     present = [3, 1, 2]
-    assert aspired_versions(LatestVersions(), present) == [3]
-    assert aspired_versions(LatestVersions(2), present) == [2, 3]
-    assert aspired_versions(AllVersions(), present) == [1, 2, 3]
-    assert aspired_versions(SpecificVersions((1, 7)), present) == [1]
+    assert aspired_versions(VersionPolicy(), present) == [3]
+    assert aspired_versions(VersionPolicy(2), present) == [2, 3]
+    assert aspired_versions(VersionPolicy(None), present) == [1, 2, 3]
+    assert aspired_versions(VersionPolicy(specific=(1, 7)), present) == [1]
 
 
 def test_the_latest_version_answers_and_a_new_one_takes_over(tmp_path: Path, make: Make) -> None:
@@ -126,7 +124,7 @@ def test_version_directories_may_have_leading_zeros(tmp_path: Path, make: Make) 
         (tmp_path / "m" / name).mkdir(parents=True)
     for name in ("00000123", "7"):  # of 0007 and 7 the reference takes the last by name
         (tmp_path / "m" / name / "emulated.yaml").write_text(EMULATED)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions()))
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None)))
     repository.wait_until_loaded()
     assert [status.version for status in repository.statuses("m")] == [123, 7]
     assert {status.state for status in repository.statuses("m")} == {"AVAILABLE"}
@@ -363,7 +361,7 @@ def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
 
     for version in (1, 2):
         add_version(tmp_path / "m", version)
-    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions())
+    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None))
     options = replace(OPTIONS, poll_wait_s=0.02, load_threads=2, load_retry_interval_s=0.0)
     repository = make(model, options=options, load=load)
     assert failed.wait(10)
@@ -522,7 +520,7 @@ def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Ma
     add_version(tmp_path / "m", 2)
 
     def labelled(**labels: int) -> ModelConfig:
-        return ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions(), labels=labels)
+        return ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None), labels=labels)
 
     repository = make(labelled(stable=1, canary=2))
     repository.wait_until_loaded()
@@ -571,9 +569,11 @@ def test_a_configuration_file_lists_models_policies_and_labels(tmp_path: Path) -
         '  config { name: "c" base_path: "/models/c" model_version_policy { latest { num_versions: 2 } } } }\n'
     )
     assert read_model_config_file(path) == (
-        ModelConfig(name="a", base_path=Path("/models/a"), policy=SpecificVersions((1, 3)), labels={"s": 3}),
-        ModelConfig(name="b", base_path=Path("/models/b"), policy=AllVersions()),
-        ModelConfig(name="c", base_path=Path("/models/c"), policy=LatestVersions(2)),
+        ModelConfig(
+            name="a", base_path=Path("/models/a"), policy=VersionPolicy(specific=(1, 3)), labels={"s": 3}
+        ),
+        ModelConfig(name="b", base_path=Path("/models/b"), policy=VersionPolicy(None)),
+        ModelConfig(name="c", base_path=Path("/models/c"), policy=VersionPolicy(2)),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.rest.parser import Head, Request, RestLimits
+from batchtune.server.rest.parser import Head, HttpRequest, RestLimits
 from batchtune.wire.status import HTTP_CODES, StatusError
 from tests.server.server_fakes import (
     FakeServable,
@@ -301,7 +301,9 @@ def ask_app(rest: RunningRest, method: str, target: bytes, *, peer: str, **field
     named = {name.encode(): value for name, value in fields.items()}
     head = Head(method, target, named, keep_alive=True, is_http_1_0=False)
     statuses: list[int] = []
-    rest.thread.call(lambda: rest.api.start(Request(head), peer, lambda status, *_: statuses.append(status)))
+    rest.thread.call(
+        lambda: rest.api.start(HttpRequest(head), peer, lambda status, *_: statuses.append(status))
+    )
     return statuses[0]
 
 
@@ -463,7 +465,7 @@ def test_pipelined_requests_do_not_pile_up() -> None:
     requests_bytes = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
     with running_rest() as rest, socket.create_connection(("127.0.0.1", rest.port)) as client:
         wait_until(lambda: rest.server.connections)
-        (connection,) = rest.server.open_connections
+        (connection,) = rest.server.connections
         client.setblocking(False)
         sent, waiting, blocked_since = 0, 0, time.monotonic()
         while sent < 20 << 20 and time.monotonic() - blocked_since < 0.5:
@@ -524,7 +526,7 @@ def test_a_head_without_end_is_cut_off(rest: RunningRest) -> None:
     try:
         assert exchange(rest, endless).startswith(b"HTTP/1.1 400")
     except (ConnectionResetError, BrokenPipeError):
-        wait_until(lambda: rest.server.connections == 0)
+        wait_until(lambda: len(rest.server.connections) == 0)
     assert exchange(rest, REQUEST).startswith(b"HTTP/1.1 200")
 
 
@@ -535,7 +537,7 @@ def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> 
         client.sendall(REQUEST)
         wait_until(lambda: rest.models.servable.held)
     rest.thread.call(rest.models.servable.release)  # until then it may still read: it looks like `nc -N`
-    wait_until(lambda: rest.server.connections == 0)
+    wait_until(lambda: len(rest.server.connections) == 0)
     assert post(rest, "/v1/models/x:predict", b"{}").status_code == 404
 
 
@@ -551,7 +553,7 @@ def test_a_client_that_leaves_pipelined_requests_is_not_answered(
         servable.asked.clear()
         rest.thread.call(servable.release)
         wait_until(lambda: servable.asked)  # the second is under way, the third waits
-    wait_until(lambda: rest.server.connections == 0)
+    wait_until(lambda: len(rest.server.connections) == 0)
     rest.thread.call(servable.release)
     assert len(servable.asked) == 1
     assert not caplog.records
@@ -564,7 +566,7 @@ def test_the_body_of_a_request_that_is_never_finished_is_freed_at_once() -> None
     with running_rest() as rest:
         for path in (b"m:predict", b"m:predict", b"x:predict"):  # through the app, then not, then always
             exchange(rest, REQUEST)
-            wait_until(lambda: rest.server.connections == 0)
+            wait_until(lambda: len(rest.server.connections) == 0)
             gc.collect()
             gc.disable()
             tracemalloc.start()
@@ -583,11 +585,11 @@ def test_silent_connections_are_closed() -> None:
     with running_rest(limits=limits) as rest, socket.create_connection(("127.0.0.1", rest.port)) as idle:
         with socket.create_connection(("127.0.0.1", rest.port)) as stalled:
             stalled.sendall(REQUEST[:30])
-            wait_until(lambda: rest.server.connections == 2)
+            wait_until(lambda: len(rest.server.connections) == 2)
 
             def swept() -> bool:
                 rest.thread.call(rest.server.sweep)
-                return rest.server.connections == 0
+                return len(rest.server.connections) == 0
 
             wait_until(swept)
             assert stalled.recv(10) == b""
@@ -600,11 +602,11 @@ def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
     servable, limits = FakeServable(), RestLimits(idle_s=60, stalled_s=0.05)
     with running_rest(servable, limits=limits) as rest, socket.socket() as client:
         exchange(rest, REQUEST)
-        wait_until(lambda: rest.server.connections == 0)
+        wait_until(lambda: len(rest.server.connections) == 0)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", rest.port))
-        wait_until(lambda: rest.server.connections == 1)
-        (connection,) = rest.server.open_connections
+        wait_until(lambda: len(rest.server.connections) == 1)
+        (connection,) = rest.server.connections
 
         def ask_and_wait() -> None:
             asked = len(servable.asked)
@@ -619,7 +621,7 @@ def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
 
         def swept() -> bool:
             rest.thread.call(rest.server.sweep)
-            return rest.server.connections == 0
+            return len(rest.server.connections) == 0
 
         wait_until(swept)
 
@@ -627,12 +629,12 @@ def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
 @pytest.mark.parametrize("expect", [b"", b"expect: nothing\r\n"], ids=["fast", "through the app"])
 def test_a_request_half_read_while_the_last_answer_is_stuck_goes_on(rest: RunningRest, expect: bytes) -> None:
     exchange(rest, REQUEST)
-    wait_until(lambda: rest.server.connections == 0)
+    wait_until(lambda: len(rest.server.connections) == 0)
     half, other = REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + expect)[:-10], REQUEST[-10:]
     with socket.create_connection(("127.0.0.1", rest.port), timeout=10) as client:
         client.sendall(half)
-        wait_until(lambda: [one for one in rest.server.open_connections if one._parser.arriving])
-        (connection,) = rest.server.open_connections
+        wait_until(lambda: [one for one in rest.server.connections if one._parser.arriving])
+        (connection,) = rest.server.connections
         rest.thread.call(connection.pause_writing)
         rest.thread.call(connection.resume_writing)
         client.sendall(other)
@@ -670,7 +672,7 @@ def test_what_outlasts_the_grace_is_cut_off() -> None:
                 second.sendall(REQUEST)
                 wait_until(lambda: len(servable.held) == 2)
                 rest.thread.run(rest.server.drain(0.01))
-                assert rest.server.connections == 0
+                assert len(rest.server.connections) == 0
         rest.thread.call(servable.release)
 
 

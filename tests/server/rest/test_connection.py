@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import requests
 
-from batchtune.server.rest.parser import Head, Request, RequestParser, RestLimits
+from batchtune.server.rest.parser import Head, HttpRequest, RequestParser, RestLimits
 from tests.server.server_fakes import FakeServable, RunningRest, count_answers, running_rest
 from tests.waiting import wait_until
 
@@ -347,7 +347,7 @@ def test_a_client_that_sends_no_more_is_answered(rest: RunningRest, sent: bytes)
         while chunk := client.recv(65536):
             received += chunk
     assert count_answers(received) == sent.count(b" HTTP/1.1")
-    wait_until(lambda: rest.server.connections == 0)
+    wait_until(lambda: len(rest.server.connections) == 0)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_request_cut_short_is_not_answered_and_leaves_nothing(cut: bytes) -> N
             client.sendall(cut)
             client.shutdown(socket.SHUT_WR)
             assert client.recv(100) == b""
-        wait_until(lambda: rest.server.connections == 0)
+        wait_until(lambda: len(rest.server.connections) == 0)
         assert not rest.models.servable.asked
 
 
@@ -405,12 +405,12 @@ def test_slow_heads_and_trickled_bodies_are_cut_off() -> None:
         clients = [socket.create_connection(("127.0.0.1", rest.port), timeout=10) for _ in range(3)]
         clients[0].sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
         clients[1].sendall(REQUEST[:-10])
-        wait_until(lambda: rest.server.connections == 3)
+        wait_until(lambda: len(rest.server.connections) == 3)
         end = time.monotonic() + 10
 
         def cut_off() -> bool:
             rest.thread.call(rest.server.sweep)
-            return rest.server.connections == 1
+            return len(rest.server.connections) == 1
 
         while not cut_off():
             assert time.monotonic() < end, "a client that sends a byte now and then was never cut off"
@@ -472,7 +472,7 @@ def test_thousand_clients_that_read_nothing_cost_little() -> None:
                 client = socket.create_connection(("127.0.0.1", rest.port), timeout=10)
                 client.sendall(asked)
                 clients.append(client)
-            wait_until(lambda: rest.server.connections == 1_000, limit_s=60)
+            wait_until(lambda: len(rest.server.connections) == 1_000, limit_s=60)
             assert requests.post(rest.url + PREDICT, json={"instances": [1.0]}, timeout=30).json() == ANSWER
             assert tracemalloc.get_traced_memory()[0] < 10 << 20
         finally:
@@ -502,7 +502,7 @@ def test_draining_answers_what_was_pipelined() -> None:
 
 
 def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
-    request = Request(Head("POST", b"/", {}, keep_alive=True, is_http_1_0=False))
+    request = HttpRequest(Head("POST", b"/", {}, keep_alive=True, is_http_1_0=False))
     body = bytes(range(256)) * 1600
     tracemalloc.start()
     for start in range(0, len(body), 2):
@@ -512,7 +512,7 @@ def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
     assert kept_bytes < 1.5 * len(body)
     assert request.size == len(body)
     assert request.body() == body
-    short = Request(request.head)
+    short = HttpRequest(request.head)
     assert short.body() == b""
     for pieces in (1, 2):
         short.add(b"ab")
@@ -528,7 +528,7 @@ def test_a_closed_connection_dies_without_the_collector() -> None:
             with socket.create_connection(("127.0.0.1", rest.port), timeout=10) as client:
                 client.sendall(STATUS)
                 assert client.recv(65536).startswith(b"HTTP/1.1 200")
-                kept = rest.thread.call(lambda: [weakref.ref(one) for one in rest.server.open_connections])
+                kept = rest.thread.call(lambda: [weakref.ref(one) for one in rest.server.connections])
             wait_until(lambda: [one() for one in kept] == [None])
         finally:
             gc.enable()

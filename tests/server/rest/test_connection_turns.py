@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 
 from batchtune.server.metrics.counters import Metrics
-from batchtune.server.rest.app import RestOptions, make_app
-from batchtune.server.rest.listener import RestConnection
+from batchtune.server.rest.connection import RestConnection
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.shared_bytes import LARGE_READ_BYTES, ClientBytes, SharedLimits
+from batchtune.server.rest.rest_api import RestOptions, make_app
+from batchtune.wire.listener import LARGE_READ_BYTES, Listener, SharedLimits
 from tests.server.server_fakes import FakeModels
 from tests.wire.wire_peers import MemoryTransport
 
@@ -35,17 +35,14 @@ class RestUnderTest:
 
     def __init__(self) -> None:
         ticks = itertools.count()
-        self.shared = ClientBytes(SharedLimits())
+        self.shared = Listener(SharedLimits())
         self.shared.turns.now_s = lambda: next(ticks) * 0.0001
         self.transport = MemoryTransport()
         self.models = FakeModels()
-        self.open: set[RestConnection] = set()
         self.connection = RestConnection(
             make_app(self.models, Metrics(), options=RestOptions()),
             limits=RestLimits(),
-            connections=self.open,
-            on_closed=lambda: None,
-            client_bytes=self.shared,
+            listener=self.shared,
         )
         self.connection.connection_made(self.transport)
 
@@ -124,7 +121,7 @@ async def test_nothing_is_answered_or_kept_of_a_client_that_is_gone() -> None:
     await turns_of_the_loop()
     assert len(rest.answered) == answered
     assert (rest.connection.arriving_bytes, rest.shared.arriving.held_bytes) == (0, 0)
-    assert not rest.open
+    assert not rest.shared.connections
 
 
 @in_loop

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel
-from batchtune.server.metrics.counters import StageUse
+from batchtune.server.metrics.counters import Metrics
 from batchtune.server.stages.plan import plan_of
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.wire.signature import Signature
@@ -141,5 +141,5 @@ def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str
     model = LoadedModel(platform="t", signatures={"serving_default": signature}, runs={})
     declared = declared_in(write_stages(tmp_path, stages))
     with pytest.raises(StatusError) as raised:
-        plan_of(declared, model, model_name="m", use=StageUse(), options=BackendOptions())
+        plan_of(declared, model, model_name="m", use=Metrics().stages, options=BackendOptions())
     assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}:{message}")

@@ -15,8 +15,8 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.triton.launched import LaunchedTriton, flag_words, model_in_repository
-from batchtune.target.triton.repository import ModelRepository, OriginalModel
-from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.target.triton.repository import OriginalModel, TritonRepository
+from batchtune.target.triton.triton_target import TritonTarget, restored
 from tests.target.kserve_server import Answer
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
@@ -302,7 +302,7 @@ def test_ensembles_that_ask_the_model_are_named(server: FakeTriton) -> None:
     server.pages["/v2/models/ens/config"] = (200, {"name": "ens", "ensemble_scheduling": steps})
     server.pages["/v2/models/plain/config"] = (200, {**CONFIG, "name": "plain"})
     endpoint = Endpoint(model_name="m", rest_port=server.rest_port, grpc_port=None)
-    assert ModelRepository(endpoint).ensembles() == ["ens"]
+    assert TritonRepository(endpoint).ensembles() == ["ens"]
 
 
 def test_a_server_without_tls_is_told_as_such(server: FakeTriton) -> None:

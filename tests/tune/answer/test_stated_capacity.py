@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, capacity_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batchtune.archive.run import create_run
-from batchtune.cli.commands.recommend import conclude
+from batchtune.cli.commands.run_recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.words import gain_cell, other_references, question_text

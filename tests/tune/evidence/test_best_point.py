@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.cli.commands.load import _exit_code, without_empty_verdict
+from batchtune.cli.commands.run_load import _exit_code, without_empty_verdict
 from batchtune.report.load_points import points_dict
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario

@@ -18,7 +18,7 @@ from batchtune.tune.evidence.bracket import (
     UNSTEADY,
     WIDTH,
     Bracket,
-    Run,
+    BracketRun,
     crossing_rps,
     runs_of,
 )
@@ -37,8 +37,8 @@ def run(
     clients: int | None = None,
     answered: float | None = None,
     full: bool = False,
-) -> Run:
-    return Run(
+) -> BracketRun:
+    return BracketRun(
         trial=1,
         rate_rps=rate,
         clients=clients,
@@ -52,7 +52,7 @@ def run(
     )
 
 
-def bracket(*runs: Run) -> Bracket:
+def bracket(*runs: BracketRun) -> Bracket:
     return Bracket(tuple(runs))
 
 
@@ -77,7 +77,7 @@ def bracket(*runs: Run) -> Bracket:
     ],
 )
 def test_a_rate_is_held_by_more_runs_than_missed_it(
-    runs: tuple[Run, ...], held: float, missed: float
+    runs: tuple[BracketRun, ...], held: float, missed: float
 ) -> None:
     assert bracket(*runs).held_rps == pytest.approx(held)
     assert bracket(*runs).missed_rps == pytest.approx(missed)
@@ -121,7 +121,7 @@ RUNS = st.lists(
 def judged(given_runs: list[tuple[float, float, float, bool]], limit_s: float) -> Bracket:
     return Bracket(
         tuple(
-            Run(
+            BracketRun(
                 trial=at,
                 rate_rps=rate,
                 clients=None,
@@ -203,7 +203,7 @@ def test_runs_that_contradict_each_other_widen_what_is_stated() -> None:
     assert contradicting.stated_missed_rps >= UNSTEADY * 100
 
 
-def streamed(rate: float, ttft_s: float) -> Run:
+def streamed(rate: float, ttft_s: float) -> BracketRun:
     return replace(run(rate, held=ttft_s <= 0.08), latency_s={"ttft_p95": ttft_s, "itl_p99": 0.01})
 
 

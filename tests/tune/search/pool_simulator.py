@@ -18,7 +18,7 @@ import numpy as np
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, is_feasible, violations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import NoFeasibleConfigurationError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation

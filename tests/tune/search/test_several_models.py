@@ -20,11 +20,11 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
+from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import run_sweep
 from batchtune.tune.trials.trial import Trial, TrialRequest
@@ -56,7 +56,7 @@ def swept(
     return [done.trial for done in run_sweep(scenario, bench, finished=earlier, now_s=bench.now_s)]
 
 
-def run_of(trial: Trial, scenario: Scenario) -> Run:
+def run_of(trial: Trial, scenario: Scenario) -> BracketRun:
     (run,) = runs_of([trial], scenario.slo, scenario)
     return run
 

@@ -24,7 +24,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.archive.run import LEDGER, open_run
-from batchtune.cli.commands.sweep import run_sweep
+from batchtune.cli.commands.run_sweep import run_sweep
 from batchtune.errors import BatchtuneError
 from batchtune.tune.trials.trial import Trial
 

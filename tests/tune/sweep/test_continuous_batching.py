@@ -13,7 +13,7 @@ from batchtune.server.emulated_llm import Device
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench
 from batchtune.tune.sweep.sweep import Watcher, run_sweep
-from batchtune.tune.trials.out_of_memory import out_of_memory
+from batchtune.tune.trials.failures import out_of_memory
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.llm import virtual_llm
 from tests.benchmarks.llm.virtual_llm import SCENARIO, VirtualFleet, VirtualTarget, exact_rps, limits_of

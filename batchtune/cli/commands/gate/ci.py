@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.check.gate import gates_of
-from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
+from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.commands.gate.course import check_seconds, without_search
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
@@ -19,12 +19,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.pace import Pace
 from batchtune.units import rounded_duration
-
-_SET_UP_MIN: Final = 8
-"""To install what runs the model, and to check out."""
-
-_LAUNCHES_S: Final = 10.0
-"""Of both servers with their first requests."""
 
 _EXTRAS: Final = {
     "tensorflow": ("saved_model.pb", "saved_model.pbtxt"),
@@ -164,14 +158,16 @@ def _times(scenario: Scenario) -> tuple[float, int]:
     margins = scenario.check.gates
     (scenario,) = without_search([scenario], margins)
     variants = [Variant(name=name, scenario=scenario) for name in (BASELINE, CANDIDATE)]
+    # Of both servers with their first requests.
     usual_s, most_s = check_seconds(
         variants,
         dict.fromkeys((BASELINE, CANDIDATE), Pace()),
         guarded=gates_of(margins, objective=scenario.objective),
         blocks=scenario.check.blocks,
-        launch_s=_LAUNCHES_S,
+        launch_s=10.0,
     )
-    return usual_s, _SET_UP_MIN + math.ceil(most_s / 60.0)
+    set_up_min = 8  # To install what runs the model, and to check out.
+    return usual_s, set_up_min + math.ceil(most_s / 60.0)
 
 
 def _extras(scenario: Scenario, model: Path) -> list[str]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
-from batchtune.check.paired import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.file_parameters import file_knobs
-from batchtune.cli.arguments.sides import SideWords
+from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
+from batchtune.cli.arguments.options import SideWords
+from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.plain_values import as_text
@@ -29,7 +29,7 @@ from batchtune.report.gate.files import code_quality, comment, github_annotation
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scratch import ScratchFolder
+from batchtune.system import ScratchFolder
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
 from batchtune.tune.compare.pace_probes import (
@@ -47,8 +47,8 @@ from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.archive.run import Run
-    from batchtune.check.finding import BlockFigures, Finding
-    from batchtune.check.gate import Gate
+    from batchtune.check.gate import BlockFigures, Finding, Gate
+    from batchtune.cli.session import MeasuringSession
     from batchtune.report.live_view import View
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace
@@ -311,15 +311,26 @@ class Course:
 
     variants: Sequence[Variant]
     benches: Benches
-    run: Run
-    view: View
+    session: MeasuringSession
     figures: Callable[[Sequence[Trial], Phase], Sequence[BlockFigures]]
     relaunches: bool = False
     paces: dict[str, Pace] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
     duets: dict[int, tuple[float, float]] = field(default_factory=dict)
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        return self.session.require_run(self.session.scenario)
+
+    @property
+    def view(self) -> View:
+        return self.session.view
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """Those of all phases."""
+        return self.session.trials
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
         """At least so many blocks of a phase, with the duets of the newest where CPU time is guarded. Those from one
@@ -343,9 +354,8 @@ class Course:
             first_number=1 + max((trial.last_number for trial in self.trials), default=0),
         ):
             trial = finished.trial
-            self.run.append(trial, finished.samples)
+            self.session.keep([finished], shown=False)
             trials.append(trial)
-            self.trials.append(trial)
             for part in parts_of([trial]):
                 self.view.event(variant_line(part))
             if trial.state == "failed":
@@ -424,7 +434,7 @@ class Course:
                     f"usually about {rounded_duration(usual_s)} ({RANK_FIRST} blocks of each server), at most about "
                     f"{rounded_duration(most_s)} ({blocks} blocks, twice where a change is confirmed)"
                 )
-            self.view.event(f"{takes}; results go to {self.run.path}")
+            self.view.event(takes)
 
     def _begin(self, turn: Turn) -> None:
         if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it

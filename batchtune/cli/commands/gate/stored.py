@@ -10,12 +10,10 @@ import json as json_text
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.run import create_run
 from batchtune.check.account import Account, judged
 from batchtune.check.baseline import (
     BASELINE,
@@ -27,10 +25,9 @@ from batchtune.check.baseline import (
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.history import read_history, series_of, track_record
-from batchtune.check.paired import REGRESSION_EXIT_CODE, Conclusion
-from batchtune.cli.arguments.sides import CANDIDATE
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
+from batchtune.cli.arguments.options import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
 from batchtune.cli.commands.gate.course import (
     CheckFiles,
     Course,
@@ -40,13 +37,14 @@ from batchtune.cli.commands.gate.course import (
     require_writable,
     without_search,
 )
+from batchtune.cli.commands.gate.paired import CheckRequest, refuse_variant, tell
+from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import as_text, fields_to_plain
 from batchtune.provenance import collect
 from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import print_history
-from batchtune.report.live_view import View, sweep_view
-from batchtune.scenario.reader import format_scenario, read_arms
+from batchtune.scenario.reader import read_arms
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
@@ -130,40 +128,45 @@ def run_stored_check(
             return _passed(error, json=json)
     require_writable(files)
     started_s = time.monotonic()
-    course: Course | None = None
-    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        try:
-            if scenario.objective != asked.objective:
-                view.event(loop_text(scenario))
-            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=scenario)], view)
-            check_targets([variant], view)
-            provenance = collect(variant.scenario.load.seed)
-            blocks_max = wanted.blocks or variant.scenario.check.blocks
-            relaunches = needs_relaunches(gates)
-            refusal, note = "", ""
-            if baseline is not None:
-                refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
-            if not refusal:
-                blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
-            course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
-            course.relaunches = relaunches
-            if baseline is None:
-                return update_baseline(
-                    course,
-                    stored.path,
-                    wanted,
-                    provenance=provenance,
-                    blocks=blocks_max,
-                    force=stored.force,
-                    json=json,
-                )
-            if refusal:
-                conclusion = _incomparable(refusal, blocks_max)
-            else:
-                conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
-            fault = closed(stack)
-        except KeyboardInterrupt:
-            return interrupted(course)
+    with session(scenario, "check", results=results, quiet=quiet) as current:
+        view = current.view
+        if scenario.objective != asked.objective:
+            view.event(loop_text(scenario))
+        (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=scenario)], view)
+        check_targets([variant], view)
+        provenance = collect(variant.scenario.load.seed)
+        blocks_max = wanted.blocks or variant.scenario.check.blocks
+        relaunches = needs_relaunches(gates)
+        refusal, note = "", ""
+        if baseline is not None:
+            refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
+        if not refusal:
+            blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
+        run = current.require_run(variant.scenario, provenance=provenance)
+        course = Course(
+            variants=[variant],
+            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path),
+            session=current,
+            figures=lambda trials, phase: [] if baseline is None else baseline.blocks_with(trials, phase),
+            relaunches=relaunches,
+        )
+        if baseline is None:
+            return update_baseline(
+                course,
+                stored.path,
+                wanted,
+                provenance=provenance,
+                blocks=blocks_max,
+                force=stored.force,
+                json=json,
+            )
+        if refusal:
+            conclusion = _incomparable(refusal, blocks_max)
+        else:
+            conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
+        fault = closed(current.stack)
+    if current.fault is not None:
+        return current.exit_code(0)
     if not refusal:
         conclusion = judged(conclusion, course.trials, [variant])
     account = Account(
@@ -228,26 +231,6 @@ def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
     """The gates with the least margins that another session, or another host, allows; errors do not depend on it."""
     least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
     return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
-
-
-def _course(
-    variant: Variant,
-    baseline: Baseline | None,
-    blocks_max: int,
-    results: Path,
-    provenance: Mapping[str, Any],
-    view: View,
-    stack: ExitStack,
-) -> Course:
-    text = format_scenario(variant.scenario)
-    run = create_run(variant.scenario, text, root=results, kind="check", provenance=provenance)
-    return Course(
-        variants=[variant],
-        benches=Benches(view, stack, blocks=blocks_max, folder=run.path),
-        run=run,
-        view=view,
-        figures=lambda trials, phase: [] if baseline is None else baseline.blocks_with(trials, phase),
-    )
 
 
 def _passed(error: BaselineError, *, json: bool) -> int:

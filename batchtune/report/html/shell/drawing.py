@@ -15,7 +15,7 @@ from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.run_tables import short_label
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.trials.trial import Trial

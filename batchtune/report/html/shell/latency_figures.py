@@ -12,7 +12,7 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.statistics.quantiles import QUANTILES
+from batchtune.measure.quantiles import QUANTILES
 from batchtune.report.findings import text_of
 from batchtune.report.html.shell.drawing import (
     Figure,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError, NoFeasibleConfigurationError
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.shell.drawing import (
     MERITS,
     Figure,
@@ -40,7 +40,7 @@ from batchtune.report.words import REFERENCES, capitalised, other_references
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import nearest_first, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest
-from batchtune.tune.evidence.bracket import Run as JudgedRun
+from batchtune.tune.evidence.bracket import BracketRun as JudgedRun
 from batchtune.tune.evidence.bracket import of_limit, runs_of
 from batchtune.tune.sweep.sweep import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, without_superseded

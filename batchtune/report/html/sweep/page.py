@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.findings import text_of
 from batchtune.report.html.shell.document import (

@@ -61,7 +61,7 @@ class Graph(Protocol):
         """Start the run on the current stream."""
 
 
-class Device(Protocol):
+class TorchDevice(Protocol):
     """Where a model runs. Tensors come from one call to the next on the thread that runs the batch."""
 
     name: Any

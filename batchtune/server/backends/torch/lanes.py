@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.backends.torch.device import Device, Forward, Graph, first_line, to_numpy
+from batchtune.server.backends.torch.device import Forward, Graph, TorchDevice, first_line, to_numpy
 from batchtune.server.log import note
 from batchtune.wire.status import StatusError
 
@@ -34,7 +34,7 @@ class Lanes:
     """Runs `forward` on `device` for batch threads; `failures` are what `forward` may end with: StatusError too."""
 
     def __init__(
-        self, torch: Any, device: Device, forward: Forward, *, failures: tuple[type[Exception], ...]
+        self, torch: Any, device: TorchDevice, forward: Forward, *, failures: tuple[type[Exception], ...]
     ) -> None:
         self._torch = torch
         self._device = device
@@ -133,7 +133,7 @@ class Lanes:
 class _Lane:
     __slots__ = ("event", "graphs", "number", "pool", "stream")
 
-    def __init__(self, device: Device, number: int) -> None:
+    def __init__(self, device: TorchDevice, number: int) -> None:
         self.number = number
         self.stream = device.new_stream()
         self.event = device.new_event()
@@ -144,7 +144,7 @@ class _Lane:
 class _FreeLanes:
     """The lanes of a model, to begin with `device.lanes_max`; None: as many as are asked for."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: TorchDevice) -> None:
         self._device = device
         self._lock = threading.Lock()
         self._added = threading.Condition(self._lock)

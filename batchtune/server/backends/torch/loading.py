@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from batchtune.cpus import schedulable_cores
 from batchtune.server.backends.declared_file import FaultError, check_keys, read_declared, tensor_specs
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
@@ -32,17 +31,16 @@ from batchtune.server.backends.model import (
     zeros,
 )
 from batchtune.server.backends.torch.cuda import CudaDevice
-from batchtune.server.backends.torch.device import Device, HostDevice, first_line
+from batchtune.server.backends.torch.device import HostDevice, TorchDevice, first_line
 from batchtune.server.backends.torch.lanes import Lanes
 from batchtune.server.log import note
+from batchtune.system import schedulable_cores
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
 Specs = tuple[TensorSpec, ...]
 FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, MemoryError)
 """What a module may end with; torch's OutOfMemoryError and AcceleratorError are RuntimeErrors."""
-
-_ROWS_TRIED = 2
 
 
 class Forward:
@@ -93,7 +91,13 @@ class Forward:
 
 
 def forward_in(
-    torch: Any, dtype_name: str, device: Device, load: Callable[[], Any], *, inputs: Specs, outputs: Specs
+    torch: Any,
+    dtype_name: str,
+    device: TorchDevice,
+    load: Callable[[], Any],
+    *,
+    inputs: Specs,
+    outputs: Specs,
 ) -> Forward:
     """The module that `load` gives, computing in the precision of --torch_dtype.
 
@@ -113,11 +117,12 @@ def forward_in(
     return Forward(torch, load(), outputs, around=around)
 
 
-def _fault(torch: Any, forward: Forward, device: Device, inputs: Specs) -> str | None:
+def _fault(torch: Any, forward: Forward, device: TorchDevice, inputs: Specs) -> str | None:
     """Why a batch of zeros does not run; None where it does."""
+    rows_tried = 2
     try:
         with torch.inference_mode():
-            forward([device.to_device(device.staged(zeros(spec, _ROWS_TRIED))) for spec in inputs])
+            forward([device.to_device(device.staged(zeros(spec, rows_tried))) for spec in inputs])
     except FAILURES as error:
         if device.is_out_of_memory(error):
             raise
@@ -177,7 +182,7 @@ def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
             torch.set_num_interop_threads(inter_op_threads)
 
 
-def device_of(torch: Any, options: BackendOptions) -> Device:
+def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
     """The device that `--device` names: auto, cpu, cuda, cuda:N.
 
     Raises:
@@ -198,7 +203,7 @@ def device_of(torch: Any, options: BackendOptions) -> Device:
 
 
 def served_module(
-    torch: Any, forward: Forward, device: Device, *, inputs: Specs, outputs: Specs
+    torch: Any, forward: Forward, device: TorchDevice, *, inputs: Specs, outputs: Specs
 ) -> LoadedModel:
     """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
     signature = Signature(
@@ -218,7 +223,7 @@ def served_module(
 class _ModuleRun:
     """Batches of numpy arrays; the positional arguments are in the order of `inputs`."""
 
-    def __init__(self, torch: Any, device: Device, forward: Forward, inputs: Specs) -> None:
+    def __init__(self, torch: Any, device: TorchDevice, forward: Forward, inputs: Specs) -> None:
         self._device = device
         self._inputs = inputs
         self._input_names = tuple(spec.name for spec in inputs)

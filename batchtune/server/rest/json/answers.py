@@ -23,7 +23,6 @@ from batchtune.wire.status import invalid_argument
 # numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)
 _WRITABLE = frozenset("fdihbBOlq?ILQ")
 _NUMBERS = frozenset("fdilq")
-_BYTES_SUFFIX = "_bytes"
 _STEP = b"    "
 _LINE = orjson.OPT_SERIALIZE_NUMPY
 _BLOCK = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2
@@ -157,7 +156,8 @@ def _with_bare_names(text: bytes, tensor: NDArray[Any]) -> bytes:
 
 
 def _cell_writer(name: str) -> _Cell:
-    return _base64_object if name.endswith(_BYTES_SUFFIX) else quoted
+    bytes_suffix = "_bytes"
+    return _base64_object if name.endswith(bytes_suffix) else quoted
 
 
 def _base64_object(value: bytes) -> bytes:

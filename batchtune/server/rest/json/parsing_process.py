@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -31,17 +31,8 @@ from batchtune.wire.status import FAULT, StatusError
 
 PREDICT_ON_LOOP_BYTES_MAX = 128 << 10
 EXAMPLES_ON_LOOP_BYTES_MAX = 32 << 10
-_TRIMMED_BYTES_MIN = 1 << 20  # of a body after which the process lets go of memory: 5 ms
-_WAITING_BYTES_MAX = 256 << 20  # of bodies: four of the largest that are taken by default
 
 _Read = TypeVar("_Read")
-
-
-class Refusal(NamedTuple):
-    """What a StatusError says; it cannot itself be sent to another process."""
-
-    code: str
-    message: str
 
 
 class LargeBodies:
@@ -52,7 +43,7 @@ class LargeBodies:
         self._waiting_bytes = 0
 
     async def predict(
-        self, body: bytes, signatures: Mapping[str, Signature] | Refusal
+        self, body: bytes, signatures: Mapping[str, Signature] | StatusError
     ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
         """The name of the signature, whether the body goes by row, and the inputs.
 
@@ -60,7 +51,7 @@ class LargeBodies:
         """
         return await self._run(read_predict, body, signatures)
 
-    async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | Refusal]:
+    async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
         """The signature's name, "" when absent, and the inputs, or what is wrong with them. Raises StatusError."""
         return await self._run(read_examples, body)
 
@@ -70,18 +61,20 @@ class LargeBodies:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, read: Callable[..., _Read | Refusal], body: bytes, *arguments: Any) -> _Read:
-        if self._waiting_bytes + len(body) > _WAITING_BYTES_MAX:
+    async def _run(self, read: Callable[..., _Read], body: bytes, *arguments: Any) -> _Read:
+        waiting_bytes_max = 256 << 20  # of bodies: four of the largest that are taken by default
+        if self._waiting_bytes + len(body) > waiting_bytes_max:
             raise StatusError("RESOURCE_EXHAUSTED", "Too many large request bodies wait to be read")
         self._waiting_bytes += len(body)
         pool = self._pool
+        trimmed_bytes_min = 1 << 20  # of a body after which the process lets go of memory: 5 ms
         try:
             if pool is None:
                 context = multiprocessing.get_context("spawn")
                 pool = ProcessPoolExecutor(1, mp_context=context, initializer=_live_with_the_server)
                 self._pool = pool
             outcome = await asyncio.get_running_loop().run_in_executor(pool, read, body, *arguments)
-            if len(body) > _TRIMMED_BYTES_MIN:
+            if len(body) > trimmed_bytes_min:
                 with suppress(RuntimeError):  # the pool has ended
                     pool.submit(trim)  # its queue, too, holds what it sent until it sends something else
         except BrokenProcessPool as error:  # killed for its memory, say; the next body starts another
@@ -90,38 +83,30 @@ class LargeBodies:
             raise StatusError("INTERNAL", FAULT) from error
         finally:
             self._waiting_bytes -= len(body)
-        if isinstance(outcome, Refusal):
-            raise StatusError(*outcome)
         return outcome
 
 
 def read_predict(
-    body: bytes, signatures: Mapping[str, Signature] | Refusal
-) -> tuple[str, bool, dict[str, NDArray[Any]]] | Refusal:
-    """What LargeBodies.predict gives, or why not."""
-    try:
-        request = parse_predict(body, lambda name: find_signature(signatures, name))
-    except StatusError as error:
-        return Refusal(error.code, error.message)
+    body: bytes, signatures: Mapping[str, Signature] | StatusError
+) -> tuple[str, bool, dict[str, NDArray[Any]]]:
+    """What LargeBodies.predict gives; raises StatusError."""
+    request = parse_predict(body, lambda name: find_signature(signatures, name))
     return request.signature.name, request.row_format, request.inputs
 
 
-def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | Refusal] | Refusal:
-    """What LargeBodies.examples gives, or why not."""
-    try:
-        name, message = parse_examples(body)
-    except StatusError as error:
-        return Refusal(error.code, error.message)
+def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
+    """What LargeBodies.examples gives; raises StatusError."""
+    name, message = parse_examples(body)
     try:
         return name, example_inputs(message)
     except StatusError as error:
-        return name, Refusal(error.code, error.message)
+        return name, StatusError(error.code, error.message)  # without its frames
 
 
-def find_signature(signatures: Mapping[str, Signature] | Refusal, name: str) -> Signature:
+def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
     """The signature of a predict call; raises StatusError."""
-    if isinstance(signatures, Refusal):
-        raise StatusError(*signatures)
+    if isinstance(signatures, StatusError):
+        raise signatures
     signature = signatures.get(name)
     if signature is None:
         raise StatusError("INVALID_ARGUMENT", f'Serving signature name: "{name}" not found in signature def')

@@ -98,9 +98,6 @@ def _is_matrix(body: bytes, rows: Any, count: int, width: int) -> bool:
 warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning, re.escape(__name__))
 
 
-_MAX_PACKED_VALUES = 1 << 16
-
-
 class JsonPredict(NamedTuple):
     """A predict call: the inputs by name, and whether it came by row, so that the answer goes by row."""
 
@@ -139,13 +136,13 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
             raise malformed(document, "Expecting 'instances' to be an list/array")
         if not instances:
             raise malformed(document, "No values in 'instances' array")
-        reader = _Reader(_may_hold_booleans(body, document))
+        reader = _JsonReader(_may_hold_booleans(body, document))
         return JsonPredict(
             signature=signature, row_format=True, inputs=reader.rows(instances, signature.inputs)
         )
     if "inputs" not in document:
         raise invalid_argument("Missing 'inputs' or 'instances' key")
-    reader = _Reader(_may_hold_booleans(body, document))
+    reader = _JsonReader(_may_hold_booleans(body, document))
     inputs = reader.columns(document["inputs"], signature.inputs)
     return JsonPredict(signature=signature, row_format=False, inputs=inputs)
 
@@ -166,7 +163,7 @@ def signature_name(document: Mapping[str, Any]) -> str:
     return name
 
 
-class _Reader:
+class _JsonReader:
     """Turns the JSON values of one request into arrays."""
 
     __slots__ = ("_may_hold_booleans",)
@@ -280,8 +277,9 @@ def _packer(count: int, code: str) -> struct.Struct:
 
 def _packed(flat: list[Any], shape: list[int], dtype: str, wire_type: tuple[str, str]) -> NDArray[Any] | None:
     code, wire_dtype = wire_type
+    max_packed_values = 1 << 16
     try:
-        if len(flat) <= _MAX_PACKED_VALUES:
+        if len(flat) <= max_packed_values:
             tensor = np.frombuffer(_packer(len(flat), code).pack(*flat), wire_dtype)
         else:
             tensor = np.frombuffer(array(code, flat), wire_dtype)

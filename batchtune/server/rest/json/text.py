@@ -21,7 +21,6 @@ from batchtune.wire.status import StatusError
 DEBUG_BYTES = 256
 """JSON shown in an error message is cut at the first token past this many bytes."""
 
-NUMBER_TOO_BIG = "Number too big to be stored in double."
 # Possessive and closed by the end of the text too: linear even on a hostile body.
 _BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)', re.DOTALL)
 _NUMBERS = rapidjson.NM_NAN | rapidjson.NM_NATIVE
@@ -36,11 +35,12 @@ def parse_json(body: bytes) -> Any:
     Raises:
         StatusError: INVALID_ARGUMENT `JSON Parse error: …`, as TensorFlow Serving words it.
     """
+    number_too_big = "Number too big to be stored in double."
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if error.msg.startswith("number is infinity"):
-            raise _parse_error(NUMBER_TOO_BIG, len(body.decode()[: error.pos].encode())) from error
+            raise _parse_error(number_too_big, len(body.decode()[: error.pos].encode())) from error
         return _parse_leniently(body)
 
 

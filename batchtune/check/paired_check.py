@@ -1,0 +1,326 @@
+"""How many blocks are needed, and what do they say: the course of a paired check from the first look to the verdict?
+
+The screen stops at the first look where some gate is flagged or all are cleared. What it flags, and what is
+still open, is measured once more, on fresh blocks after both servers were started anew, by the same rule and judged by
+these alone. Only what both phases flag is a regression. What has loads of its own, the CPU time of a request, is
+measured only where nothing else is flagged, and not again in a phase that has cleared it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from batchtune.check.gate import (
+    ERROR_RATE,
+    RANK_FIRST,
+    BlockFigures,
+    Finding,
+    Gate,
+    Look,
+    figure_name,
+    find,
+    looks_up_to,
+    planned_looks,
+)
+from batchtune.errors import (
+    BaselineError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
+from batchtune.measure.measurement import Measurement
+from batchtune.plain_values import Coded, to_plain
+from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
+from batchtune.tune.compare.blocks import Variant, paired_arms, runs_of
+from batchtune.tune.evidence.best_point import rows_per_request
+from batchtune.tune.trials.trial import Trial
+
+UNTOLD: Final = (math.nan, math.nan)
+"""Of a figure that was to be measured and told nothing."""
+
+
+def paired_figures(
+    trials: Sequence[Trial],
+    *,
+    baseline: str,
+    candidate: str,
+    cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> list[BlockFigures]:
+    """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks.
+
+    `cpu`: CPU seconds a request by block, where they were to be measured apart; nan where that told nothing. Only these
+    count where at least half of them are told, else those of the runs: both are never mixed.
+    """
+    before, after = runs_of(trials, baseline), runs_of(trials, candidate)
+    both = sorted(before.keys() & after.keys())
+    asked = [cpu[block] for block in both if block in cpu]
+    is_apart = bool(asked) and 2 * sum(not math.isnan(pair[0]) for pair in asked) >= len(asked)
+    blocks: list[BlockFigures] = []
+    for block in both:
+        figures = _side_by_side(before[block], after[block])
+        blocks.append({**figures, "cpu": cpu.get(block, UNTOLD)} if is_apart else figures)
+    return blocks
+
+
+def variant_figures(
+    trials: Sequence[Trial],
+    before: Variant,
+    after: Variant,
+    *,
+    cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> list[BlockFigures]:
+    """The same of two variants; of several models the figures of all of them, of each block that all ended."""
+    if not before.scenario.target.models:
+        return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
+    arms = [
+        (arm.model, runs_of(trials, left.name), runs_of(trials, arm.name))
+        for left, arm in paired_arms(before, after)
+    ]
+    whole = set.intersection(*({*left} & {*right} for _, left, right in arms))
+    blocks: list[BlockFigures] = []
+    for block in sorted(whole):
+        figures: dict[str, tuple[float, float]] = {}
+        for model, left, right in arms:
+            figures |= _side_by_side(left[block], right[block], model=model)
+        blocks.append(figures)
+    return blocks
+
+
+def _side_by_side(before: Trial, after: Trial, *, model: str = "") -> dict[str, tuple[float, float]]:
+    left, right = run_figures(before), run_figures(after)
+    return {figure_name(model, metric): (left[metric], right[metric]) for metric in METRICS}
+
+
+def run_figures(trial: Trial) -> Mapping[Metric, float]:
+    """Every figure of one run; nan where it was not measured. The capacity of a run that held no rate is 0."""
+    measured = trial.measurement
+    if measured is None:
+        return dict.fromkeys(METRICS, math.nan)
+    held_none = 0.0 if trial.state == "complete" else math.nan
+    return {
+        "throughput": measured.throughput_rps.value,
+        "capacity": held_none if trial.objective is None else trial.objective.value,
+        "p50": measured.latency_s["p50"].value,
+        "p95": measured.latency_s["p95"].value,
+        "p99": measured.latency_s["p99"].value,
+        "errors": measured.error_ratio,
+        "cpu": _per_request(measured, None if measured.server is None else measured.server.server_cpu_s),
+        "gpu": _per_request(measured, _gpu_s(measured)),
+        "memory": _told(None if measured.server is None else measured.server.memory_peak_bytes),
+        "gpu_memory": _told(None if measured.server is None else measured.server.gpu_memory_used_bytes),
+        "startup": _told(trial.startup_s),
+    }
+
+
+def _gpu_s(measured: Measurement) -> float | None:
+    server = measured.server
+    if server is None or server.gpu_busy_ratio is None:
+        return None
+    return server.gpu_busy_ratio * server.duration_s
+
+
+def _told(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _per_request(measured: Measurement, seconds: float | None) -> float:
+    """Seconds of the server's account over the requests of the same account, those of the warm-up included."""
+    server = measured.server
+    if server is None or not seconds:
+        return math.nan
+    requests = float(sum(server.requests_by_status.values()))
+    rows = rows_per_request(measured)
+    if not requests and rows:
+        requests = server.rows / rows
+    return seconds / requests if requests else math.nan
+
+
+CHECK_VERSION = 1
+
+Phase = Literal["screen", "confirmation"]
+Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INCOMPARABLE", "SLO MISSED"]
+REGRESSION_EXIT_CODE = 1
+
+Measure = Callable[[Phase, int, Collection[Gate]], Sequence[BlockFigures]]
+"""The blocks of a phase, at least so many of them, with what these gates need: measured until there are. Fewer: they
+could not be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a check says. `blocks` are those of the screen, `fresh_blocks` of the confirmation. `confirms`: what is
+    flagged is measured again before it fails."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    blocks: int
+    fresh_blocks: int
+    blocks_max: int
+    reason: Coded | None = None
+    target_failed: bool = False
+    error_rate: float = ERROR_RATE
+    confirms: bool = True
+
+    @property
+    def is_void(self) -> bool:
+        """The figures are not the servers', or of another workload."""
+        return self.verdict in ("INVALID", "INCOMPARABLE")
+
+    @property
+    def exit_code(self) -> int:
+        """As README.md lists them."""
+        match self.verdict:
+            case "OK" | "IMPROVED":
+                return 0
+            case "REGRESSED":
+                return REGRESSION_EXIT_CODE
+            case "INCONCLUSIVE":
+                return InconclusiveError.exit_code
+            case "INVALID":
+                return (TargetError if self.target_failed else MeasurementInvalidError).exit_code
+            case "INCOMPARABLE":
+                return BaselineError.exit_code
+            case "SLO MISSED":
+                return NoFeasibleConfigurationError.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON."""
+        return {
+            "schema_version": CHECK_VERSION,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "reason": "" if self.reason is None else to_plain(self.reason),
+            "error_rate": self.error_rate,
+            "confirms": self.confirms,
+            "target_failed": self.target_failed,
+            "blocks": self.blocks,
+            "fresh_blocks": self.fresh_blocks,
+            "blocks_max": self.blocks_max,
+            "gates": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def run_check(
+    gates: Sequence[Gate],
+    measure: Measure,
+    *,
+    blocks_max: int = CHECK_BLOCKS_MAX,
+    error_rate: float = ERROR_RATE,
+    on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
+) -> Conclusion:
+    """Measure until it is clear, or `blocks_max` blocks are used up; confirm what is flagged."""
+    counts = looks_up_to(blocks_max)
+    settled: dict[tuple[Phase, Gate], Finding] = {}
+
+    # What takes more time than the runs: once cleared it stays so. The looks spend their error rate whether
+    # used or not, so that no verdict is dearer for it; it halves a check of equal servers
+    # (tests/benchmarks/check/live_check.py).
+    apart = frozenset({"cpu"})
+
+    def look_after(phase: Phase, guarded: Sequence[Gate], look: Look) -> tuple[int, tuple[Finding, ...]]:
+        asked = [gate for gate in guarded if (phase, gate) not in settled]
+        first = [gate for gate in asked if gate.metric not in apart] or asked
+        blocks = measure(phase, look.blocks, first)
+        latest = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
+        later = [gate for gate in asked if gate not in first]
+        if later and look.blocks >= RANK_FIRST and not _is_flagged([latest[gate] for gate in first]):
+            blocks = measure(phase, look.blocks, asked)
+            latest = {
+                finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)
+            }
+        else:
+            latest |= {gate: replace(latest[gate], state="open", margin=gate.margin) for gate in later}
+        findings = tuple(latest.get(gate) or settled[phase, gate] for gate in guarded)
+        for gate, finding in latest.items():
+            if gate.metric in apart and finding.state in ("ok", "improved"):
+                settled[phase, gate] = finding
+        on_look(phase, len(blocks), findings)
+        return len(blocks), findings
+
+    blocks = fresh = 0
+    findings: tuple[Finding, ...] = ()
+    again: tuple[Finding, ...] = ()
+    for look in planned_looks(counts, gates=len(gates), error_rate=error_rate):
+        blocks, findings = look_after("screen", gates, look)
+        if blocks < look.blocks or _is_clear(findings):
+            break
+    flagged = [finding for finding in findings if finding.state == "regressed"]
+    if flagged:
+        unclear = {
+            finding.gate: finding
+            for finding in findings
+            if finding.state == "regressed" or (finding.state == "open" and finding.gate.metric not in apart)
+        }
+        for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
+            fresh, again = look_after("confirmation", tuple(unclear), look)
+            again = tuple(_confirmed(finding, unclear[finding.gate]) for finding in again)
+            if fresh < look.blocks or _is_clear(again):
+                break
+        by_gate = {finding.gate: finding for finding in again}
+        findings = tuple(by_gate.get(finding.gate, finding) for finding in findings)
+    return Conclusion(
+        verdict=_verdict(findings),
+        findings=findings,
+        blocks=blocks,
+        fresh_blocks=fresh,
+        blocks_max=blocks_max,
+        error_rate=error_rate,
+    )
+
+
+def judge_fixed(
+    gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, error_rate: float = ERROR_RATE
+) -> Conclusion:
+    """The verdict on blocks that were all measured beforehand: one look, and nothing is confirmed."""
+    (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
+    findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
+    return Conclusion(
+        verdict=_verdict(findings),
+        findings=findings,
+        blocks=len(blocks),
+        fresh_blocks=0,
+        blocks_max=len(blocks),
+        error_rate=error_rate,
+        confirms=False,
+    )
+
+
+def _findings(
+    gates: Sequence[Gate], blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int
+) -> tuple[Finding, ...]:
+    return tuple(find(gate, blocks, look, blocks_max=blocks_max) for gate in gates)
+
+
+def _is_clear(findings: Sequence[Finding]) -> bool:
+    """Some gate is flagged, or none is open any more."""
+    return _is_flagged(findings) or all(finding.state != "open" for finding in findings)
+
+
+def _is_flagged(findings: Sequence[Finding]) -> bool:
+    return any(finding.state == "regressed" for finding in findings)
+
+
+def _confirmed(finding: Finding, screened: Finding) -> Finding:
+    """What only the fresh blocks flag was not seen twice, what they did not measure was not looked at again: both stay
+    open."""
+    if finding.state == "not measured":
+        finding = replace(screened, state="open")
+    is_regressed = finding.state == "regressed"
+    if screened.state != "regressed":
+        return replace(finding, state="open") if is_regressed else finding
+    return replace(finding, confirmed=is_regressed)
+
+
+def _verdict(findings: Sequence[Finding]) -> Verdict:
+    if any(finding.state == "regressed" for finding in findings):
+        return "REGRESSED"
+    missing = any(finding.state == "not measured" and not finding.gate.is_default for finding in findings)
+    measured = [finding for finding in findings if finding.state != "not measured"]
+    if missing or not measured or any(finding.state == "open" for finding in measured):
+        return "INCONCLUSIVE"
+    return "IMPROVED" if any(finding.state == "improved" for finding in findings) else "OK"

@@ -1,0 +1,295 @@
+"""What arguments and options mean for a scenario: its SLO, what is asked about, requests, a file of parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import os.path
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from batchtune.batching.formats import read_batching_file
+from batchtune.errors import BatchingParametersError, UsageError
+from batchtune.measure.quantiles import QUANTILES
+from batchtune.scenario.examples import example_names
+from batchtune.scenario.reader import ScenarioText, read_scenario, scenario_text
+from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.knobs import KNOBS
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search_section import KnobValue, ListSpace
+from batchtune.target.address import is_address
+from batchtune.target.model_files import located_model, only_model_below, readable, resolve_model
+from batchtune.units import parse_duration_s, parse_ratio
+
+
+@contextmanager
+def of_option(name: str, *, hint: str | None = None) -> Iterator[None]:
+    """Put the option's name before the message of a UsageError; `hint` None: its own."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", hint=hint or error.hint) from error
+
+
+# Which promise do the options `--slo-p50` to `--slo-p99.9` and `--slo-errors` make?
+
+ERRORS = "errors"
+
+
+def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
+    """What was given, and nothing else set; None: nothing was given.
+
+    Raises:
+        UsageError: a value that is no limit, or limits that contradict each other.
+    """
+    given = {name: text for name, text in slo.items() if text is not None}
+    if not given:
+        return None
+    values = _limits_s(given)
+    if ERRORS in given:
+        values[ERRORS] = _error_ratio(given[ERRORS])
+    try:
+        return SloSpec.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
+
+
+def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
+    """The scenario's promise with what was given in its place.
+
+    Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
+    """
+    if promise is None:
+        return scenario
+    errors = promise if "error_ratio" in promise.model_fields_set else scenario
+    limits = promise if promise.limits() else scenario
+    return limits.model_copy(update={"error_ratio": errors.error_ratio})
+
+
+def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
+    """What was given for a scenario that is still to be read, as its `--set`.
+
+    Raises:
+        UsageError: as `promised`.
+    """
+    promise = promised(slo)
+    if promise is None:
+        return []
+    overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if promise.limits() else []
+    errors = slo.get(ERRORS)
+    return overrides if errors is None else [*overrides, f"slo.{ERRORS}={errors}"]
+
+
+def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
+    """The seconds of an option's text; `units` as `parse_duration_s`.
+
+    Raises:
+        UsageError: no duration above 0; it names the option.
+    """
+    with of_option(option):
+        seconds = parse_duration_s(text, units=units)
+    if seconds <= 0:
+        raise UsageError(f"{option}: {text!r} is not above 0", hint=f"write a duration such as 20{units[0]}")
+    return seconds
+
+
+def _limits_s(given: Mapping[str, str]) -> dict[str, float]:
+    """Seconds by quantile, of the latency limits."""
+    return {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != ERRORS}
+
+
+def _error_ratio(text: str) -> float:
+    hint = "write a share such as 0.1% or 0.001"
+    with of_option("--slo-errors", hint=hint):
+        ratio = parse_ratio(text)
+    if not 0.0 <= ratio <= 1.0:
+        raise UsageError(f"--slo-errors: {text!r} is not between 0 and 100 %", hint=hint)
+    return ratio
+
+
+_SEPARATOR: Final = re.compile(r"[x×,]")
+
+
+def request_overrides(
+    *, rest: bool, rows: int | None, shapes: Sequence[str] | None, ranges: Sequence[str] | None
+) -> list[str]:
+    """The same as `--set` of a scenario.
+
+    Raises:
+        UsageError: a shape or a range that is none.
+    """
+    overrides = ["request.protocol=rest"] if rest else []
+    if rows is not None:
+        overrides.append(f"request.rows={rows}")
+    if shapes:
+        named = dict(_named("--shape", "NAME=128, or NAME=224x224x3", shapes, _dimensions))
+        overrides.append(f"request.shapes={json.dumps(named)}")
+    if ranges:
+        by_input = dict(_named("--range", "NAME=0:20000", ranges, _limits))
+        overrides.append(f"request.inputs={json.dumps({'random': {'by_input': by_input}})}")
+    return overrides
+
+
+def _named(option: str, expected: str, texts: Iterable[str], read: Any) -> Iterable[tuple[str, Any]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            if not (name and equals):
+                raise ValueError
+            yield name.strip(), read(value.strip())
+        except ValueError as error:
+            raise UsageError(f"{option}: expected {expected}; was {text!r}") from error
+
+
+def _dimensions(text: str) -> list[int]:
+    """Those after the batch dimension; none: a scalar a row."""
+    sizes = [int(size) for size in _SEPARATOR.split(text)] if text else []
+    if any(size < 1 for size in sizes):
+        raise ValueError
+    return sizes
+
+
+def _limits(text: str) -> dict[str, Any]:
+    """`LOW:HIGH`; whole numbers where both are."""
+    low, colon, high = text.partition(":")
+    if not colon or not -math.inf < float(low) < float(high) < math.inf:
+        raise ValueError
+    if all(re.fullmatch(r"\s*-?\d+\s*", limit) for limit in (low, high)):
+        return {"low": int(low), "high": int(high), "whole": True}
+    return {"low": float(low), "high": float(high)}
+
+
+Kind = Literal["scenario", "model", "address"]
+
+
+def kind_of(argument: str) -> Kind:
+    """A `.yaml` is a scenario, there or not; so is what is no plain file (/dev/stdin).
+
+    Raises:
+        UsageError: the path cannot be looked at.
+    """
+    if Path(argument).suffix in (".yaml", ".yml") or _is_stream(argument):
+        return "scenario"
+    return "address" if is_address(argument) else "model"
+
+
+def scenario_source(argument: str) -> Path | ScenarioText:
+    """The scenario's file; of a stream, which can be read once, what it says.
+
+    Raises:
+        ScenarioError: a stream that is no text.
+    """
+    if not _is_stream(argument):
+        return Path(argument)
+    return replace(scenario_text(argument), directory=Path())
+
+
+def model_of(argument: str) -> str:
+    """What a scenario's `target.model` says for it: the path of the model, or the name of a sample model.
+
+    Raises:
+        UsageError: neither is there; the message says what was looked for.
+    """
+    path = Path(argument).expanduser()
+    with readable(path):
+        if path.exists():
+            only = only_model_below(Path(os.path.abspath(path)))  # noqa: PTH100  # a link keeps its own name
+            return str(located_model(argument) if only is None else only)
+    if "/" in argument:
+        return str(located_model(argument))
+    try:
+        resolve_model(argument)
+    except UsageError as error:
+        hint = error.hint
+        if argument in example_names():
+            hint = f"`batchtune init --example {argument}` writes that example here"
+        raise UsageError(
+            f"{argument!r} is no scenario (.yaml), model file or directory, HOST:PORT/MODEL, or sample model",
+            hint=hint,
+        ) from error
+    return argument
+
+
+def _is_stream(argument: str) -> bool:
+    path = Path(argument)
+    # A file that is redirected there is one to the system, under a name that says nothing.
+    streams = ("/dev/stdin", "/dev/fd", "/proc")
+    if any(path.is_relative_to(stream) for stream in streams):
+        return True
+    with readable(path):
+        return path.exists() and not path.is_file() and not path.is_dir()
+
+
+# What does `--batching-parameters-file` make of a scenario: which values are fixed, and which are searched too?
+
+
+def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a file says, as the scenario's `fixed` would hold it, and what of it the target cannot be told.
+
+    Raises:
+        BatchingParametersError: it cannot be read, or says what no server would understand, or not this one.
+    """
+    file = read_batching_file(path)
+    try:
+        knobs, notes = file.knobs(
+            on_triton=scenario.target.kind == "triton", rows_per_request=scenario.request.rows_most
+        )
+    except BatchingParametersError as error:
+        raise BatchingParametersError(f"{path}: {error.message}", hint=error.hint) from error
+    return knobs, tuple(f"{path}: {note}" for note in notes)
+
+
+def with_file(
+    source: Path | ScenarioText, overrides: Sequence[str], path: Path, *, searched: bool
+) -> ScenarioText:
+    """The scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go to stderr.
+
+    A parameter that the sweep searches keeps its space, in which the file's value then is; any other is fixed, instead
+    of the parameters that the scenario fixes. A comparison searches nothing: all are fixed, but for what a variant says
+    itself.
+
+    Raises:
+        BatchingParametersError: as `file_knobs`.
+        ScenarioError: the scenario's.
+    """
+    scenario = read_scenario(source, overrides=overrides)
+    knobs, notes = file_knobs(path, scenario)
+    document = scenario.document()
+    space: dict[str, Any] = document["search"].get("space", {})
+    replaced = () if scenario.target.kind == "triton" else KNOBS
+    fixed = {name: value for name, value in document["fixed"].items() if name not in replaced}
+    document["fixed"] = fixed
+    for name, value in knobs.items():
+        knob = scenario.search.space.get(name)
+        if knob is None:
+            fixed[name] = value
+        elif searched:
+            space[name] = _with(space[name], knob.values, value)
+        else:
+            del space[name]
+            fixed[name] = value
+    if not space:
+        document["search"].pop("space", None)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    read = scenario_text(source)
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return ScenarioText(text=text, source=f"{read.source} with {path}", directory=read.directory)
+
+
+def _with(written: Any, values: Sequence[KnobValue], value: Any) -> Any:
+    """The space with the value in it; as it was where it is there, or where the space is too large to be listed."""
+    value = tuple(value) if isinstance(value, list) else value
+    # A range of more values is searched as it is: a list of them would be the run's scenario.
+    listed_max = 200
+    if value in values or len(values) > listed_max:
+        return written
+    return ListSpace.model_validate([*values, value]).model_dump(mode="json")

@@ -1,1 +1,0 @@
-"""What is installed on this machine, and is it usable?"""

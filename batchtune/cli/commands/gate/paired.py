@@ -1,0 +1,211 @@
+"""`batchtune check`: is the candidate still as good as the baseline? An exit code for a job, and why."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.run import CHECK, write_whole
+from batchtune.check.account import Account, attributed, judged
+from batchtune.check.gate import gates_of, parse_margins
+from batchtune.check.history import append_history, are_equal, history_line
+from batchtune.check.paired_check import variant_figures
+from batchtune.cli.arguments.options import BASELINE, CANDIDATE
+from batchtune.cli.benches import Benches, check_targets, placed_variants
+from batchtune.cli.commands.gate.course import (
+    CheckFiles,
+    Course,
+    closed,
+    hand_on,
+    loop_text,
+    needs_relaunches,
+    require_writable,
+    without_search,
+)
+from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.session import session
+from batchtune.errors import ArchiveError, BatchtuneError, UsageError
+from batchtune.report.gate.statement import account_document, print_check
+from batchtune.scenario.placement import placed
+from batchtune.scenario.reader import read_arms, read_scenario, read_variants
+from batchtune.tune.compare.blocks import Variant, chosen_variants
+
+if TYPE_CHECKING:
+    from batchtune.scenario.spec.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the command line asked for; None or empty: as the scenario says.
+
+    `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
+    `note` is what to know of the sides: the commits that they are of; `commit` the candidate's, where it is not the
+    working tree's.
+    """
+
+    scenario: Path
+    overrides: Sequence[str] = ()
+    baseline_set: Sequence[str] = ()
+    candidate_set: Sequence[str] = ()
+    candidate: str | None = None
+    max_regress: Sequence[str] = ()
+    blocks: int | None = None
+    note: str = ""
+    commit: str | None = None
+
+
+def run_paired_check(
+    wanted: CheckRequest, *, files: CheckFiles, results: Path, json: bool, quiet: bool
+) -> int:
+    """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
+
+    Raises:
+        UsageError: no such scenario, no two sides, no such gate, a file that cannot be written.
+        TargetError: a server could not be put back; the verdict is told and kept before.
+    """
+    scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
+    pair = asked_pair(wanted, scenario)
+    baseline, candidate = (variant.name for variant in pair)
+    margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
+    loaded = without_search([scenario, *(variant.scenario for variant in pair)], margins)
+    is_loop = loaded[0].objective != scenario.objective
+    scenario = loaded[0]
+    pair = [replace(variant, scenario=side) for variant, side in zip(pair, loaded[1:], strict=True)]
+    arms = pair[0].arms()
+    models = [arm.model for arm in arms if arm.model]
+    gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
+    blocks_max = wanted.blocks or scenario.check.blocks
+    require_writable(files)
+    duets: dict[int, tuple[float, float]] = {}
+    started_s = time.monotonic()
+    with session(scenario, "check", results=results, quiet=quiet) as current:
+        view = current.view
+        if is_loop:
+            view.event(loop_text(scenario))
+        variants = placed_variants(pair, view)
+        check_targets(variants, view)
+        asked, _ = placed(with_sides(scenario, pair))
+        run = current.require_run(asked)
+        course = Course(
+            variants=variants,
+            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path, apart=True),
+            session=current,
+            figures=lambda trials, _phase: variant_figures(trials, *pair, cpu=duets),
+            duets=duets,
+            relaunches=needs_relaunches(gates),
+        )
+        conclusion = course.conclude(gates, blocks_max)
+        fault = closed(current.stack)
+    if current.fault is not None:
+        return current.exit_code(0)
+    conclusion = judged(conclusion, course.trials, course.variants)
+    account = Account(
+        scenario=scenario.name,
+        baseline=baseline,
+        candidate=candidate,
+        conclusion=conclusion,
+        attribution=attributed(conclusion, course.trials, baseline=baseline, candidate=candidate),
+        seconds=time.monotonic() - started_s,
+        run=str(run.path),
+        note=wanted.note,
+    )
+    return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
+
+
+def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
+    """Baseline and candidate.
+
+    Raises:
+        UsageError: there is none, more than two variants and nobody says which, or a variant beside options of a side.
+    """
+    if wanted.baseline_set or wanted.candidate_set:
+        refuse_variant(wanted.candidate)
+        sides = {BASELINE: wanted.baseline_set, CANDIDATE: wanted.candidate_set}
+        return chosen_variants(read_arms(wanted.scenario, sides, overrides=wanted.overrides))
+    if not scenario.variants:
+        raise UsageError(
+            f"{wanted.scenario}: nothing to compare: no variants",
+            hint="add variants: {baseline: {}, candidate: {target: {model: ./new}}}, or give --candidate-model PATH",
+        )
+    variants = chosen_variants(read_variants(wanted.scenario, overrides=wanted.overrides))
+    if wanted.candidate is not None:
+        others = [variant for variant in variants[1:] if variant.name == wanted.candidate]
+        variants = [*variants[:1], *others]
+    if len(variants) != 2:
+        names = ", ".join(list(scenario.variants)[1:])
+        raise UsageError(
+            f"{wanted.scenario}: a check compares one candidate with {next(iter(scenario.variants))!r}, the baseline",
+            hint=f"give --candidate NAME, one of: {names}",
+        )
+    return variants
+
+
+def refuse_variant(name: str | None) -> None:
+    """Where the candidate is the scenario with its words, none of the variants counts.
+
+    Raises:
+        UsageError: a variant is asked for all the same.
+    """
+    if name is not None:
+        raise UsageError(
+            f"--candidate: the variant {name!r} does not count beside --baseline and the options of a side",
+            hint="leave --candidate out, and say the variant's keys by --candidate-set KEY=VALUE",
+        )
+
+
+def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
+    """The scenario with both sides as its variants: where they differ from it, part by part."""
+    ours = scenario.document()
+    apart = {"name", "variants", "check", "search"}
+    sides = {
+        side.name: {
+            key: value
+            for key, value in side.scenario.document().items()
+            if key not in apart and value != ours.get(key)
+        }
+        for side in pair
+    }
+    return scenario.model_copy(update={"variants": sides})
+
+
+def tell(
+    account: Account,
+    course: Course,
+    wanted: CheckRequest,
+    *,
+    fault: BatchtuneError | None,
+    files: CheckFiles,
+    results: Path,
+    json: bool,
+    quiet: bool,
+) -> int:
+    """Keep the account, print it, hand it on to the job, make the page; the exit code.
+
+    Raises:
+        BatchtuneError: the `fault` of what followed the last run, behind all that.
+    """
+    run, document = course.run, account_document(account)
+    try:
+        text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
+        write_whole(run.path / CHECK, text.encode())
+        sides = [variant.scenario for variant in course.variants]
+        unchanged = len(sides) > 1 and are_equal(*sides)
+        line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
+        append_history(results, line)
+    except ArchiveError as error:  # the verdict stands without its copy
+        print(f"note: {error.message}", file=sys.stderr)
+    if json:
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_check(account)
+    hand_on(account, files, scenario=wanted.scenario)
+    if course.trials:
+        report_at_end(run, quiet=quiet)
+    if fault is not None:
+        raise fault
+    return account.conclusion.exit_code

@@ -1,0 +1,392 @@
+"""`batchtune load`: one load test, or one for each point of a range, against a launched or a running server."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.batching.parameters import Configuration
+from batchtune.check.limit import FigureLimit, LimitFinding, judge_limits, parse_limits
+from batchtune.cli.arguments.load_request import (
+    LoadRequest,
+    Question,
+    asked_configuration,
+    asked_plans,
+    client_counts,
+    question_of,
+)
+from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.session import MeasuringSession, as_it_is, beginning, session
+from batchtune.errors import (
+    ArchiveError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    UsageError,
+)
+from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.plain_values import to_plain
+from batchtune.report.gate.statement import limit_text
+from batchtune.report.live_view import live_line, plan_load, trial_line
+from batchtune.report.load_points import (
+    points_dict,
+    print_models,
+    print_points,
+    print_points_csv,
+    spoilt_message,
+)
+from batchtune.scenario.reader import lists_models
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import LaunchedTarget, external_target, target_of
+from batchtune.target.external import ExternalTarget
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.compare.blocks import REPEATS_SHARE
+from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
+from batchtune.tune.evidence.best_point import best_point, spoilt_by
+from batchtune.tune.loader import REPEATS_MAX
+from batchtune.tune.trials.pace import times_of
+from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of
+from batchtune.units import counted, rounded_duration
+
+if TYPE_CHECKING:
+    from batchtune.report.live_view import View
+    from batchtune.tune.trials.trial import Trial
+
+_UNKNOWN = Configuration(batching=None, known=False)
+_GRAVEST_FIRST = (
+    TargetError.exit_code,
+    MeasurementInvalidError.exit_code,
+    NoFeasibleConfigurationError.exit_code,
+    InconclusiveError.exit_code,
+)
+
+
+def run_load(
+    wanted: LoadRequest,
+    *,
+    output: Literal["table", "json", "csv"],
+    results: Path | None,
+    quiet: bool,
+    gates: Sequence[str] = (),
+) -> int:
+    """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
+
+    So it is where an error ends it after a point that worked; the exit code is that of the error.
+
+    0; 3 when the SLO or a limit of `gates` is missed, 5 when that cannot be told; of a range its best point decides,
+    and without an SLO or a limit there is no verdict. 6 when every point that was measured shows the load generator or
+    a noisy host (repeats included); 7 when a point failed; 130 when interrupted. Several models are loaded at once,
+    then each alone, to see what company costs: the gravest verdict of those beside each other decides.
+    """
+    limits = parse_limits(gates)
+    if lists_models(wanted.scenario):
+        _refuse_of_one(wanted, output=output, gates=gates)
+    question = question_of(wanted)
+    several = bool(question.scenario.target.models)
+    with session(question.scenario, "load", results=results, quiet=quiet) as current:
+        for note in question.notes:
+            current.view.event(note)
+        _measure(question, wanted, current)
+    points = current.trials
+    findings = _gated(points, limits)
+    if several:
+        _print_models(current, output=output)
+    else:
+        _print(current, question.scenario, findings, output=output)
+    if current.run is not None and len(points) > 1 and not several:
+        report_at_end(current.run, quiet=quiet)
+    if current.fault is not None:
+        return current.exit_code(0)
+    if several:
+        return current.exit_code(_exit_code_of_models(points))
+    codes = {_exit_code(points, question.scenario), _gate_code(findings)}
+    return current.exit_code(next((code for code in _GRAVEST_FIRST if code in codes), 0))
+
+
+def _print(
+    current: MeasuringSession,
+    scenario: Scenario,
+    findings: Sequence[LimitFinding],
+    *,
+    output: Literal["table", "json", "csv"],
+) -> None:
+    """The points, for machines with what they say of each limit."""
+    points = current.trials
+    match output:
+        case "json":
+            run = None if current.run is None else str(current.run.path)
+            gates = [finding.to_dict() for finding in findings]
+            document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
+            print(json_text.dumps(document, indent=2))
+        case "csv":
+            print_points_csv(points, scenario=scenario)
+        case "table":
+            print_points(points, scenario=scenario)
+
+
+def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) -> None:
+    """Refuse options that mean one model."""
+    idle = {
+        "--rate": wanted.rate is not None,
+        "--concurrency": wanted.concurrency is not None,
+        "--rest-url": wanted.rest_url is not None,
+        "--grpc-url": wanted.grpc_url is not None,
+        "--gate": bool(gates),
+        "--csv": output == "csv",
+    }
+    hints = {
+        "--rate": "write rate: at each of target.models",
+        "--concurrency": "write concurrency: at each of target.models",
+        "--gate": "write slo: at each of target.models",
+        "--csv": "take --json",
+    }
+    for option, given in idle.items():
+        if given:
+            hint = hints.get(option, "several models are served by a server that is launched")
+            raise UsageError(f"{option}: not of several models at once", hint=hint)
+
+
+def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]:
+    """What each model got beside the others, and alone."""
+    together = {
+        name: part for point in points if not point.request.models for name, part in point.parts.items()
+    }
+    alone = {name: part for point in points if point.request.models for name, part in point.parts.items()}
+    return together, alone
+
+
+def _print_models(current: MeasuringSession, *, output: str) -> None:
+    """For machines `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`."""
+    together, alone = _apart(current.trials)
+    server = current.trials[0].server if current.trials else None
+    if output != "json":
+        print_models(together, alone, server)
+        return
+    models = {
+        name: {"together": trial.to_dict(), "alone": alone[name].to_dict() if name in alone else None}
+        for name, trial in together.items()
+    }
+    run = None if current.run is None else str(current.run.path)
+    print(json_text.dumps({"run": run, "models": models, "server": to_plain(server)}, indent=2))
+
+
+def _exit_code_of_models(points: Sequence[Trial]) -> int:
+    """By the gravest verdict of the models beside each other."""
+    if any(point.failure for point in points):
+        return TargetError.exit_code
+    together, _ = _apart(points)
+    codes = set()
+    for name, trial in together.items():
+        measured = trial.measurement
+        code = 0 if measured is None else _code_of(measured.verdict)
+        if measured is not None and code:
+            print(f"{name}: {measured.verdict}: {measured.verdict_reason}", file=sys.stderr)
+        codes.add(code)
+    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+
+
+def _code_of(verdict: str | None) -> int:
+    match verdict:
+        case "INVALID" | "NOISY":
+            return MeasurementInvalidError.exit_code
+        case "FAIL":
+            return NoFeasibleConfigurationError.exit_code
+        case "UNSURE":
+            return InconclusiveError.exit_code
+    return 0
+
+
+def _gated(points: Sequence[Trial], limits: Sequence[FigureLimit]) -> list[LimitFinding]:
+    """What the best point says of each limit; nothing where no point counts."""
+    best = best_point(points)
+    return [] if best is None else judge_limits(limits, best.point)
+
+
+def _gate_code(findings: Sequence[LimitFinding]) -> int:
+    """Tell what was found of each limit; the exit code."""
+    for finding in findings:
+        print(f"gate: {limit_text(finding)}", file=sys.stderr)
+    states = {finding.state for finding in findings}
+    if "missed" in states:
+        return NoFeasibleConfigurationError.exit_code
+    return InconclusiveError.exit_code if states & {"open", "not measured"} else 0
+
+
+def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
+    if any(point.failure for point in points):
+        return TargetError.exit_code
+    void = spoilt_message(points)
+    if void is not None:
+        print(f"invalid: {void}", file=sys.stderr)
+        return MeasurementInvalidError.exit_code
+    best = best_point(points)
+    judgement = None if best is None else best.point.measurement
+    if judgement is None or judgement.verdict not in ("FAIL", "UNSURE"):
+        return 0
+    if judgement.verdict == "FAIL":
+        print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
+        return NoFeasibleConfigurationError.exit_code
+    if scenario.load.requests is None:
+        longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=DURATION"
+    else:
+        longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=N"
+    print(f"no verdict on the SLO: {judgement.verdict_reason}; {longer}", file=sys.stderr)
+    return InconclusiveError.exit_code
+
+
+def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
+    """Run each point, keep it and show it; what was measured before an interruption stays."""
+    scenario, view = question.scenario, current.view
+    scenarios = scenario.of_models() or {"": scenario}
+    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in scenarios}
+    target = _target(question, wanted, view)
+    with current.serving(target):
+        scenario = current.found_on(scenario, target)
+        question = replace(question, scenario=scenario)
+        configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
+        with ExitStack() as stack:
+            for fleet in workers.values():
+                stack.enter_context(fleet)
+            current.launch(scenario, target, configuration)
+            if scenario.target.models:
+                plans = together_and_alone(scenario, configuration)
+            else:
+                plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
+            bench = _bench(scenario, target, workers, plans, view)
+            if leaves_duration_open(scenario) and not scenario.target.models:
+                plans = _paced(bench, plans, scenario, view)
+            for finished in repeated_points(bench, plans, scenario=scenario, view=view):
+                _keep(current, finished)
+                for part in parts_of([finished.trial]):
+                    own = scenarios.get(part.model, scenario)
+                    view.event(trial_line(part, head=_load_of(part), scenario=own))
+
+
+def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
+    """All models at once, then each alone."""
+    names = [own.name for own in scenario.target.models]
+    loads: list[tuple[str, ...]] = [(), *((name,) for name in (names if len(names) > 1 else []))]
+    plans: list[Plan] = []
+    for models in loads:
+        request = TrialRequest(
+            configuration=configuration,
+            source="load",
+            reason="alone" if models else "together",
+            models=models,
+        )
+        number = len(names) + len(plans) if plans else 1
+        plans.append(Plan(number=number, seed=scenario.load.seed, request=request))
+    return plans
+
+
+def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
+    """The same points, as long as a server of this speed needs; says so where that is longer than usual."""
+    configuration = plans[0].request.configuration
+    clients = max((plan.request.concurrency or 0 for plan in plans), default=0)
+    pace = probed_pace(bench, scenario, configuration, clients=clients or None)
+    paced = [replace(plan, pace=pace) for plan in plans]
+    times = [
+        times_of(
+            pace, scenario, configuration, clients=plan.request.concurrency, rate_rps=plan.request.rate_rps
+        )
+        for plan in paced
+    ]
+    if max(point_times.duration_s for point_times in times) > scenario.load.duration_s:
+        batch_s = rounded_duration(max(point_times.batch_s for point_times in times))
+        all_s = rounded_duration(sum(point_times.run_s for point_times in times))
+        view.event(f"a batch takes about {batch_s}: {counted(len(plans), 'point')} in about {all_s}")
+    return paced
+
+
+def _bench(
+    scenario: Scenario,
+    target: LaunchedTarget | ExternalTarget,
+    fleets: Mapping[str, AnyFleet],
+    plans: Sequence[Plan],
+    view: View,
+) -> Bench:
+    only = fleets.get("")
+    return Bench(
+        scenario,
+        target,
+        only or fleets,
+        on_live=lambda plan, live: view.live(
+            f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
+        ),
+        guard=HostGuard(),
+        client_max_rps=None
+        if only is None
+        else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
+    )
+
+
+def repeated_points(
+    bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
+) -> Iterator[FinishedTrial]:
+    """Each point once; one that a noisy host disturbed is repeated, within reason, and only its last run counts."""
+    repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
+    for plan in plans:
+        finished = without_empty_verdict(bench.run(plan), scenario)
+        for _ in range(min(REPEATS_MAX, repeats_left)):
+            if "host" not in map(spoilt_by, parts_of([finished.trial])):
+                break
+            view.event("the host was noisy: once more")
+            repeats_left -= 1
+            finished = without_empty_verdict(bench.run(plan), scenario)
+        yield finished
+
+
+def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
+    """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
+    scenarios, trial = scenario.of_models(), _unjudged(finished.trial, scenario)
+    parts = {name: _unjudged(part, scenarios[name]) for name, part in trial.parts.items()}
+    return replace(finished, trial=replace(trial, parts=parts))
+
+
+def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
+    measured = trial.measurement
+    if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
+        return trial
+    return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=""))
+
+
+def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
+    """A point that cannot be kept is measured all the same: that is reported once."""
+    try:
+        current.keep([finished], shown=False)
+    except ArchiveError as error:
+        print(f"note: {error.message}; nothing is saved from here on", file=sys.stderr)
+        current.run = current.results = None
+        current.trials.append(finished.trial)
+
+
+def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
+    if question.launches:
+        view.event(beginning(question.scenario))
+        clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
+        clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
+        scenario = question.scenario
+        if scenario.target.kind == "http" and not (question.settings or scenario.fixed or wanted.no_batching):
+            scenario = as_it_is(scenario)
+        return target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
+    return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
+
+
+def _place(plan: Plan, plans: Sequence[Plan]) -> str:
+    return f"point {plan.number} of {len(plans)}, " if len(plans) > 1 else ""
+
+
+def _load_of(point: Trial) -> str | None:
+    """The load of one point, or of one of several models; None where the scenario's own says it."""
+    if point.model:
+        return f"{point.model} alone" if point.request.models else point.model
+    if point.rate_rps is not None:
+        return f"{point.rate_rps:,.6g} requests/s offered"
+    return None if point.concurrency is None else counted(point.concurrency, "client")

@@ -1,0 +1,343 @@
+"""`batchtune recommend`: choose from a run, write the parameters down, say why."""
+
+from __future__ import annotations
+
+import json as json_text
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from batchtune.archive.run import (
+    RECOMMENDATION,
+    SCENARIO,
+    Run,
+    parameters_name,
+    parameters_text,
+    server_files,
+    tritons_file,
+    write_server_files,
+    write_whole,
+)
+from batchtune.batching.kubernetes import ParametersFile
+from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
+from batchtune.batching.triton_config import dropped
+from batchtune.cli.arguments.options import Dialect
+from batchtune.cli.arguments.overrides import in_place_of, promised
+from batchtune.cli.deployment import as_started, build_command, deployed_name, deployment, docker_command
+from batchtune.cli.session import asked_run, kept_trials
+from batchtune.errors import (
+    ArchiveError,
+    BatchtuneError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    UsageError,
+)
+from batchtune.report.findings import worded
+from batchtune.report.recommendation_text import print_answer, print_recommendation
+from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.reason import failure_with_batching
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
+from batchtune.units import format_duration
+
+_NO_ANSWER: Final = (
+    NoFeasibleConfigurationError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    TargetError,
+)
+
+_STARTING: Final = ("flags", "k8s", "kserve")
+"""Dialects in which a server's own flags are written."""
+
+
+def run_recommend(
+    path: Path | None,
+    limits: Mapping[str, str | None],
+    *,
+    dialect: Dialect | None,
+    write: Path | None,
+    results: Path,
+    json: bool,
+    why: bool = False,
+) -> int:
+    """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
+    promise = promised(limits)
+    run = asked_run(path, results=results)
+    scenario = run.scenario()
+    slo = None if promise is None else in_place_of(scenario.slo, promise)
+    trials = kept_trials(run)
+    if any(trial.source == "variant" for trial in trials):
+        raise UsageError(
+            f"{run.path} compares variants; there is nothing to choose from",
+            hint="name the run of a sweep, or read comparison.json in that folder",
+        )
+    if any(trial.source == "load" for trial in trials):
+        raise UsageError(
+            f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
+        )
+    if scenario.target.models:
+        given = {"--format": dialect, "--slo-…": slo}
+        _require_of_several([name for name, value in given.items() if value is not None], write)
+    try:
+        return conclude(
+            run,
+            scenario,
+            trials,
+            slo=slo,
+            json=json,
+            why=why,
+            write=write,
+            dialect=dialect,
+            named=path is not None and run.path == path,
+        )
+    except _NO_ANSWER as error:
+        raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
+
+
+def conclude(
+    run: Run,
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    *,
+    slo: SloSpec | None = None,
+    json: bool = False,
+    why: bool = False,
+    write: Path | None = None,
+    dialect: Dialect | Literal["http"] | None = None,
+    named: bool = True,
+    swept: bool = False,
+) -> int:
+    """Recommend from the trials and print it, with another dialect's parameters below; the exit code, 0 or 5.
+
+    Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
+    A sweep that ends without a recommendation leaves none of an earlier one in the run.
+    `dialect` None: that of the server that was measured.
+    `why`: the whole argument instead of the short answer. `named`: somebody named this run, so it need not be said
+    which it is.
+
+    Raises:
+        NoFeasibleConfigurationError, InconclusiveError, TargetError: nothing measured is known to meet the SLO, or
+            nothing worked; with `json` the document says so too.
+        BatchingParametersError: the dialect cannot say it; nothing was printed or written.
+    """
+    try:
+        chosen = _recommended(run, scenario, trials, slo)
+    except _NO_ANSWER as error:
+        step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
+        if json:
+            ending = {"error": error.message, "hint": error.hint, "to_establish": step}
+            print(json_text.dumps({"run": str(run.path), **ending}))
+        if swept:
+            run.remove_recommendation()
+        raise
+    own_dialect = chosen.configuration.dialect
+    dialect = dialect or own_dialect
+    text = ""
+    if dialect != "docker" and not (json and write is None):
+        text = formatted(chosen, dialect, run.model_config(), scenario=scenario)
+    own = slo is None or slo == scenario.slo
+    if own and (swept or not (run.path / RECOMMENDATION).is_file()):
+        _keep(run, chosen)
+    if dialect == "docker":
+        text = _docker_run(run, chosen, scenario)
+    if write is not None:
+        _write(write, text, beside=server_files(write, chosen, scenario.target.models))
+    asked = None if own else slo
+    step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
+    offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
+    if json:
+        document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        shown = dialect == own_dialect or write is not None
+        file = parameters_file(run, write if dialect == own_dialect else None, chosen)
+        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
+        command = None
+        if dialect == own_dialect:
+            command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
+        of_run = None if named else _run_line(run)
+        if why:
+            print_recommendation(
+                chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer
+            )
+        else:
+            print_answer(
+                chosen,
+                scenario=scenario,
+                deployment=command,
+                run=of_run,
+                next_step=step,
+                offer=offer,
+                why=f"{again}--why",
+            )
+        if not shown:
+            print(text)
+    return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
+    """The command that starts a container; what builds its image, where that is ours, goes to stderr."""
+    if built_by := build_command(chosen.configuration, scenario):
+        print(f"note: in a clone of batchtune, `{built_by}` builds the image", file=sys.stderr)
+    return docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
+
+
+def _recommended(
+    run: Run, scenario: Scenario, trials: Sequence[Trial], slo: SloSpec | None
+) -> Recommendation:
+    """The choice, with what it drops of a Triton model's own configuration."""
+    chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
+    config = run.model_config() if chosen.configuration.dialect == "triton" else None
+    return chosen if config is None else replace(chosen, drops=dropped(config, chosen.configuration))
+
+
+def _require_of_several(given: Sequence[str], write: Path | None) -> None:
+    """Refuse options that mean one model."""
+    if given:
+        hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
+        raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
+    if write is not None and write.exists() and not write.is_file():
+        raise UsageError(
+            f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"
+        )
+
+
+def to_establish(
+    run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
+) -> str | None:
+    """The command that goes on with the run, with twice what it had; for another SLO, `asked`, a sweep of its own.
+
+    None where every batch fails: more of the same tells nothing.
+    """
+    if failure_with_batching(trials) is not None:
+        return None
+    sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
+    if asked is not None:
+        return f"{sweep} {_asked(asked, scenario)}".rstrip()
+    return f"{sweep} --resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
+
+
+def _way_on(
+    error: BatchtuneError, run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None
+) -> str | None:
+    """The command that would answer what is open, which the error's hint then names; None: there is none."""
+    if not isinstance(error, InconclusiveError):
+        return None
+    step = to_establish(run, scenario, trials, asked=asked)
+    if step is not None:
+        error.hint = f"to establish it: {step}"
+    return step
+
+
+def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
+    """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
+    if slo is None:
+        return ""
+    options = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
+    if slo.error_ratio != scenario.slo.error_ratio:
+        options.append(f"--slo-errors {slo.error_ratio:g}")
+    return " ".join([*options, ""])
+
+
+def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
+    """The options that give twice the budget, or twice what was really spent where that is more or none was given."""
+    search, options = scenario.search, []
+    if search.time_budget_s is not None:
+        given_s = search.time_budget_s if search.budget_is_given else 0.0
+        seconds = math.ceil(2.0 * max(given_s, measuring_s(trials)))
+        options.append(f"--budget {seconds // 60}m" if seconds % 60 == 0 else f"--budget {seconds}s")
+    if search.trials is not None:
+        tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
+        options.append(f"--set search.budget.trials={2 * max(search.trials, len(tried))}")
+    return " ".join(options)
+
+
+def _run_line(run: Run) -> str:
+    """`Run results/quickstart/…, 3 h old`."""
+    started = datetime.strptime(run.path.name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    minutes = max(0, round((datetime.now(UTC) - started).total_seconds() / 60))
+    age = (
+        f"{minutes} min"
+        if minutes < 120
+        else f"{minutes // 60} h"
+        if minutes < 2880
+        else f"{minutes // 1440} days"
+    )
+    return f"Run {run.path}, {age} old"
+
+
+def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
+    """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
+    if written is not None:
+        return written
+    kept = run.path / parameters_name(chosen.configuration)
+    try:
+        is_same = all(
+            path.read_text(encoding="utf-8") == text for path, text in run.server_files(chosen).items()
+        )
+    except (OSError, UnicodeDecodeError):
+        is_same = False
+    return kept if is_same else Path("FILE")
+
+
+def _keep(run: Run, chosen: Recommendation) -> None:
+    """A run that cannot be written, such as another's, is answered from all the same."""
+    try:
+        run.write_recommendation(chosen, worded(chosen.to_dict()))
+    except ArchiveError as error:
+        print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
+
+
+def formatted(
+    chosen: Recommendation,
+    dialect: RenderedDialect,
+    model_config: Mapping[str, Any] | None = None,
+    *,
+    scenario: Scenario | None = None,
+) -> str:
+    """The recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
+
+    Flags and manifests start a server: they have, too, the flags and the name that the `scenario` gives it.
+
+    Raises:
+        BatchingParametersError: the dialect cannot say it.
+    """
+    configuration = chosen.configuration
+    if dialect == "triton":
+        alien = () if configuration.dialect == "triton" else configuration.flags
+        return without_counterpart(alien, "Triton") + tritons_file(chosen, model_config)
+    name, text = parameters_name(configuration), parameters_text(chosen, model_config)
+    file = ParametersFile(name=name, text=text)
+    model = "model" if scenario is None else deployed_name(configuration, scenario.target)
+    starting = ("flags", "k8s", "kserve")  # Dialects in which a server's own flags are written.
+    if scenario is not None and dialect in starting:
+        configuration = as_started(configuration, scenario)
+    return rendered(configuration, dialect, model=model, rows_per_request=chosen.rows_per_request, file=file)
+
+
+def _write(path: Path, text: str, *, beside: Mapping[Path, str]) -> None:
+    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is.
+
+    `beside`: all that several models need; of one it is left aside.
+    """
+    try:
+        if len(beside) > 1:
+            write_server_files(beside)
+        elif path.is_file() or not path.exists():
+            write_whole(path.resolve(), text.encode())
+        else:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--write: {error}") from error
+    except ArchiveError as error:
+        raise UsageError(f"--write: {error.message}") from error

@@ -1,0 +1,241 @@
+"""`batchtune sweep`: launch, load, search, archive each trial as it ends, recommend from what there is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.run import SCENARIO, Run, open_run
+from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.commands.run_recommend import conclude
+from batchtune.cli.session import (
+    MeasuringSession,
+    beginning,
+    fitted,
+    kept_trials,
+    not_put_back,
+    require_same,
+    session,
+    with_found,
+)
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
+from batchtune.load.live import LiveAggregate
+from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.scenario.placement import placed, placed_as
+from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import can_be_off, unsayable
+from batchtune.target.choice import target_of
+from batchtune.tune.bench import Plan
+from batchtune.tune.search.contenders import first_configuration
+from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
+from batchtune.tune.sweep.sweep import sweep, sweep_nodes
+
+if TYPE_CHECKING:
+    from batchtune.tune.trials.trial import Trial
+
+
+def run_sweep(
+    path: Path | ScenarioText,
+    overrides: list[str],
+    *,
+    results: Path,
+    resume: Path | None,
+    optuna_storage: str | None = None,
+    why: bool = False,
+    json: bool,
+    quiet: bool,
+    of_one: Sequence[str] = (),
+) -> int:
+    """The exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when interrupted; all trials are kept.
+
+    A sweep that ends by an error after some trials recommends from these and ends with the error's code.
+
+    `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
+    with UsageError before anything is measured. `of_one` are options that were given and mean one model.
+    """
+    if of_one and lists_models(path):
+        hints = {"--rate": "write rate at each of target.models"}
+        raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
+    scenario = read_scenario(path, overrides=overrides)
+    if scenario.target.models:
+        _require_search_of_several(scenario)
+    if optuna_storage is not None:
+        _check_storage(optuna_storage)
+    for own in [*scenario.of_models().values()] or [scenario]:
+        own.require_rows_fit()
+    run, placement, trials = None, "", []
+    on_nodes = scenario.search.parallel.servers > 1
+    if resume is not None:
+        run, scenario = _resumed(resume, scenario)
+        trials = kept_trials(run)
+    elif not on_nodes:
+        scenario, placement = placed(scenario)
+    with session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current:
+        if on_nodes:
+            _sweep_on_nodes(current)
+        else:
+            _sweep_here(current, placement)
+    if optuna_storage is not None and current.trials:
+        _export(current.trials, current.scenario, optuna_storage)
+    code = _concluded(current, why=why, json=json)
+    if isinstance(path, ScenarioText) and current.run is not None:
+        kept = current.run.path / SCENARIO
+        print(f"the scenario that ran: {kept} (copy it, and go on from there)", file=sys.stderr)
+    return code
+
+
+def _sweep_here(current: MeasuringSession, placement: str) -> None:
+    """Search on one server, launched or attached to from this machine."""
+    scenario, view = current.scenario, current.view
+    original = None if current.run is None else not_put_back(current.run)
+    target = target_of(scenario, on_event=view.event, original=original, several_models=True)
+    names = list(scenario.of_models()) or [""]
+    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
+    only = workers.get("")
+    with current.serving(target):
+        notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
+        for note in filter(None, notes):
+            view.event(note)
+        scenario = current.found_on(scenario, target)
+        current.launch(scenario, target, first_configuration(scenario))
+        with ExitStack() as stack:
+            for fleet in workers.values():
+                stack.enter_context(fleet)
+            finished_trials = sweep(
+                scenario,
+                target,
+                only or workers,
+                finished=tuple(current.trials),
+                watcher=current.watcher(),
+                guard=HostGuard(),
+                client_max_rps=None
+                if only is None
+                else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
+            )
+            current.keep(finished_trials)
+
+
+def _sweep_on_nodes(current: MeasuringSession) -> None:
+    """Search on as many servers as `search.parallel` says.
+
+    Raises:
+        UsageError: Ray is missing, no cluster, or no room in it.
+    """
+    view = current.view
+    with RayNodes(current.scenario, on_event=view.event) as nodes:
+        scenario = placed_as(current.scenario, nodes.scenario)
+        if (batching := nodes.scenario.target.found) is not None:
+            view.event(f"{scenario.target.model} has {batching.words()}")
+            scenario = fitted(scenario, batching)
+        current.begin(scenario)
+
+        def with_report(report: Callable[[Plan, LiveAggregate | None], None]) -> ServerNodes:
+            nodes.report = report
+            return nodes
+
+        finished = tuple(current.trials)
+        current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
+
+
+def _require_search_of_several(scenario: Scenario) -> None:
+    """What a search for several models cannot do.
+
+    Raises:
+        UsageError: it is asked for.
+    """
+    if scenario.objective == "throughput":
+        raise UsageError(
+            "objective: throughput: several models are searched in an open loop, each with its own rate",
+            hint="set load.arrivals: poisson, a rate for each of target.models, and objective: capacity or latency",
+        )
+    if "strategy" in scenario.search.model_fields_set and scenario.search.strategy != "guided":
+        raise UsageError(
+            f"search.strategy: {scenario.search.strategy} searches one model; several have a search of their own",
+            hint="leave it out",
+        )
+    if scenario.search.parallel.servers > 1:
+        raise UsageError(
+            "search.parallel: several models are searched on one server at a time", hint="leave it out"
+        )
+    if all(len(axis.values) < 2 for axis in scenario.axes.values()):
+        raise UsageError(
+            "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
+        )
+    for own in scenario.target.models:
+        if not (own.slo or scenario.slo).limits():
+            raise UsageError(
+                f"target.models: {own.name} has no latency limit, by which several models are compared",
+                hint="add slo: {p95: 50ms} to it",
+            )
+
+
+def _left_out(scenario: Scenario) -> str:
+    return "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
+
+
+def _traps(scenario: Scenario) -> list[str]:
+    tried = {name: space.values for name, space in scenario.search.space.items()}
+    return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
+
+
+def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
+    """Recommend from what there is; the exit code."""
+    run, code = current.run, 0
+    if run is None:
+        return current.exit_code(code)
+    try:
+        code = conclude(run, current.scenario, current.trials, json=json, why=why, swept=True)
+    except BatchtuneError as error:
+        if current.fault is None and current.restored:
+            raise
+        print(f"no recommendation: {error.message}", file=sys.stderr)
+    finally:
+        if current.trials:
+            report_at_end(run)
+    return current.exit_code(code)
+
+
+def _check_storage(url: str) -> None:
+    """A mistake is to be told before the sweep, not after it."""
+    from batchtune.tune.sweep.optuna_export import opened_storage
+
+    with opened_storage(url):
+        pass
+
+
+def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
+    """A storage that cannot be written to is told, and costs no recommendation."""
+    from batchtune.tune.sweep.optuna_export import export_study
+
+    try:
+        name = export_study(trials, scenario, url)
+    except BatchtuneError as error:
+        print(f"no study exported: {error.message}", file=sys.stderr)
+    else:
+        print(f"study {name!r} is in {url}", file=sys.stderr)
+
+
+def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
+    """The run to go on with, and the scenario on the CPUs that it had.
+
+    Only its budget may differ from what is asked now, and the machine must be the same.
+    """
+    run = open_run(path)
+    run.hold()
+    if any(trial.source in ("load", "variant") for trial in run.ledger()):
+        raise UsageError(
+            f"{path} is no sweep: it cannot be gone on with", hint="start a new run without --resume"
+        )
+    before = run.scenario()
+    scenario = placed_as(scenario, before)
+    scenario = with_found(scenario, before.target.found)
+    if before.target.present:
+        spec = scenario.target.model_copy(update={"present": before.target.present})
+        scenario = scenario.model_copy(update={"target": spec})
+    require_same(run, scenario, before)
+    return run, scenario

@@ -1,0 +1,372 @@
+"""Does this machine have the CPUs, the quiet, the memory and the room that a sweep needs?"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Final, Literal, TypeAlias
+
+from batchtune.measure.validity.disturbances import (
+    MOST_CANARY_CHANGE,
+    MOST_FOREIGN_RATIO,
+    MOST_STEAL_RATIO,
+    HostGuard,
+    HostNoise,
+    read_host,
+)
+from batchtune.provenance import gpus
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
+from batchtune.target.command import Answer, ask
+from batchtune.units import percentage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a check found, in one phrase, and what to do about it ("": nothing); `version` of what is installed.
+
+    "missing": it is not there, which may be as it should; "problem": it is there and does not do.
+    """
+
+    state: Literal["ok", "missing", "problem"]
+    text: str
+    advice: str = ""
+    version: str | None = None
+
+
+Question: TypeAlias = Callable[[], Check]
+
+
+def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tuple[str, Check]]:
+    """What each question found, in their order; all are asked at once.
+
+    None is waited for beyond `limit_s`: its thread is left behind and ends with this process.
+    """
+    give_up_s = time.monotonic() + limit_s
+    boxes = {name: _asked_apart(question) for name, question in questions.items()}
+    for name, box in boxes.items():
+        try:
+            check = box.get(timeout=max(0.0, give_up_s - time.monotonic()))
+        except Empty:
+            check = Check(state="problem", text=f"no answer within {limit_s:g} s")
+        yield name, check
+
+
+def _asked_apart(question: Question) -> SimpleQueue[Check]:
+    box: SimpleQueue[Check] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            box.put(question())
+        except Exception as error:  # noqa: BLE001 - what a check cannot do is its finding, whatever it is
+            box.put(Check(state="problem", text=f"could not be checked: {type(error).__name__}: {error}"))
+
+    Thread(target=answer, daemon=True).start()
+    return box
+
+
+WATCHED_WINDOWS: Final = 8
+WINDOW_S: Final = 0.5
+
+DISK_BYTES: Final = 2**30
+
+
+def cpus(root: Path = Path("/")) -> Check:
+    """How many by affinity, and how many by the quota of the control groups."""
+    count, quota = len(schedulable_cpus()), quota_cpus(root)
+    text = (
+        f"{count} of {os.cpu_count()} may be used, {'no quota' if quota is None else f'a quota of {quota:g}'}"
+    )
+    if min(count, quota or count) < 2:
+        advice = "two are needed to keep the client out of the server's way: what is measured on one is rough"
+        return Check(state="problem", text=text, advice=advice)
+    if quota is not None and quota < count:
+        advice = (
+            "TensorFlow starts a thread for each CPU whatever the quota, and is then paused: make both equal"
+        )
+        return Check(state="problem", text=text, advice=f"{advice} (taskset, --cpuset-cpus)")
+    return Check(state="ok", text=text)
+
+
+def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], None] = time.sleep) -> Check:
+    """How noisy the CPUs are while nothing of ours runs; `on_window` is told how many windows were watched."""
+    guard, windows = HostGuard(), []
+    for count in range(WATCHED_WINDOWS):
+        on_window(count)
+        guard.begin()
+        sleep(WINDOW_S)
+        windows.append(guard.end(server_cpu_s=0.0))
+    return host_noise(windows)
+
+
+def host_noise(windows: Sequence[HostNoise]) -> Check:
+    """The worst of the windows, if enough of them were noisy."""
+    taken = max(window.foreign_ratio for window in windows)
+    stolen = max(window.steal_ratio for window in windows)
+    slower = max(0.0, *(window.canary_change for window in windows))
+    noisy = sum(window.noisy for window in windows)
+    watched = f"{len(windows) * WINDOW_S:g} s"
+    noisy_windows = 2  # One disturbed half second is any machine's; a trial that meets it is repeated.
+    if noisy < noisy_windows:
+        return Check(
+            state="ok", text=f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs"
+        )
+    texts = (
+        (taken > MOST_FOREIGN_RATIO, f"others used up to {percentage(taken)} of these CPUs"),
+        (stolen > MOST_STEAL_RATIO, f"the hypervisor took up to {percentage(stolen)} of their time"),
+        (slower > MOST_CANARY_CHANGE, f"they were up to {percentage(slower)} slower than usual"),
+    )
+    said = "; ".join(text for beyond, text in texts if beyond)
+    return Check(
+        state="problem",
+        text=f"noisy in {noisy} of {len(windows)} half seconds: {said}",
+        advice="stop other work here; `batchtune noise SCENARIO.yaml` reports the smallest difference it can detect",
+    )
+
+
+def pressure(root: Path = Path("/")) -> Check:
+    """Whether the kernel reports how long tasks wait for a CPU (PSI)."""
+    pressed = read_host(root=root).pressed
+    if pressed is None:
+        advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
+        return Check(
+            state="missing", text="the kernel does not report who waits for a CPU (PSI)", advice=advice
+        )
+    return Check(state="ok", text=f"the kernel reports how long {pressed} waits for a CPU (PSI)")
+
+
+def memory(root: Path = Path("/")) -> Check:
+    """What is free, of the machine and of the control groups."""
+    free_bytes = _free_memory_bytes(root)
+    text = f"{free_bytes / 2**30:.1f} GiB free"
+    memory_bytes = 2 * 2**30  # TensorFlow's server, two load processes and the search hold 1.5 GiB together.
+    if free_bytes < memory_bytes:
+        return Check(state="problem", text=text, advice="free 2 GiB, or serve a model that needs less")
+    return Check(state="ok", text=text)
+
+
+def _free_memory_bytes(root: Path) -> int:
+    import psutil
+
+    free_bytes = int(psutil.virtual_memory().available)
+    for group in control_groups(root):
+        for limit, used, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, now = text_of(group / limit), text_of(group / used)
+            if most.isdigit() and now.isdigit():
+                kept = _entry(group / "memory.stat", cache)
+                free_bytes = min(free_bytes, max(0, int(most) - int(now) + kept))
+    return free_bytes
+
+
+def _entry(path: Path, name: str) -> int:
+    entries = (line.partition(" ") for line in text_of(path).splitlines())
+    return next((int(value) for key, _, value in entries if key == name and value.isdigit()), 0)
+
+
+def room_for_results(results: Path) -> Check:
+    """Whether results can be written there, and how much of them."""
+    folder = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
+    elsewhere = "name another folder with --results"
+    if not folder.is_dir():
+        return Check(state="problem", text=f"{folder} is a file", advice=elsewhere)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(state="problem", text=f"{folder} cannot be written", advice=elsewhere)
+    free_bytes = shutil.disk_usage(folder).free
+    text = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
+    least_disk_bytes = 2**26  # The quickstart's results are 10 MB.
+    if free_bytes < least_disk_bytes:
+        return Check(state="problem", text=f"{text}, too little for a sweep", advice=elsewhere)
+    return Check(
+        state="ok", text=text, advice="" if free_bytes >= DISK_BYTES else f"make room, or {elsewhere}"
+    )
+
+
+def open_files() -> Check:
+    """The hard limit: load processes and the bundled server raise their own to it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard in (resource.RLIM_INFINITY, -1):
+        return Check(state="ok", text="no limit of a process")
+    text = f"{hard:,} a process (hard limit)"
+    files = 4096  # Of a server that is asked by REST each client holds a connection at both ends.
+    if hard < files:
+        advice = f"ulimit -Hn {files} as root (or LimitNOFILE=); each connection is a file at both ends"
+        return Check(state="problem", text=text, advice=advice)
+    return Check(state="ok", text=text)
+
+
+# Which frameworks can a model server load, and is the search's simulator compiled?
+#
+# Whether a framework is installed is asked of the import system, whether it works of a Python process of its own: an
+# import takes seconds, and may hang or crash.
+
+ENGINE_LIMIT_S: Final = 5.0
+"""An engine answers within 0.1 s."""
+
+
+def container_engine(program: str = "docker", *, limit_s: float = ENGINE_LIMIT_S) -> Check:
+    """Whether its engine answers: the program alone runs no container."""
+    if shutil.which(program) is None:
+        return Check(
+            state="missing", text="not installed", advice="needed only where target.command runs a container"
+        )
+    answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
+    if answer.failure:
+        return Check(
+            state="missing",
+            text=f"its engine does not answer: {answer.failure}",
+            advice=f"needed only for containers: start it, or join its group; `{program} version` says more",
+        )
+    return Check(state="ok", text=answer.output, version=answer.output)
+
+
+def tensorflow_model_server() -> Check:
+    """Google's server, which a scenario may launch instead of the bundled one."""
+    return _program(
+        "tensorflow_model_server", "target: {command: [tensorflow_model_server]} in a scenario launches it"
+    )
+
+
+def tritonserver() -> Check:
+    """NVIDIA's server, which can be loaded where it runs."""
+    return _program("tritonserver", "start it, then: batchtune load SCENARIO.yaml --grpc-url HOST:8001")
+
+
+def _program(name: str, use: str) -> Check:
+    path = shutil.which(name)
+    if path is None:
+        return Check(
+            state="missing", text="not installed", advice="not needed: batchtune-model-server is bundled"
+        )
+    return Check(state="ok", text=path, advice=use)
+
+
+def gpu(root: Path = Path("/")) -> Check:
+    """The NVIDIA GPUs, and whether their use can be measured."""
+    devices = gpus(root)
+    names: list[str] = devices["names"]
+    if not names:
+        return Check(state="missing", text="no NVIDIA GPU: models are served on the CPU")
+    kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+    if not devices["memory_bytes"]:
+        return Check(
+            state="problem", text=f"{kinds}: the driver does not answer", advice="`nvidia-smi` says why"
+        )
+    if find_spec("pynvml") is None:
+        return Check(
+            state="problem",
+            text=f"{kinds}, whose use cannot be measured",
+            advice="pip install 'batchtune[gpu]' (nvidia-ml-py)",
+        )
+    return Check(state="ok", text=f"{kinds}, driver {devices['driver']}")
+
+
+IMPORT_LIMIT_S: Final = 45.0
+"""TensorFlow is imported within 3 s from memory, within 20 s from a slow disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A framework: its module, an expression for the number of GPUs that it sees, and how to install it."""
+
+    module: str
+    gpus: str
+    install: str
+
+
+BACKENDS: Final = {
+    "TensorFlow": Backend(
+        module="tensorflow",
+        gpus="len(module.config.list_physical_devices('GPU'))",
+        install="pip install 'batchtune[tensorflow]'",
+    ),
+    "ONNX Runtime": Backend(
+        module="onnxruntime",
+        gpus="int('CUDAExecutionProvider' in module.get_available_providers())",
+        install="pip install 'batchtune[onnx]'",
+    ),
+    "PyTorch": Backend(
+        module="torch", gpus="module.cuda.device_count()", install="pip install 'batchtune[torch]'"
+    ),
+}
+_IMPORT: Final = """\
+import json
+import {module} as module
+print(json.dumps({{"version": module.__version__, "gpus": {gpus}}}))
+"""
+_SIMULATOR: Final = """\
+import json
+import numba
+from batchtune.twin.simulator.event_kernel import simulate
+print(json.dumps({"version": numba.__version__, "cache": simulate.stats.cache_path}))
+"""
+
+
+def backend(
+    wanted: Backend, *, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S, root: Path = Path("/")
+) -> Check:
+    """Whether it is installed and can be imported, and whether it sees the GPU that the kernel sees."""
+    if find_spec(wanted.module) is None:
+        return Check(state="missing", text="not installed", advice=f"to serve its models: {wanted.install}")
+    code = _IMPORT.format(module=wanted.module, gpus=wanted.gpus)
+    answer, values = _asked(code, python=python, limit_s=limit_s)
+    if values is None:
+        return Check(
+            state="problem", text=f"import fails: {answer.failure}", advice=f"reinstall it: {wanted.install}"
+        )
+    version, count = str(values["version"]), int(values["gpus"])
+    if count == 0 and any((root / "proc/driver/nvidia/gpus").glob("*")):
+        return Check(
+            state="problem",
+            text=f"{version}, which does not see the GPU",
+            advice="install its build for CUDA; on the CPU it works",
+            version=version,
+        )
+    return Check(state="ok", text=f"{version}, on {'the GPU' if count else 'the CPU'}", version=version)
+
+
+def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
+    """Whether numba works, and keeps what it compiles of the simulator."""
+    answer, values = _asked(_SIMULATOR, python=python, limit_s=limit_s)
+    if values is None:
+        return Check(
+            state="problem", text=f"import fails: {answer.failure}", advice="reinstall it: pip install numba"
+        )
+    version, folder = str(values["version"]), values["cache"]
+    if folder is None:
+        return Check(
+            state="problem",
+            text=f"{version}, keeps nothing: every command compiles the simulator anew, for seconds",
+            advice="set NUMBA_CACHE_DIR to a folder that can be written",
+            version=version,
+        )
+    compiled = any(Path(folder).glob("event_kernel.simulate-*.nbc"))
+    then = (
+        "the simulator is compiled"
+        if compiled
+        else "the first search compiles the simulator for some seconds"
+    )
+    return Check(state="ok", text=f"{version}, {then}", version=version)
+
+
+def _asked(code: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:
+    """The answer of a Python process, and the JSON in its last line; None where there is none."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    answer = ask([python, "-P", "-c", code], limit_s=limit_s, environment=quiet)
+    if answer.failure:
+        return answer, None
+    try:
+        return answer, json.loads(answer.output.splitlines()[-1])
+    except (ValueError, IndexError):
+        return Answer(failure=f"it printed {answer.output[-80:]!r}"), None

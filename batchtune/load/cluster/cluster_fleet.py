@@ -1,0 +1,398 @@
+"""Who sends the load where one machine does not suffice? Hosts on several, each with its part of every job.
+
+The job is split here, once, as for the processes of one machine; a host is told when to start by its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from batchtune.errors import MeasurementInvalidError, UsageError
+from batchtune.load.cluster.host import (
+    ClockAccount,
+    ClockReading,
+    Host,
+    HostLostError,
+    Place,
+    read_clock,
+    this_place,
+)
+from batchtune.load.fleet import (
+    GRACE_S,
+    LIVE_INTERVAL_S,
+    LoadInterrupted,
+    OnProgress,
+    ShouldStop,
+    interrupts_noted_here,
+    summed_up,
+)
+from batchtune.load.live import LiveAggregate, together
+from batchtune.load.record.samples import KEPT_MAX, Samples, joined, kept_one_in
+from batchtune.load.worker.job import LoadJob, WorkerJob, split
+from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.spec.section import cpu_list
+from batchtune.system import is_loopback
+from batchtune.target.endpoint import Endpoint
+from batchtune.units import counted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """A host with the CPU that its worker is kept on, and the name that it is told by."""
+
+    host: Host
+    place: Place
+    cpu: int
+    name: str
+
+
+class LostWorker(Exception):  # noqa: N818  # the fleet makes an error of it
+    """A worker that cannot go on, and why."""
+
+    def __init__(self, worker: Worker, why: str) -> None:
+        super().__init__(why)
+        self.worker = worker
+        self.why = why
+
+
+@contextlib.contextmanager
+def blaming(worker: Worker) -> Iterator[None]:
+    """What makes a measurement void at one host, its worker's death included, costs that host."""
+    try:
+        yield
+    except MeasurementInvalidError as error:
+        raise LostWorker(worker, error.message) from error
+
+
+def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
+    """Each host with a CPU of its machine, dealt in turn from the highest, and a name.
+
+    Raises:
+        MeasurementInvalidError: a host that does not say where it is.
+    """
+    ranks: Counter[str] = Counter()
+    workers = []
+    for number, host in enumerate(hosts):
+        try:
+            place = host.place()
+        except MeasurementInvalidError as error:
+            raise MeasurementInvalidError(
+                f"load worker {number}: {error.message}", hint="see the log of Ray on the cluster's nodes"
+            ) from error
+        usable = place.cpus[::-1] if cpus is None else cpus
+        cpu = usable[ranks[place.machine] % len(usable)]
+        ranks[place.machine] += 1
+        workers.append(Worker(host=host, place=place, cpu=cpu, name=f"worker {number} on {place.node}"))
+    return workers
+
+
+def placement(workers: Sequence[Worker]) -> str:
+    """Such as "3 workers: 2 on node-a (CPUs 6-7), 1 on node-b (CPU 3)"."""
+    nodes = Counter(worker.place.node for worker in workers)
+    cpus = {node: cpu_list(worker.cpu for worker in workers if worker.place.node == node) for node in nodes}
+    places = ", ".join(f"{count} on {node} ({cpus[node]})" for node, count in nodes.items())
+    return f"{counted(len(workers), 'worker')}: {places}"
+
+
+def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
+    """Refuse an endpoint on our own loopback where a host has another one."""
+    if not is_loopback(endpoint.host):
+        return
+    ours = this_place().machine
+    elsewhere = next((worker for worker in workers if worker.place.machine != ours), None)
+    if elsewhere is not None:
+        raise UsageError(
+            f"load.fleet: {elsewhere.name} cannot reach {endpoint.host}, which is each machine's own",
+            hint="load a running server by the name that the nodes know it by (batchtune load HOST:PORT/MODEL "
+            "--set load.fleet.ray=…), or keep the workers on this machine by load.fleet.resources",
+        )
+
+
+START_DELAY_NS: Final = 200_000_000
+"""From the reading of the clocks to the start: 100 hosts are told within 100 ms, one after another."""
+READY_STEP_S: Final = 0.005
+CHUNK_ROWS: Final = 500_000
+"""Rows that come back at once: 25 MB, of which the head holds one chunk beside what it has put together."""
+ENOUGH_RATIO: Final = 0.5
+"""With fewer of the workers than this left, a load is no longer what was asked for, and the run ends."""
+
+
+_LOST_HINT: Final = "see the node's own log; what was measured before is saved"
+
+
+class WorkerLostError(MeasurementInvalidError):
+    """A worker was lost under a job, which is void; `left` go on with the next one, 0 where they are too few."""
+
+    def __init__(self, message: str, *, left: int, before: int) -> None:
+        super().__init__(message, hint=_LOST_HINT)
+        self.left = left
+        self.left_ratio = left / before
+
+
+class ClusterFleet:
+    """A context manager around a cluster's hosts; `run` may be called any number of times, one job at a time.
+
+    `cpus`: the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones. `now_ns` and
+    `sleep` are the head's clock.
+    """
+
+    def __init__(
+        self,
+        cluster: AbstractContextManager[Sequence[Host]],
+        *,
+        cpus: Sequence[int] | None = None,
+        on_event: Callable[[str], None] = lambda _text: None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        chunk_rows: int = CHUNK_ROWS,
+        kept_max: int = KEPT_MAX,
+    ) -> None:
+        self._cluster = cluster
+        self._cpus = None if cpus is None else tuple(cpus)
+        self._on_event = on_event
+        self._now_ns = now_ns
+        self._sleep = sleep
+        self._chunk_rows = chunk_rows
+        self._kept_max = kept_max
+        self._workers: list[Worker] = []
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        hosts = self._cluster.__enter__()
+        try:
+            self._workers = placed_workers(hosts, self._cpus)
+            self._asked = len(self._workers)
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        self._on_event(f"load fleet: {placement(self._workers)}")
+        if nice := [worker for worker in self._workers if worker.place.niceness]:
+            niceness = max(worker.place.niceness for worker in nice)
+            self._on_event(
+                f"load fleet: {counted(len(nice), 'worker')} at niceness {niceness}, "
+                "behind whatever else runs there; start Ray there with RAY_worker_niceness=0"
+            )
+        return self
+
+    def _open(self) -> None:
+        """Start every worker; none has measured anything yet, so that the loss of one ends it all."""
+        try:
+            for worker in self._workers:
+                with blaming(worker):
+                    worker.host.open(worker.cpu)
+        except LostWorker as lost:
+            raise MeasurementInvalidError(f"load {lost.worker.name}: {lost.why}", hint=_LOST_HINT) from lost
+
+    def __exit__(self, *_fault: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and let go of the cluster."""
+        for worker in self._workers:
+            worker.host.close()
+        self._workers.clear()
+        self._cluster.__exit__(None, None, None)
+
+    @property
+    def processes(self) -> int:
+        """How many workers there are now."""
+        return len(self._workers)
+
+    @property
+    def client_cores(self) -> int:
+        """How many cores the workers can keep busy: each is one thread."""
+        return len({(worker.place.machine, worker.cpu) for worker in self._workers})
+
+    def client_max_rps(self, requests: RequestSet) -> float:
+        """What all can send at most; one worker of each machine is asked.
+
+        Raises:
+            WorkerLostError: one of them is gone; what is asked next goes to the others.
+        """
+        by_machine: dict[str, float] = {}
+        try:
+            for worker in self._workers:
+                if worker.place.machine not in by_machine:
+                    with blaming(worker):
+                        by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
+        except LostWorker as lost:
+            raise self._lost(lost.worker, lost.why) from lost
+        sharing = Counter((worker.place.machine, worker.cpu) for worker in self._workers)
+        slowest = min(by_machine[machine] / workers for (machine, _), workers in sharing.items())
+        return slowest * len(self._workers)  # each gets as many requests as the next
+
+    def run(
+        self, job: LoadJob, *, on_progress: OnProgress | None = None, should_stop: ShouldStop | None = None
+    ) -> Samples:
+        """Run one job and return what happened to each request, as LoadFleet.run does.
+
+        Live quantiles are the workers', weighted by their answers. Times are offsets from the worker's own start, by
+        its own clock; `notes` state how each clock stood to the head's.
+
+        Raises:
+            WorkerLostError: a worker died, fell silent or lost its clock; the next `run` goes on without it.
+            TargetError, UsageError: the endpoint cannot be used at all.
+            LoadInterrupted: Ctrl-C; it carries the partial samples.
+            KeyboardInterrupt: Ctrl-C, and a worker was lost besides: nothing of the load counts.
+        """
+        for endpoint in job.endpoints:
+            require_reachable(self._workers, endpoint)
+        with interrupts_noted_here() as interrupts:
+            try:
+                samples = self._run(job, interrupts, on_progress, should_stop)
+            except LostWorker as lost:
+                error = self._lost(lost.worker, lost.why)
+                if interrupts:  # nobody is to measure again
+                    raise KeyboardInterrupt from error
+                raise error from lost
+        if interrupts:
+            raise LoadInterrupted(samples)
+        return samples
+
+    def retire(self, name: str, why: str) -> bool:
+        """Go on without the worker of this name; False: too few would be left, and it stays."""
+        worker = next((worker for worker in self._workers if worker.name == name), None)
+        if worker is None or len(self._workers) - 1 < self._enough:
+            return False
+        self._lost(worker, why)
+        return True
+
+    @property
+    def _enough(self) -> int:
+        return max(1, math.ceil(ENOUGH_RATIO * self._asked))
+
+    def _run(
+        self,
+        job: LoadJob,
+        interrupts: Sequence[int],
+        on_progress: OnProgress | None,
+        should_stop: ShouldStop | None,
+    ) -> Samples:
+        parts = split(job, len(self._workers))
+        self._prepare(parts, job)
+        before = self._clocks()
+        slowest_ns = max(reading.uncertainty_ns for reading in before)
+        start_ns = self._now_ns() + START_DELAY_NS + 4 * len(before) * slowest_ns
+        if interrupts:
+            self._stop()
+        for worker, clock in zip(self._workers, before, strict=True):
+            with blaming(worker):
+                worker.host.start(start_ns + clock.offset_ns)
+        limit_s = parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
+        self._await_end(start_ns + int(limit_s * 1e9), interrupts, on_progress, should_stop)
+        accounts = self._clock_accounts(before)
+        samples = [replace(part, started_ns=start_ns) for part in self._collected()]
+        names = [worker.name for worker in self._workers]
+        whole = summed_up(job, samples, client_cores=self.client_cores, names=names)
+        clocks = (f"{name}: {account.text()}" for name, account in zip(names, accounts, strict=True))
+        return replace(whole, notes=(*whole.notes, *clocks))
+
+    def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
+        """Have every host connect, all at the same time."""
+        overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
+        share = len(job.endpoints)
+        for number, worker in enumerate(self._workers):
+            with blaming(worker):
+                worker.host.prepare(parts[number * share : (number + 1) * share], overdue_after_s)
+        give_up_ns = self._now_ns() + int((parts[0].timeout_s + GRACE_S) * 1e9)
+        for worker in self._workers:
+            with blaming(worker):
+                while not worker.host.ready():
+                    if self._now_ns() > give_up_ns:
+                        raise HostLostError("it does not get ready")
+                    self._sleep(READY_STEP_S)
+
+    def _await_end(
+        self,
+        give_up_ns: int,
+        interrupts: Sequence[int],
+        on_progress: OnProgress | None,
+        should_stop: ShouldStop | None,
+    ) -> None:
+        stopping = False
+        running = list(self._workers)
+        lives: dict[str, LiveAggregate] = {}
+        while running:
+            for worker in tuple(running):
+                with blaming(worker):
+                    progress = worker.host.look()
+                    if progress.live is not None:
+                        lives[worker.name] = progress.live
+                    if progress.ended:
+                        running.remove(worker)
+                    elif self._now_ns() > give_up_ns:
+                        raise HostLostError("it does not report back")
+            if lives:
+                live = together(list(lives.values()))
+                if on_progress is not None:
+                    on_progress(live)
+                if not stopping and (interrupts or (should_stop is not None and should_stop(live))):
+                    stopping = True
+                    self._stop()
+            if running:
+                self._sleep(LIVE_INTERVAL_S)
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            with blaming(worker):
+                worker.host.stop()
+
+    def _clocks(self) -> list[ClockReading]:
+        readings = []
+        for worker in self._workers:
+            with blaming(worker):
+                readings.append(read_clock(worker.host.clock_ns, self._now_ns))
+        return readings
+
+    def _clock_accounts(self, before: Sequence[ClockReading]) -> list[ClockAccount]:
+        accounts = []
+        for worker, first, last in zip(self._workers, before, self._clocks(), strict=True):
+            account = ClockAccount(before=first, after=last)
+            accounts.append(account)
+            if account.is_lost:
+                raise LostWorker(worker, f"its clock was set or held under the load ({account.text()})")
+        return accounts
+
+    def _collected(self) -> list[Samples]:
+        """What each worker sent; of more requests than are kept some, drawn on their way here."""
+        counts, parts = [], []
+        for worker in self._workers:
+            with blaming(worker):
+                counts.append(worker.host.count())
+        one_in = kept_one_in(sum(counts), self._kept_max)
+        step = self._chunk_rows * one_in
+        for worker, count in zip(self._workers, counts, strict=True):
+            with blaming(worker):
+                firsts = range(0, max(count, 1), step)
+                parts.append(
+                    joined([worker.host.rows(first, min(first + step, count), one_in) for first in firsts])
+                )
+        return parts
+
+    def _lost(self, worker: Worker, why: str) -> WorkerLostError:
+        """Part with a worker; the others are stopped, and go on if they are enough."""
+        before = len(self._workers)
+        self._workers.remove(worker)
+        worker.host.close()
+        for other in self._workers:
+            with contextlib.suppress(
+                MeasurementInvalidError
+            ):  # one more that is lost is noticed by the next job
+                other.host.stop()
+        left = len(self._workers) if len(self._workers) >= self._enough else 0
+        message = f"load {worker.name}: {why}"
+        outlook = (
+            f"what it was sending is void, and measured again with {counted(left, 'worker')}"
+            if left
+            else f"{len(self._workers)} of {counted(self._asked, 'worker')} are left, too few to go on"
+        )
+        self._on_event(f"{message}; {outlook}")
+        return WorkerLostError(f"{message}; {outlook}", left=left, before=before)

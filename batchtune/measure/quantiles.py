@@ -1,0 +1,391 @@
+"""Which latency quantiles and which rate do these samples show, and how sure is that?
+
+Intervals are distribution-free: order statistics, widened by the design effect because requests that share a
+batch finish together (`reference/measurement.md` 2.3). No shape of the latency distribution is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Binomial and Student t quantiles.
+#
+# `scipy.special` is imported at the first use: it takes 0.2 s, which commands that measure nothing need not wait for.
+
+Z_95 = NormalDist().inv_cdf(0.975)
+
+
+def binomial_cdf(successes: int, trials: int, probability: float) -> float:
+    """P(X ≤ successes), X ~ Binomial(trials, probability)."""
+    from scipy.special import bdtr
+
+    if successes < 0 or successes >= trials:
+        return float(successes >= trials)
+    return float(bdtr(successes, trials, probability))
+
+
+@lru_cache(maxsize=512)
+def binomial_quantile_ranks(count: int, quantile: float, confidence: float = 0.95) -> tuple[int, int]:
+    """1-based ranks (l, u) such that [x(l), x(u)] of `count` sorted values holds the quantile.
+
+    l = max{l : B(l-1) ≤ α/2} and u = min{u : B(u-1) ≥ 1-α/2}; l = 0 or u = count + 1: that end is undefined.
+    Source: order statistics, David & Nagaraja, "Order Statistics", section 7.1.
+    """
+    if count <= 0:
+        return 0, count + 1
+    alpha = 1.0 - confidence
+    lower = _binomial_quantile(alpha / 2.0, count, quantile)
+    upper = _binomial_quantile(1.0 - alpha / 2.0, count, quantile) + 1
+    return lower, min(upper, count + 1)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def _binomial_quantile(level: float, trials: int, probability: float) -> int:
+    """The fewest successes whose distribution function reaches this level."""
+    from scipy.special import bdtrik
+
+    successes = max(math.ceil(float(bdtrik(level, trials, probability))), 0)
+    # The inverse is continuous and rounded: the whole number below may reach the level too.
+    return successes - 1 if binomial_cdf(successes - 1, trials, probability) >= level else successes
+
+
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+SLICES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; no figure is nan."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width_ratio(self) -> float:
+        """Half the interval's width relative to the value; inf when an end is undefined."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or not self.value:
+            return math.inf
+        return 0.5 * (self.high - self.low) / abs(self.value)
+
+
+UNDEFINED = Estimate(value=math.nan, low=math.nan, high=math.nan)
+
+
+def quantile_estimate(
+    sorted_values: NDArray[np.float64],
+    quantile: float,
+    *,
+    design_effect: float = 1.0,
+    confidence: float = 0.95,
+) -> Estimate:
+    """The quantile of ascending values with its order-statistic interval.
+
+    `design_effect` ≥ 1 moves both ranks away from n·p by its square root; ends outside the sample are ±inf.
+    """
+    count = len(sorted_values)
+    if count == 0:
+        return UNDEFINED
+    expected = count * quantile
+    lower, upper = binomial_quantile_ranks(count, quantile, confidence)
+    widening = math.sqrt(design_effect)
+    if widening > 1.0:
+        lower = math.floor(expected - (expected - lower) * widening)
+        upper = math.ceil(expected + (upper - expected) * widening)
+    rank = min(max(math.ceil(expected - 1e-9), 1), count)
+    return Estimate(
+        value=float(sorted_values[rank - 1]),
+        low=float(sorted_values[lower - 1]) if lower >= 1 else -math.inf,
+        high=float(sorted_values[upper - 1]) if upper <= count else math.inf,
+    )
+
+
+def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
+    """How many times the variance of the share of `over` is that of independent requests; at least 1.
+
+    `slice_of` numbers the equal time slice of each request, 0 to SLICES-1. Busy spells may outlast a slice: the
+    largest of four estimates counts, from 20, 10 and 5 slices and extrapolated from the first two, and Student's t
+    pays for their being estimates (tests/benchmarks/twin/measure_coverage.py compares).
+    """
+    twenty, ten, five = _variance_ratios(over, slice_of)
+    unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
+    return max(1.0, unsure * max(twenty, ten, five, 2.0 * ten - twenty))
+
+
+def _variance_ratios(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tuple[float, float, float]:
+    """Variance of the share of `over` by 20, 10 and 5 slices, relative to independent requests.
+
+    The share is taken as a ratio estimate, so slices may hold different counts or none.
+    """
+    count = len(over)
+    misses = int(np.count_nonzero(over))
+    if misses in (0, count):
+        return 1.0, 1.0, 1.0
+    share = misses / count
+    per_slice = np.bincount(slice_of, minlength=SLICES)
+    residuals = np.bincount(slice_of[over], minlength=SLICES) - share * per_slice
+    independent = count * share * (1.0 - share)
+    twenty, ten, five = (
+        float(np.square(residuals.reshape(-1, merged).sum(axis=1)).sum())
+        * slices
+        / (slices - 1)
+        / independent
+        for merged, slices in ((1, SLICES), (2, SLICES // 2), (4, SLICES // 4))
+    )
+    return twenty, ten, five
+
+
+def quantile_design_effect(
+    latencies_s: NDArray[np.float64], due_ns: NDArray[np.int64], quantile: float
+) -> float:
+    """The design effect by which `latency_quantiles` widens this quantile's interval."""
+    ordered = np.sort(latencies_s)
+    value_s = quantile_estimate(ordered, quantile).value
+    return _quantile_effect(latencies_s, ordered, time_slices(due_ns), quantile, value_s)
+
+
+def _quantile_effect(
+    latencies_s: NDArray[np.float64],
+    ordered: NDArray[np.float64],
+    slice_of: NDArray[np.intp],
+    quantile: float,
+    value_s: float,
+) -> float:
+    """The design effect of the share beyond a quantile; where that share is thin, at least what the centre shows.
+
+    A run of a few busy spells holds one or two of them beyond p95: whether these are typical it cannot tell, so the
+    clumping at more central levels, seen in more spells, bounds it from below.
+    """
+    effect = design_effect(latencies_s > value_s, slice_of)
+    count = len(ordered)
+    levels = [level for level in (0.6, 0.7, 0.8, 0.9) if level < quantile]
+    # With fewer independent requests than this beyond a quantile, their own clumping cannot be seen.
+    few_clumps = 15.0
+    if not count or not levels or count * (1.0 - quantile) / effect >= few_clumps:
+        return effect
+    central = [
+        _variance_ratios(latencies_s > ordered[math.ceil(count * level) - 1], slice_of) for level in levels
+    ]
+    typical = max(1.0, float(np.mean(central, axis=0).max()))
+    spells = max(2, int(count / typical / 4.0))
+    unsure = (t_quantile(0.975, spells) / Z_95) ** 2
+    # Beyond the centre requests clump so much more: 1.0 to 1.4 times in the exact chain from 60 to 90 % load.
+    tail_over_centre = 1.2
+    return max(effect, tail_over_centre * unsure * typical)
+
+
+def time_slices(times_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The number, 0 to SLICES-1, of the equal time slice that each instant falls in."""
+    if len(times_ns) == 0:
+        return np.zeros(0, dtype=np.intp)
+    start = times_ns.min()
+    width = max(int(times_ns.max()) - int(start) + 1, 1)
+    return np.asarray((times_ns - start) * np.float64(SLICES / width), dtype=np.intp)
+
+
+def latency_quantiles(
+    latencies_s: NDArray[np.float64],
+    due_ns: NDArray[np.int64],
+    quantiles: Mapping[str, float] = QUANTILES,
+) -> dict[str, Estimate]:
+    """Each named quantile of the latencies, (n,) seconds, inf for requests without a good answer.
+
+    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0.
+    """
+    ordered = np.sort(latencies_s)
+    slice_of = time_slices(due_ns)
+    estimates = {}
+    for name, quantile in quantiles.items():
+        plain = quantile_estimate(ordered, quantile)
+        effect = _quantile_effect(latencies_s, ordered, slice_of, quantile, plain.value)
+        widened = quantile_estimate(ordered, quantile, design_effect=effect)
+        estimates[name] = Estimate(value=widened.value, low=max(widened.low, 0.0), high=widened.high)
+    return estimates
+
+
+def rate_estimate(
+    times_ns: NDArray[np.int64], window_ns: tuple[int, int], *, weights: NDArray[np.float64] | None = None
+) -> Estimate:
+    """Events (or weights) per second within [start, end) and the interval of that rate.
+
+    Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
+    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their variance
+    for independent counts); the window's own edges cut one clump each, uniformly. What varies more slowly than a slice,
+    such as the host's speed, shows in part only: that is the spread between runs.
+    """
+    start, end = window_ns
+    if end <= start:
+        return UNDEFINED
+    inside = (times_ns >= start) & (times_ns < end)
+    window_s = (end - start) / 1e9
+    mass = np.ones(np.count_nonzero(inside)) if weights is None else weights[inside].astype(np.float64)
+    total = float(mass.sum())
+    position = (times_ns[inside] - start) * np.float64(SLICES / (end - start))
+    left = np.minimum(position.astype(np.intp), SLICES - 1)
+    beyond = position - left
+    triangular = np.bincount(left, weights=mass * (1.0 - beyond), minlength=SLICES + 1)
+    triangular += np.bincount(left + 1, weights=mass * beyond, minlength=SLICES + 1)
+    variance = (
+        SLICES * 1.5 * float(np.var(triangular[1:-1], ddof=1)) + _clump(times_ns[inside], total) ** 2 / 6.0
+    )
+    spread = t_quantile(0.975, SLICES - 4) * math.sqrt(variance) / window_s
+    rate = total / window_s
+    return Estimate(value=rate, low=max(rate - spread, 0.0), high=rate + spread)
+
+
+def _clump(times_ns: NDArray[np.int64], total: float) -> float:
+    """Mean weight of what comes at once: a gap no shorter than the mean gap begins a new clump."""
+    if len(times_ns) < 2:
+        return total
+    gaps = np.diff(np.sort(times_ns))
+    return total / (1 + int(np.count_nonzero(gaps >= gaps.mean())))
+
+
+# By which factor do two arms differ, when each block ran both side by side?
+#
+# One difference a block, the logarithm of a ratio. The estimate is the Hodges-Lehmann median of the averages of all
+# pairs of differences (Walsh averages), its interval the exact inversion of Wilcoxon's signed-rank test: no shape is
+# assumed but symmetry, which interleaving in mirrored orders gives (measurement.md 2.7; Hollander, Wolfe & Chicken,
+# "Nonparametric Statistical Methods", section 3.3).
+
+BLOCKS_NEEDED: Final = 6
+"""Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""
+
+POWER: Final = 0.8
+
+Arm = TypeVar("Arm")
+
+
+def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tuple[Arm, ...]]:
+    """The order of the arms in each block: drawn at random for every other block, mirrored in the next.
+
+    Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as often
+    as after it, so that neither a steady drift nor the place within a block favours one; an odd last block stays
+    without its mirror.
+    """
+    chance = random.Random(seed)
+    orders: list[tuple[Arm, ...]] = []
+    while len(orders) < blocks:
+        drawn = tuple(chance.sample(arms, len(arms)))
+        orders += [drawn, drawn[::-1]]
+    return orders[:blocks]
+
+
+def hodges_lehmann(differences: Sequence[float]) -> Estimate:
+    """The median of the Walsh averages and its 95 % interval; ends are ±inf below `BLOCKS_NEEDED` differences."""
+    if not differences:
+        return UNDEFINED
+    averages = walsh_averages(differences)
+    rank = signed_rank_interval_rank(len(differences))
+    return Estimate(
+        value=float(np.median(averages)),
+        low=float(averages[rank - 1]) if rank else -math.inf,
+        high=float(averages[-rank]) if rank else math.inf,
+    )
+
+
+def ratio_estimate(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
+    """The factor after / before over pairs (before, after) of one block each.
+
+    Pairs without two positive finite values are left out; None when none is left. Ends are 0 and inf below
+    `BLOCKS_NEEDED` pairs.
+    """
+    logs = log_ratios(pairs)
+    return _exponential(hodges_lehmann(logs)) if logs else None
+
+
+def typical(values: Iterable[float]) -> Estimate | None:
+    """The same for the figure of one arm over its blocks: its centre, and how well the blocks tell it."""
+    return ratio_estimate((1.0, value) for value in values)
+
+
+def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
+    """log(after / before) of each pair with two positive finite values."""
+    return [
+        math.log(after / before)
+        for before, after in pairs
+        if math.isfinite(before) and math.isfinite(after) and before > 0.0 and after > 0.0
+    ]
+
+
+@lru_cache(maxsize=256)
+def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
+    """k such that the k-th smallest and k-th largest Walsh average bound the 95 % interval; 0: too few.
+
+    The largest k with P(W < k) ≤ α/2, W the sum of the ranks of the positive differences.
+    """
+    below = np.cumsum(signed_rank_distribution(count))
+    return int(np.searchsorted(below, 0.5 * (1.0 - confidence) * (1.0 + 1e-12), side="right"))
+
+
+def signed_rank_distribution(count: int) -> NDArray[np.float64]:
+    """P(W = 0), P(W = 1), … up to count·(count+1)/2 when each sign is a fair coin: exact, by adding rank on rank."""
+    weights = np.ones(1)
+    for rank in range(1, count + 1):
+        longer = np.zeros(len(weights) + rank)
+        longer[: len(weights)] += weights
+        longer[rank:] += weights
+        weights = longer / 2.0
+    return weights
+
+
+@lru_cache(maxsize=64)
+def detectable_shift(count: int) -> float:
+    """The shift, in standard deviations of a difference, found in `POWER` of all comparisons of so many blocks.
+
+    Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2 %); inf
+    below `BLOCKS_NEEDED`.
+    """
+    rank = signed_rank_interval_rank(count)
+    if not rank:
+        return math.inf
+    draws = np.random.default_rng(count).standard_normal((4000, count))
+    needed = -_walsh_rows(draws)[:, rank - 1]
+    return float(np.quantile(needed, POWER))
+
+
+def spread_about_zero(differences: Sequence[float]) -> Estimate:
+    """The standard deviation of differences whose true mean is zero (A/A), with its 95 % chi-square interval."""
+    from scipy.special import chdtri
+
+    count = len(differences)
+    if not count:
+        return UNDEFINED
+    squares = math.fsum(difference * difference for difference in differences)
+    return Estimate(
+        value=math.sqrt(squares / count),
+        low=math.sqrt(squares / chdtri(count, 0.025)),
+        high=math.sqrt(squares / chdtri(count, 0.975)),
+    )
+
+
+def walsh_averages(differences: Sequence[float]) -> NDArray[np.float64]:
+    """All averages of two differences, each with itself too, ascending; empty without any."""
+    averages: NDArray[np.float64] = _walsh_rows(np.asarray([differences], dtype=np.float64))[0]
+    return averages
+
+
+def _walsh_rows(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """All (d_i + d_j) / 2 with i ≤ j of each row, ascending: shape (rows, count·(count+1)/2)."""
+    first, second = np.triu_indices(differences.shape[1])
+    return np.sort((differences[:, first] + differences[:, second]) / 2.0, axis=1)
+
+
+def _exponential(estimate: Estimate) -> Estimate:
+    return Estimate(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))

@@ -1,1 +1,0 @@
-"""How sure is a number? Distributions, quantiles, paired comparisons."""

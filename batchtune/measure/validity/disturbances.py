@@ -1,0 +1,391 @@
+"""What disturbed a run: a load generator at its limit, other programs on the host's CPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.steady_state import Window
+from batchtune.system import control_groups, schedulable_cpus
+
+LAG_TOLERANCE_S = 0.0005
+BUSY_CPU_RATIO = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientActivity:
+    """What the load generator did within the window.
+
+    `send_lag_p99_s` is how late the client itself was (0 in a closed loop; waits for a free connection excluded), nan
+    when nothing was sent; `late_ratio` the share later than `late_after_s`; `sent_ratio` the share that it was ready to
+    send before the window ended; `connection_wait_p99_s` the wait for a free connection or stream; `cpu_ratio` of the
+    cores it may use, over the whole run; `longest_pause_s` the longest time that a worker stood still, 0 below 5 ms;
+    `paused_ratio` the share of its time that it stood still.
+    """
+
+    send_lag_p99_s: float
+    late_ratio: float
+    late_after_s: float
+    sent_ratio: float
+    connection_wait_p99_s: float
+    cpu_ratio: float
+    cpu_per_request_s: float
+    longest_pause_s: float = 0.0
+    paused_ratio: float = 0.0
+
+
+def client_activity(samples: Samples, window: Window, *, limit_s: float) -> ClientActivity:
+    """Sum up the client's side; `limit_s` is the latency that lag is judged against."""
+    sent = window.holds(samples.due_ns) & (samples.sent_ns != NEVER_NS)
+    lag_ns = own_lag_ns(samples)[sent]
+    lag_s, wait_s = lag_ns / 1e9, samples.connection_wait_ns[sent] / 1e9
+    late_after_s = max(LAG_TOLERANCE_S, 0.1 * limit_s)
+    pauses_s = [
+        length / 1e9 for start, length in samples.pauses_ns if window.start_ns <= start < window.end_ns
+    ]
+    sent_in_all = int(np.count_nonzero(samples.sent_ns != NEVER_NS))
+    return ClientActivity(
+        send_lag_p99_s=float(np.quantile(lag_s, 0.99)) if len(lag_s) else math.nan,
+        late_ratio=float(np.mean(lag_s > late_after_s)) if len(lag_s) else 0.0,
+        late_after_s=late_after_s,
+        sent_ratio=float(np.mean(samples.due_ns[sent] + lag_ns < window.end_ns)) if len(lag_s) else 1.0,
+        connection_wait_p99_s=float(np.quantile(wait_s, 0.99)) if len(wait_s) else math.nan,
+        cpu_ratio=samples.client_cpu_ratio,
+        cpu_per_request_s=samples.client_cpu_s / sent_in_all / samples.one_in if sent_in_all else math.nan,
+        longest_pause_s=max(pauses_s, default=0.0),
+        paused_ratio=sum(pauses_s) / window.seconds / samples.client_cores if window.seconds else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowWorker:
+    """A worker that was the limit by itself; `why` in the words of the caveat that says so of a whole client."""
+
+    name: str
+    why: str
+
+
+def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[SlowWorker, ...]:
+    """Those of several workers whose own lag, backlog or CPU shows the client; none where a lone one sent."""
+    slow = []
+    for number, share in enumerate(samples.workers):
+        activity = client_activity(samples.of_worker(number), window, limit_s=limit_s)
+        caveats = client_caveats(activity, limit_s=limit_s, rate_rps=0.0)
+        why = next((caveat.text.replace(" %", "%") for caveat in caveats if caveat.blames_client), None)
+        if why is not None:
+            slow.append(SlowWorker(name=share.name, why=why))
+    return tuple(slow)
+
+
+def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> SlowWorker | None:
+    """The first slow one where others keep up, and have the CPU for its share too; None: there is none."""
+    slow = slow_workers(samples, window, limit_s=limit_s)
+    names = {worker.name for worker in slow}
+    busy = [
+        share.cpu_s / share.wall_s for share in samples.workers if share.name not in names and share.wall_s
+    ]
+    if not slow or not busy:
+        return None
+    count = len(samples.workers)
+    return slow[0] if max(busy) * count / (count - 1) <= BUSY_CPU_RATIO else None
+
+
+def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Caveat]:
+    """Name the workers that fell short where others did not; where all did, the client's own caveats say so."""
+    slow = slow_workers(samples, window, limit_s=limit_s)
+    if not 0 < len(slow) < len(samples.workers):
+        return []
+    figures = {"slow": len(slow), "workers": len(samples.workers)}
+    return [caveat("worker_slow", worker=slow[0].name, why=slow[0].why, **figures)]
+
+
+def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
+    """How late the client itself sent each request, shape (n,); 0 for one that never found a connection."""
+    lag = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
+    return np.where(samples.sent_ns == NEVER_NS, 0, lag)
+
+
+def client_caveats(
+    client: ClientActivity, *, limit_s: float, rate_rps: float, client_max_rps: float | None = None
+) -> list[Caveat]:
+    """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
+    caveats = []
+    if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s) or client.late_ratio > 0.01:
+        caveats.append(
+            caveat(
+                "client_late",
+                lag_s=client.send_lag_p99_s,
+                late_ratio=client.late_ratio,
+                tolerance_s=client.late_after_s,
+            )
+        )
+    if client.sent_ratio < 0.99:
+        caveats.append(caveat("client_behind", sent_ratio=client.sent_ratio))
+    if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
+        caveats.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
+    throttled_ratio = 0.1
+    if client.paused_ratio > throttled_ratio:
+        caveats.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
+    # A pause of a quarter of the limit is told; it makes a run void only where it made more than 1 % of it
+    # late.
+    long_pause_ratio = 0.25
+    if client.longest_pause_s > long_pause_ratio * limit_s:
+        caveats.append(caveat("client_paused", pause_s=client.longest_pause_s))
+    if client.cpu_ratio > BUSY_CPU_RATIO:
+        caveats.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
+    near_limit_ratio = 0.5
+    if client_max_rps and rate_rps > near_limit_ratio * client_max_rps:
+        caveats.append(
+            caveat(
+                "client_near_limit",
+                rate_rps=rate_rps,
+                ratio=rate_rps / client_max_rps,
+                client_max_rps=client_max_rps,
+            )
+        )
+    return caveats
+
+
+def error_counts(samples: Samples, window: Window) -> dict[str, int]:
+    """Requests due in the window that got no good answer, by class in lower case; the commonest first.
+
+    Of samples of which one in so many was kept, so many times those.
+    """
+    counts = np.bincount(samples.status[window.holds(samples.due_ns)], minlength=len(Status))
+    counts_by_class = {
+        status.name.lower(): samples.one_in * int(counts[status])
+        for status in Status
+        if status != Status.OK and counts[status]
+    }
+    return dict(sorted(counts_by_class.items(), key=lambda item: -item[1]))
+
+
+# Were the CPUs of server and client quiet? Steal, other programs, pressure, a fixed loop before and after.
+#
+# Only CPUs that server and client may run on are looked at: a neighbour that keeps others busy takes nothing from them.
+# Pressure is the kernel's "some" of PSI (Documentation/accounting/psi.rst): the share of the time in which at least one
+# task that wanted to run waited for a CPU. That of our control group is taken where there is one, server and client
+# being what is in it; else the machine's, where its CPUs are ours. A server that uses all of its CPUs waits for itself,
+# so pressure is told and spoils no trial.
+
+MOST_STEAL_RATIO = 0.02
+MOST_CANARY_CHANGE = 0.05
+MOST_FOREIGN_RATIO = 0.2
+"""A program that takes half of one core of two is a quarter of the machine."""
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+Pressed: TypeAlias = Literal["our control group", "this machine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """One look at the machine; None where its kernel does not tell.
+
+    `steal_ticks`, `cpu_ticks` and those that programs used (`busy_ticks`) since boot, over the CPUs that were asked
+    for; `pressure_s` the time some task of `pressed` waited for a CPU, `canary_s` the median time of the fixed loop,
+    `own_cpu_s` this process's CPU time.
+    """
+
+    monotonic_s: float
+    steal_ticks: int | None
+    cpu_ticks: int | None
+    pressure_s: float | None
+    canary_s: float
+    busy_ticks: int | None = None
+    pressed: Pressed | None = None
+    own_cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNoise:
+    """What happened between two readings; `canary_change` is against the session's median, 0 without one.
+
+    `foreign_ratio` is the share of our CPUs' time that programs other than server and client used, 0 where that is not
+    known; `pressed` is whose tasks waited for `pressure_ratio` of the time; `canary_s` the faster canary.
+    A canary that ran faster than usual is no sign of noise: the processor raised its clock.
+    """
+
+    steal_ratio: float
+    pressure_ratio: float
+    canary_change: float
+    foreign_ratio: float = 0.0
+    pressed: Pressed | None = None
+    canary_s: float | None = None
+
+    @property
+    def noisy(self) -> bool:
+        return (
+            self.steal_ratio > MOST_STEAL_RATIO
+            or self.foreign_ratio > MOST_FOREIGN_RATIO
+            or self.canary_change > MOST_CANARY_CHANGE
+        )
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        caveats = []
+        if self.steal_ratio > MOST_STEAL_RATIO:
+            caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
+        if self.foreign_ratio > MOST_FOREIGN_RATIO:
+            caveats.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
+        if self.canary_change > MOST_CANARY_CHANGE:
+            caveats.append(caveat("host_canary", canary_change=self.canary_change))
+        much_pressure_ratio = 0.5
+        if self.pressure_ratio > much_pressure_ratio:
+            caveats.append(
+                caveat(
+                    "host_pressure",
+                    pressure_ratio=self.pressure_ratio,
+                    pressed=self.pressed or "this machine",
+                )
+            )
+        return tuple(caveats)
+
+
+@dataclass(slots=True)
+class HostGuard:
+    """Remembers the session's canary times: `begin()` before a trial, `end()` after it."""
+
+    canaries_s: list[float] = field(default_factory=list)
+    _before: HostReading | None = None
+    _cpus: Collection[int] | None = None
+
+    def begin(self, *, cpus: Collection[int] | None = None) -> None:
+        """`cpus`: those that server and client may run on; None: those of this process."""
+        self._cpus = cpus
+        self._before = read_host(cpus)
+
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
+        """The noise since `begin()`; without one, since now.
+
+        `server_cpu_s`, `client_cpu_s`: the CPU time of both in between; None: not known, so neither is that of others.
+        """
+        loaded_cpu_s = None if server_cpu_s is None else server_cpu_s + client_cpu_s
+        after = read_host(self._cpus)
+        before = self._before or after
+        usual_s = statistics.median(self.canaries_s) if len(self.canaries_s) >= 4 else None
+        self.canaries_s += [before.canary_s, after.canary_s]
+        self._before = None
+        return noise_between(before, after, usual_canary_s=usual_s, loaded_cpu_s=loaded_cpu_s)
+
+
+def noise_between(
+    before: HostReading,
+    after: HostReading,
+    *,
+    usual_canary_s: float | None = None,
+    loaded_cpu_s: float | None = None,
+) -> HostNoise:
+    """Ratios between two readings; sensors that the kernel lacks count as quiet.
+
+    The faster of the two canaries counts: one that was merely preempted says little, two slow ones say that the clock
+    or the neighbours changed.
+    """
+    steal_ratio = 0.0
+    if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
+        ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+        steal_ratio = ((after.steal_ticks or 0) - (before.steal_ticks or 0)) / ticks if ticks > 0 else 0.0
+    pressure_ratio = 0.0
+    elapsed_s = after.monotonic_s - before.monotonic_s
+    pressed = after.pressed if after.pressed == before.pressed else None
+    if pressed and before.pressure_s is not None and after.pressure_s is not None and elapsed_s > 0:
+        pressure_ratio = (after.pressure_s - before.pressure_s) / elapsed_s
+    canary_s = min(before.canary_s, after.canary_s)
+    return HostNoise(
+        steal_ratio=steal_ratio,
+        pressure_ratio=pressure_ratio,
+        canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
+        pressed=pressed,
+        canary_s=canary_s,
+        foreign_ratio=0.0 if loaded_cpu_s is None else _foreign_ratio(before, after, loaded_cpu_s),
+    )
+
+
+def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float) -> float:
+    """CPU time of user programs and system calls, less ours, over the time of those CPUs (interrupts are nobody's)."""
+    if None in (before.busy_ticks, after.busy_ticks, before.cpu_ticks, after.cpu_ticks):
+        return 0.0
+    ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+    if ticks <= 0:
+        return 0.0
+    busy_s = ((after.busy_ticks or 0) - (before.busy_ticks or 0)) / TICKS_PER_S
+    ours_s = loaded_cpu_s + after.own_cpu_s - before.own_cpu_s
+    return max(0.0, busy_s - ours_s) / (ticks / TICKS_PER_S)
+
+
+def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
+    """Read /proc and /sys under `root` for these CPUs (None: this process's) and time the canary: about 15 ms."""
+    ours = schedulable_cpus() if cpus is None else frozenset(cpus)
+    by_cpu = _ticks_by_cpu(root / "proc" / "stat")
+    lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]
+    ticks = [sum(column) for column in zip(*lines, strict=True)] or None
+    pressed, pressure_s = _pressure(root, whole=ours >= by_cpu.keys())
+    return HostReading(
+        monotonic_s=time.monotonic(),
+        steal_ticks=None if ticks is None else ticks[7],
+        cpu_ticks=None if ticks is None else sum(ticks),
+        pressure_s=pressure_s,
+        pressed=pressed,
+        busy_ticks=None if ticks is None else sum(ticks[:3]),
+        own_cpu_s=time.process_time(),
+        canary_s=statistics.median(_canary_s() for _ in range(5)),
+    )
+
+
+def _ticks_by_cpu(path: Path) -> dict[int, list[int]]:
+    """The lines cpuN: user nice system idle iowait irq softirq steal; empty where the kernel does not tell."""
+    by_cpu = {}
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, *words = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and len(words) >= 8:
+                by_cpu[int(name[3:])] = [int(word) for word in words[:8]]
+    except (OSError, ValueError):
+        return {}
+    return by_cpu
+
+
+def _pressure(root: Path, *, whole: bool) -> tuple[Pressed | None, float | None]:
+    """Whose tasks waited, and for how many seconds so far; `whole`: all of the machine's CPUs are ours."""
+    group_s = _group_some_s(root)
+    if group_s is not None:
+        return "our control group", group_s
+    machine_s = _some_s(root / "proc" / "pressure" / "cpu") if whole else None
+    return (None, None) if machine_s is None else ("this machine", machine_s)
+
+
+def _group_some_s(root: Path) -> float | None:
+    """Of the innermost control group that tells."""
+    for group in control_groups(root):
+        waited_s = _some_s(group / "cpu.pressure")
+        if waited_s is not None:
+            return waited_s
+    return None
+
+
+def _some_s(path: Path) -> float | None:
+    try:
+        line = path.read_text(encoding="ascii").split("\n", 1)[0]
+        return int(line.rsplit("total=", 1)[1]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _canary_s() -> float:
+    start = time.perf_counter()
+    total = 0
+    canary_loops = 60_000
+    for number in range(canary_loops):
+        total += number & 7
+    return time.perf_counter() - start

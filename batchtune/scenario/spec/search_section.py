@@ -1,0 +1,305 @@
+"""The part of a scenario that says which configurations are searched, by whom, and for how long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from batchtune.scenario.quantities import Count, PositiveSeconds, Whole, problem
+from batchtune.scenario.spec.section import ClusterAddress, Spec
+
+KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
+Strategy = Literal["guided", "rule", "grid", "optuna"]
+
+DEFAULT_TIME_BUDGET_S = 120.0
+
+
+def _knob_value(given: object) -> object:
+    sizes = tuple(given) if isinstance(given, list | tuple) else ()
+    if sizes and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        return sizes
+    if given != [] and not isinstance(given, bool | int | float | str):
+        raise problem(f"expected a number, a word, true, false or a list of sizes; was {given!r}")
+    return given
+
+
+KnobField = Annotated[KnobValue, BeforeValidator(_knob_value)]
+
+
+class ListSpace(Spec):
+    """Values in the order of their size, where they have one."""
+
+    values: tuple[KnobField, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, given: object) -> object:
+        return {"values": _ordered(given)} if isinstance(given, list | tuple) else given
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if not self.values:
+            raise problem("expected at least one value; the list is empty")
+        for at, value in enumerate(self.values):
+            if any(type(value) is type(other) and value == other for other in self.values[:at]):
+                raise problem(f"{value!r} is listed twice")
+        return self
+
+    @model_serializer
+    def _as_list(self) -> list[Any]:
+        return [list(value) if isinstance(value, tuple) else value for value in self.values]
+
+
+class RangeSpace(Spec):
+    """Values from low to high, both included where the step meets it: evenly spaced, or doubling with log."""
+
+    low: int | float = Field(description="first value")
+    high: int | float = Field(description="last value")
+    step: int | float | None = Field(default=None, description="distance of two values; whole numbers: 1")
+    log: bool = Field(default=False, description="true: low, 2·low, 4·low, … and high")
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.low > self.high:
+            raise problem(
+                f"low is above high: {self.low} > {self.high}", at=("low",), hint="swap low and high"
+            )
+        if self.log and self.step is not None:
+            raise problem("give step or log, not both", at=("step",))
+        if self.log and self.low <= 0:
+            raise problem(
+                f"log doubles, so it must start above 0; was {self.low}",
+                at=("low",),
+                hint="list the values instead",
+            )
+        if self.step is not None and not self.step > 0:
+            raise problem(f"expected more than 0; was {self.step}", at=("step",))
+        if (
+            not self.log
+            and self.step is None
+            and not (isinstance(self.low, int) and isinstance(self.high, int))
+        ):
+            raise problem("missing: a range of fractions needs a step (or log: true)", at=("step",))
+        range_values_max = 100_000
+        if not self.log and (self.high - self.low) / (self.step or 1) >= range_values_max:
+            raise problem(
+                f"more than {range_values_max} values", at=("high",), hint="set a step, or log: true"
+            )
+        return self
+
+    @property
+    def values(self) -> tuple[KnobValue, ...]:
+        if self.log:
+            doublings = math.floor(math.log2(self.high / self.low) + 1e-9)
+            values = [self.low * 2**power for power in range(doublings + 1)]
+            return tuple(values if values[-1] == self.high else [*values, self.high])
+        step = self.step or 1
+        return tuple(
+            self.low + step * at for at in range(math.floor((self.high - self.low) / step + 1e-9) + 1)
+        )
+
+
+def _kind(given: object) -> str | None:
+    if isinstance(given, list | tuple | ListSpace):
+        return "list"
+    return "range" if isinstance(given, Mapping | RangeSpace) else None
+
+
+def _ordered(values: Sequence[Any]) -> list[Any]:
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return sorted(values)
+    return list(values)
+
+
+_SPACE_SCHEMA = {
+    "oneOf": [
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "oneOf": [
+                    {"type": ["number", "string", "boolean"]},
+                    {"type": "array", "items": {"type": "integer", "minimum": 1}},
+                ]
+            },
+            "description": "the values to try",
+        },
+        {
+            "type": "object",
+            "properties": {
+                "low": {"type": "number", "description": "first value"},
+                "high": {"type": "number", "description": "last value"},
+                "step": {"type": "number", "exclusiveMinimum": 0, "description": "distance of two values"},
+                "log": {"type": "boolean", "description": "true: low, 2·low, 4·low, … and high"},
+            },
+            "required": ["low", "high"],
+            "additionalProperties": False,
+        },
+    ],
+    "examples": [[1, 2, 4, 8], {"low": 1, "high": 128, "log": True}],
+}
+Space = Annotated[
+    Annotated[ListSpace, Tag("list")] | Annotated[RangeSpace, Tag("range")],
+    Discriminator(
+        _kind,
+        custom_error_type="problem",
+        custom_error_message="expected a list of values, or a range {low, high, step} or {low, high, log: true}",
+    ),
+    WithJsonSchema(_SPACE_SCHEMA),
+]
+
+
+def _default_space() -> dict[str, ListSpace | RangeSpace]:
+    return {
+        "max_batch_size": ListSpace(values=(1, 2, 4, 8, 16, 32, 64, 128)),
+        "batch_timeout_micros": ListSpace(values=(0, 500, 1000, 2000, 5000, 10000)),
+        "num_batch_threads": ListSpace(values=(1, 2, 4)),
+    }
+
+
+def _servers(given: object) -> object:
+    return {"servers": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+class ParallelSpec(Spec):
+    """Servers under test at once, each with its own load on a node, or a GPU, of a Ray cluster."""
+
+    servers: Count = Field(default=1, description="1: one server, launched on this machine, without Ray")
+    ray: ClusterAddress = "auto"
+    cpus_per_server: Annotated[float, Field(gt=0, le=1024)] = Field(
+        default=2.0, description="CPUs of a node that Ray sets aside for each server and its load"
+    )
+    gpus_per_server: Annotated[float, Field(ge=0, le=64)] | None = Field(
+        default=None,
+        description="GPUs that each server gets for itself; absent: 1 where the cluster has one for each",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="further Ray resources that each server needs: on nodes that have them it runs",
+        examples=[{"inference": 1}],
+    )
+
+
+class BudgetSpec(Spec):
+    """When the search is to end: whichever comes first."""
+
+    time_s: PositiveSeconds | None = Field(
+        default=None,
+        alias="time",
+        description="from the first trial to the last; without any budget 2m, more for a slow server",
+    )
+    trials: Count | None = Field(
+        default=None,
+        description="configurations tried; scouts and confirmation runs come on top",
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.time_s is None and self.trials is None:
+            object.__setattr__(self, "time_s", DEFAULT_TIME_BUDGET_S)
+        return self
+
+
+class SearchSpec(Spec):
+    """How the space is searched; the space is a grid, and a point of it a tuple of indices."""
+
+    strategy: Strategy = Field(
+        default="guided",
+        description="who may be the answer, beside no batching and the defaults. guided: the throughput × interval "
+        "rule's point, the tuning guide's, the space as far as a service-time curve hopes of it, the leader's "
+        "neighbours, and whom Optuna names; rule: the rule's point alone; grid: every point; optuna: whom Optuna's "
+        "sampler names. Runs decide: scouts, a comparison, confirmation runs",
+    )
+    budget: BudgetSpec = Field(default_factory=BudgetSpec)
+    parallel: Annotated[
+        ParallelSpec,
+        BeforeValidator(_servers),
+        WithJsonSchema(
+            {
+                "anyOf": [{"type": "integer", "minimum": 1}, ParallelSpec.model_json_schema()],
+                "description": "servers under test at once, on a Ray cluster: so many, or more",
+                "examples": [4, {"servers": 4, "ray": "ray://head.example:10001", "gpus_per_server": 1}],
+            }
+        ),
+    ] = Field(default_factory=ParallelSpec)
+    seed: Whole = Field(default=1, description="seed of the sampler")
+    grow: bool = Field(
+        default=False,
+        description="true: the space is a guess; while the best lies on its edge the next step outward is tried, and "
+        "what lies outside it may be recommended too",
+    )
+    space: dict[str, Space] = Field(
+        default_factory=_default_space,
+        description="values to try: max_batch_size, batch_timeout_micros, num_batch_threads, max_enqueued_batches, "
+        "allowed_batch_sizes (lists, powers_of_two or none), length_buckets (lists, auto or none) and any server flag",
+    )
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if not self.space:
+            raise problem(
+                "the search space is empty",
+                at=("space",),
+                hint="list values for at least one parameter, such as max_batch_size: [1, 8, 32]",
+            )
+        return self
+
+    def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
+        """Check that several servers can be under test at once, where that is asked for.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        path, wrong = ("search", "parallel"), None
+        if self.parallel.servers == 1:
+            return
+        if not launches:
+            wrong = (
+                "each server is launched on its node: target.kind tfserving, or triton without rest_url, of one model",
+                "take search.parallel out, or launch the server: target: {kind: triton, model: …}",
+            )
+        elif has_fleet:
+            wrong = ("each server is loaded from its own node", "take load.fleet out")
+        if wrong is not None:
+            raise problem(wrong[0], at=path, hint=wrong[1])
+
+    @property
+    def budget_is_given(self) -> bool:
+        """Whether the scenario says when to end; else the server's speed does."""
+        return bool(self.budget.model_fields_set)
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """Seconds that the sweep may take; None: only the number of trials ends it."""
+        return self.budget.time_s
+
+    @property
+    def trials(self) -> int | None:
+        """How many configurations the search may try; None: only time ends it."""
+        return self.budget.trials
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """How many values each parameter has, in the order of `space`."""
+        return tuple(len(knob.values) for knob in self.space.values())
+
+    def point_from_indices(self, indices: Sequence[int]) -> dict[str, KnobValue]:
+        """The values at these indices, one index per parameter in the order of `space`."""
+        pairs = zip(self.space.items(), indices, strict=True)
+        return {name: space.values[index] for (name, space), index in pairs}
+
+    def grid(self) -> list[dict[str, KnobValue]]:
+        """Every point, the last parameter running fastest."""
+        return [self.point_from_indices(indices) for indices in product(*map(range, self.grid_shape))]

@@ -1,0 +1,335 @@
+"""How do the parts become one server process, and how does it end?
+
+The ports are bound first, so that a port in use is known before a model is loaded and the status of a model can be
+asked while it loads; then the models are loaded; then the ready line is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from batchtune.errors import UsageError
+from batchtune.server import startup
+from batchtune.server.backends.model import nothing_to_prepare
+from batchtune.server.backends.registry import load_model
+from batchtune.server.calls.pending_call import LoopPort
+from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
+from batchtune.server.log import flush, note, say, say_error, warn
+from batchtune.server.memory import Trimming
+from batchtune.server.metrics.counters import LoopLagSampler, Metrics
+from batchtune.server.metrics.gpu import GpuSampler
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.model_config import read_model_config_file
+from batchtune.server.models.model_repository import ModelRepository
+from batchtune.server.models.servable import Servable
+from batchtune.server.models.warmup import warm_up
+from batchtune.server.rest.connection import serve_rest
+from batchtune.server.rest.rest_api import RestOptions, make_app
+from batchtune.server.server_flags import ServerFlags
+from batchtune.server.stages.stages import ModelStages
+from batchtune.wire.grpc.server_connection import serve
+from batchtune.wire.grpc.server_writer import ServerLimits
+from batchtune.wire.listener import Listener
+from batchtune.wire.status import StatusError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEnds:
+    """What listens; None: that protocol is off. `end` is called once all have drained."""
+
+    host: str
+    grpc: Listener | None
+    rest: Listener | None
+    announce_stop: Callable[[], None]
+    end: Callable[[], None]
+
+    def addresses(self) -> str:
+        """Such as `gRPC on 127.0.0.1:8500, REST off`."""
+        named = (("gRPC", self.grpc), ("REST", self.rest))
+        return ", ".join(f"{name} on {self.host}:{end.port}" if end else f"{name} off" for name, end in named)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more requests, let those under way end, close; cut off what is left after `grace_s`."""
+        self.announce_stop()
+        ends = [end.drain(grace_s) for end in (self.grpc, self.rest) if end is not None]
+        await asyncio.gather(*ends)
+        self.end()
+
+
+async def listen(
+    flags: ServerFlags,
+    repository: ModelRepository,
+    metrics: Metrics,
+    control: BatchingControl,
+    *,
+    monitoring_path: str | None,
+    grpc_limits: ServerLimits,
+    tls: ssl.SSLContext | None,
+) -> FrontEnds:
+    """Bind the ports and the socket that the flags name.
+
+    Raises:
+        OSError: one cannot be bound; the message says which.
+    """
+    grpc_options = GrpcOptions(
+        serialize_as_content=flags.enable_serialization_as_tensor_content,
+        check_methods=flags.enable_signature_method_name_check,
+        health=flags.enable_grpc_healthcheck_service,
+        reflection=flags.enable_grpc_reflection,
+    )
+    rest_options = RestOptions(
+        timeout_ms=flags.rest_api_timeout_in_ms,
+        cors=flags.rest_api_enable_cors_support,
+        monitoring_path=monitoring_path,
+        tuning=control if flags.enable_tuning_api else None,
+        check_methods=flags.enable_signature_method_name_check,
+        gzip_answers=flags.rest_api_enable_gzip_answers,
+        body_bytes_max=flags.rest_api_max_body_bytes,
+    )
+    grpc, rest, announce_stop, end = None, None, _nothing, _nothing
+    where = f"{flags.host}:{flags.port}"
+    try:
+        if flags.port:
+            api = make_grpc_api(repository, metrics, options=grpc_options)
+            announce_stop = api.announce_stop
+            grpc = await serve(
+                flags.host, flags.port, api.dispatch, streams=api.streams, limits=grpc_limits, tls=tls
+            )
+            if flags.grpc_socket_path:
+                where = f"unix:{flags.grpc_socket_path}"
+                await grpc.listen_unix(flags.grpc_socket_path, tls)
+                say(f"gRPC on {where} too")
+        if flags.rest_api_port:
+            where = f"{flags.host}:{flags.rest_api_port}"
+            app = make_app(repository, metrics, options=rest_options)
+            rest, end = await serve_rest(app, flags.host, flags.rest_api_port), app.close
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        raise OSError(f"cannot listen on {where}: {reason}") from error
+    return FrontEnds(host=flags.host, grpc=grpc, rest=rest, announce_stop=announce_stop, end=end)
+
+
+def _nothing() -> None:
+    """There is no such front end to tell."""
+
+
+_DRAIN_LIMIT_S = 25.0
+_STOPPING = (
+    f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
+)
+# Requests make short-lived objects by the thousand; the young generation may grow before it is looked through.
+_GC_THRESHOLDS = (50_000, 20, 100)
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelServer:
+    """One server process, from its flags to its end.
+
+    Raises UsageError where the flags or the files that they name are wrong.
+    """
+
+    def __init__(self, flags: ServerFlags) -> None:
+        self._flags = flags
+        self._settings = startup.batching_settings(flags)
+        self._limit = startup.concurrency_limit(flags, self._settings)
+        self._models = startup.configured_models(flags)
+        self._backend_options = startup.backend_options(flags)
+        self._monitoring_path = startup.monitoring_path(flags)
+        self._grpc_limits = startup.grpc_limits(flags)
+        self._tls = startup.tls_context(flags)
+        self._gpus = GpuSampler(flags.device)
+        self._metrics = Metrics()
+        self._metrics.gpus = self._gpus
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; the exit code."""
+        _allow_many_connections()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._port = LoopPort(loop)
+        self._control = BatchingControl(
+            self._settings, observer=self._metrics, deliver=self._port.deliver, on_loop=self._port.run_soon
+        )
+        self._metrics.queues = self._control
+        self._repository = ModelRepository(
+            self._models,
+            open_servable=self._open_version,
+            close_servable=self._close_version,
+            on_loop=self._port.run_soon,
+            on_dead=_models_unwatched,
+            options=startup.repository_options(self._flags),
+        )
+        try:
+            front_ends = await listen(
+                self._flags,
+                self._repository,
+                self._metrics,
+                self._control,
+                monitoring_path=self._monitoring_path,
+                grpc_limits=self._grpc_limits,
+                tls=self._tls,
+            )
+        except OSError as error:
+            say_error(str(error), hint="choose other ports with --port and --rest_api_port")
+            return 1
+        self._gpus.start()
+        self._repository.start()
+        watch = asyncio.ensure_future(self._watch_model_config())  # it may name what never comes
+        loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([loaded, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not loaded.done():
+            say(_STOPPING)
+            self._repository.stop()
+            await front_ends.drain(_DRAIN_LIMIT_S)  # while one model is waited for, others answer
+            _exit_now(0)  # a load cannot be interrupted
+        try:
+            loaded.result()
+        except StatusError as error:
+            say_error(error.message)
+            _exit_now(1)
+        await self._serve(front_ends, stopped, watch)
+        return 0
+
+    async def _serve(
+        self, front_ends: FrontEnds, stopped: asyncio.Future[Any], watch: asyncio.Future[None]
+    ) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
+        lag.start()
+        trimming = Trimming()
+        trimming.start(asyncio.get_running_loop())
+        say(f"{front_ends.addresses()}, ready")
+        await stopped
+        say(_STOPPING)
+        watch.cancel()
+        lag.close()
+        trimming.close()
+        self._repository.stop()  # who waits for a load is told, and is drained
+        await front_ends.drain(_DRAIN_LIMIT_S)
+        # A thread of its own: whoever waits for models may hold all those of the loop.
+        closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
+        closing = asyncio.get_running_loop().run_in_executor(closer, self._close)
+        # For models to end: one that is being loaded, or whose run hangs, cannot be. Both together stay below
+        # the 30 s after which Kubernetes kills.
+        await asyncio.wait([closing], timeout=4.0)
+        if not closing.done():
+            _exit_now(0)
+        closer.shutdown()
+        closing.result()
+
+    def _open_version(self, name: str, version: int, directory: Path) -> Servable:
+        own = startup.own_batching_parameters(directory) if self._settings.per_model else None
+        declared = startup.declared_stages(directory, self._flags)
+        model = load_model(directory, self._backend_options)
+        if not self._flags.enable_model_warmup:
+            model = replace(model, prepare=nothing_to_prepare)
+        if model.emulated:
+            self._metrics.emulated = True
+            self._metrics.emulated_parallel = model.parallel
+            note(f"model {name} version {version} is an emulated device, not a model")
+        stages = None
+        try:
+            if self._flags.enable_model_warmup:
+                settings = self._control.settings
+                parameters = settings.parameters_for(settings.own_of(name, own))
+                iterations = self._flags.num_request_iterations_for_warmup or 1
+                warm_up(model, directory, parameters, iterations=iterations)
+            if declared is not None:
+                stages = ModelStages(
+                    declared,
+                    model,
+                    model_name=name,
+                    stage=self._flags.batching_stage,  # type: ignore[arg-type]  # its choices are checked
+                    use=self._metrics.stages,
+                    options=self._backend_options,
+                    observer=self._metrics,
+                    deliver=self._port.deliver,
+                )
+            limit = (self._limit, self._port.deliver) if self._limit else None
+            servable = Servable(
+                name=name,
+                version=version,
+                model=model,
+                metrics=self._metrics,
+                own_parameters=own,
+                limit=limit,
+                stages=stages,
+            )
+            self._control.attach(servable)
+        except Exception:
+            if stages is not None:
+                stages.drain()
+                stages.close()
+            model.close()
+            raise
+        return servable
+
+    def _close_version(self, version: Servable) -> None:
+        version.drain()
+        self._control.detach(version)
+        version.close()
+        gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick
+
+    async def _watch_model_config(self) -> None:
+        interval_s = self._flags.model_config_file_poll_wait_seconds
+        path = Path(self._flags.model_config_file)
+        if not interval_s or not self._flags.model_config_file:
+            return
+        loop = asyncio.get_running_loop()
+        complaint = ""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                models = await loop.run_in_executor(None, read_model_config_file, path)
+                await loop.run_in_executor(None, self._repository.configure, models)
+                complaint = ""
+            except (UsageError, StatusError) as error:
+                if error.message != complaint:  # a mistake may stay for days, and is told once
+                    warn(error.message)
+                complaint = error.message
+            except Exception:  # the file is looked at again
+                _logger.exception("%s could not be followed", path)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            _exit_now(128 + number)
+        self._stop.set()
+
+    def _close(self) -> None:
+        self._repository.close()
+        self._control.close()
+        self._gpus.close()
+
+
+def _models_unwatched() -> None:
+    """The models would never change again; whoever runs the process can start it anew."""
+    say_error("the thread that watches the models has ended", hint="start the server again")
+    _exit_now(1)
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1,024, to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _exit_now(code: int) -> None:
+    flush()
+    os._exit(code)

@@ -1,0 +1,512 @@
+"""How do the versions on disk become versions that answer, and go away again?
+
+One keeper thread compares what is configured and present on disk with what is loaded, has what is missing loaded (by
+a pool of threads) and what is no longer wanted unloaded (by a thread each), but keeps an old version until a wanted
+one is AVAILABLE, as TF Serving's availability-preserving policy does. No model waits for another: each is looked at
+again once its loads have ended, and loads nothing while a version of it unloads. Each version goes START (waits for a
+load thread), LOADING (also between two attempts), AVAILABLE, UNLOADING, END. No exception ends the keeper; if
+something else does, `on_dead` is told, for the models would never change again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.server.log import say, warn
+from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
+from batchtune.server.models.servable import Servable
+from batchtune.wire.status import StatusError
+
+if TYPE_CHECKING:
+    from batchtune.wire.tfserving.messages import ModelServerConfig
+
+
+# The state of each version of each model, and the servable that answers for a name, version or label.
+#
+# `find` runs on the event loop for every request: it reads dictionaries that are replaced, never changed, and takes
+# no lock. Everything else holds `changed`.
+
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionStatus:
+    """A version's state, as GetModelStatus shows it; the error is that of the last attempt to load."""
+
+    version: int
+    state: State
+    error_code: str = "OK"
+    error_message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class VersionEntry:
+    """One version: `retry_at_s` (time.monotonic) is set while a failed load waits to be tried again."""
+
+    status: VersionStatus
+    servable: Servable | None = None
+    attempts: int = 0
+    retry_at_s: float | None = None
+
+
+class VersionBook:
+    """The versions by model name and number; `changed` guards and announces every change."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.entries: dict[str, dict[int, VersionEntry]] = {}
+        self.labels: Mapping[str, Mapping[str, int]] = {}
+        self._available: Mapping[str, Mapping[int, Servable]] = {}
+        self._latest: Mapping[str, Servable] = {}
+
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
+        """The AVAILABLE version that is named or labelled, else the latest.
+
+        Raises:
+            StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label, or without a name.
+        """
+        if not name:
+            raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
+        if label is not None:
+            version = self.labels.get(name, {}).get(label)
+            if version is None:
+                raise StatusError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
+        if version is None:
+            loaded = self._latest.get(name)
+            asked = f"Latest({name})"
+        else:
+            loaded = self._available.get(name, {}).get(version)
+            asked = f"Specific({name}, {version})"
+        if loaded is None:
+            raise StatusError("NOT_FOUND", f"Servable not found for request: {asked}")
+        return loaded
+
+    def statuses(self, name: str, *, version: int | None) -> list[VersionStatus]:
+        """The states of a model's versions, newest first, or of one version.
+
+        Raises:
+            StatusError: NOT_FOUND where there is none.
+        """
+        with self.changed:
+            statuses = [entry.status for entry in self.entries.get(name, {}).values()]
+        if version is not None:
+            statuses = [status for status in statuses if status.version == version]
+        if not statuses:
+            what = "any versions" if version is None else f"version {version}"
+            raise StatusError("NOT_FOUND", f"Could not find {what} of model {name}")
+        return sorted(statuses, key=lambda status: -status.version)
+
+    def available(self, name: str) -> Mapping[int, Servable]:
+        """The versions of a model that answer now."""
+        return self._available.get(name, {})
+
+    def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
+        """Let requests find, or no longer find, a version."""
+        with self.changed:
+            entry.servable = servable
+            entry.status = status
+            self._available = {
+                name: {
+                    version: other.servable
+                    for version, other in versions.items()
+                    if other.servable is not None
+                }
+                for name, versions in self.entries.items()
+            }
+            self._latest = {
+                name: versions[max(versions)] for name, versions in self._available.items() if versions
+            }
+            self.changed.notify_all()
+
+    def announce(self, versions: Iterable[tuple[str, int]]) -> None:
+        """Let versions that are about to be loaded be seen: START, unless they are being retried."""
+        with self.changed:
+            for name, version in versions:
+                entries = self.entries.setdefault(name, {})
+                if version not in entries or entries[version].status.state == "END":
+                    entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
+
+    def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
+        """Why each model without an AVAILABLE version has none, as ServerCore words it."""
+        failures = []
+        for name in names:
+            if self.available(name):
+                continue
+            failed = [
+                entry.status for entry in self.entries.get(name, {}).values() if entry.status.error_message
+            ]
+            failures += [
+                f"{{name: {name} version: {status.version}}} due to error: {status.error_code}: {status.error_message}"
+                for status in failed
+            ] or [complaints.get(name, f"{{name: {name}}} has no version")]
+        return failures
+
+    def check_labels(self, model: ModelConfig) -> None:
+        """A new label may name only an AVAILABLE version.
+
+        Raises:
+            StatusError: FAILED_PRECONDITION.
+        """
+        for label, version in model.labels.items():
+            known = self.labels.get(model.name, {}).get(label) == version
+            if version not in self.available(model.name) and not known:
+                raise StatusError(
+                    "FAILED_PRECONDITION",
+                    f"Request to assign label to version {version} of model {model.name}, which is not currently "
+                    "available for inference",
+                )
+
+
+# At the start such a failure is final: the files are wrong, not late.
+_FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryOptions:
+    """poll_wait_s 0: look for versions once; load_threads: models loaded at once."""
+
+    poll_wait_s: float = 1.0
+    load_threads: int = 1
+    load_retries_max: int = 5
+    load_retry_interval_s: float = 60.0
+    labels_for_unavailable: bool = False
+
+
+class ModelRepository:
+    """All models of the process.
+
+    `open_servable(name, version, directory)` loads and warms a version (on a load thread, raises StatusError);
+    `close_servable` answers what it has queued and frees it.
+    `on_loop` runs a function on the event loop soon; a version is closed only after that, so that a request which
+    found it has been submitted. `on_dead` is called where the keeper thread has ended but nobody closed the repository.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[ModelConfig],
+        *,
+        open_servable: Callable[[str, int, Path], Servable],
+        close_servable: Callable[[Servable], None],
+        on_loop: Callable[[Callable[[], None]], None],
+        on_dead: Callable[[], None],
+        options: RepositoryOptions = RepositoryOptions(),
+    ) -> None:
+        self._open_servable = open_servable
+        self._close_servable = close_servable
+        self._on_loop = on_loop
+        self._on_dead = on_dead
+        self._options = options
+        self._wanted = {model.name: model for model in models}
+        self._book = VersionBook()
+        self.find = self._book.find  # asked for by every request
+        self._complaints: dict[str, str] = {}
+        self._rounds_begun = 0
+        self._rounds_done = 0
+        self._look_again = False
+        self._starting = True  # until no model is busy for the first time
+        self._loads: dict[str, int] = {}  # under way or waiting for a thread, by model
+        self._busy: set[str] = set()  # models that had something to load in the last round
+        self._unloads: list[threading.Thread] = []
+        self._fault = ""
+        self._closing = False
+        self._ended = False
+        self._reconfiguring = threading.Lock()
+        self._loaders = ThreadPoolExecutor(max_workers=options.load_threads, thread_name_prefix="load")
+        self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
+
+    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
+        """The states of a model's versions, newest first, or of one version.
+
+        Raises:
+            StatusError: NOT_FOUND where there is none.
+        """
+        return self._book.statuses(name, version=version)
+
+    def names(self) -> tuple[str, ...]:
+        """The configured models, sorted."""
+        return tuple(sorted(self._wanted))
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._keeper.start()
+
+    def wait_until_loaded(self) -> None:
+        """Return when each configured model has an AVAILABLE version, or has none that may still become so.
+
+        A base path that is missing or empty is waited for, as TF Serving does, unless it is looked at only once.
+
+        Raises:
+            StatusError: a model has no version, or none of its versions can be loaded.
+        """
+        with self._book.changed:
+            self._book.changed.wait_for(lambda: self._closing or self._ended or self._is_settled())
+        with self._reconfiguring:
+            self._adopt_labels(list(self._wanted.values()))
+
+    def reload_config(self, config: ModelServerConfig) -> None:
+        """Serve exactly these models; return when each is loaded or has failed. Blocks: not for the event loop.
+
+        Raises:
+            StatusError: an invalid configuration (nothing changes), or models that did not become available.
+        """
+        self.configure(models_of(config))
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """`reload_config` with our own type; of several at once, one after the other."""
+        with self._reconfiguring:
+            with self._book.changed:
+                before, self._wanted = self._wanted, {model.name: model for model in models}
+            new = {m.name for m in models if before.get(m.name) != m or not self._book.available(m.name)}
+            self._look_now(new)
+            if self._closing:
+                raise StatusError("UNAVAILABLE", "The server is shutting down")
+            if self._fault:
+                raise StatusError("INTERNAL", f"The models could not be looked for: {self._fault}")
+            self._adopt_labels(models)
+
+    def stop(self) -> None:
+        """Stop looking, begin no load, and let nobody wait any longer; what is loaded answers."""
+        with self._book.changed:
+            self._closing = True
+            self._book.changed.notify_all()
+
+    def close(self) -> None:
+        """Stop, answer what is queued, unload everything; returns when what is being loaded or unloaded is done."""
+        self.stop()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+        for thread in self._unloads:
+            thread.join()
+        for name, versions in self._book.entries.items():
+            for entry in versions.values():
+                if entry.servable is not None:
+                    self._end(name, entry, entry.servable)
+
+    def _look_now(self, names: set[str]) -> None:
+        """Compare with the disk at once and wait for the loads of these models."""
+        with self._book.changed:
+            begun = self._rounds_begun
+            self._look_again = True
+            self._book.changed.notify_all()
+            # A round that was under way may have begun before the change; the one after it did not.
+            while not (
+                self._closing or self._ended or (self._rounds_done > begun and not self._busy & names)
+            ):
+                self._book.changed.wait()
+
+    def _adopt_labels(self, models: Sequence[ModelConfig]) -> None:
+        failures = self._book.failures([model.name for model in models], self._complaints)
+        if failures:
+            listed = "; ".join(failures)
+            raise StatusError("UNKNOWN", f"{len(failures)} servable(s) did not become available: {listed}")
+        if not self._options.labels_for_unavailable:
+            for model in models:
+                self._book.check_labels(model)
+        self._book.labels = {model.name: model.labels for model in models}
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        try:
+            while not self._closing:
+                self._go_round()
+        except BaseException:  # SystemExit, say: no Exception gets here
+            _logger.exception("the thread that watches the models has ended")
+        finally:
+            with self._book.changed:
+                self._ended = True
+                self._book.changed.notify_all()
+            if not self._closing:
+                self._on_dead()
+
+    def _go_round(self) -> None:
+        with self._book.changed:
+            self._look_again = False
+            self._rounds_begun += 1
+            wanted = dict(self._wanted)
+        fault, busy = "", set[str]()
+        try:
+            busy = self._look(wanted)
+        except Exception as error:  # the next round may go well
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._fault:
+                _logger.exception("the models could not be compared with what is on disk")
+        with self._book.changed:
+            self._fault, self._busy = fault, busy
+            self._starting = self._starting and bool(busy)
+            self._rounds_done = self._rounds_begun
+            self._book.changed.notify_all()
+            self._book.changed.wait_for(lambda: self._look_again or self._closing, timeout=self._pause_s())
+
+    def _pause_s(self) -> float:
+        due = [
+            entry.retry_at_s - time.monotonic()
+            for name, versions in self._book.entries.items()
+            if name not in self._busy
+            for entry in versions.values()
+            if entry.retry_at_s is not None
+        ]
+        longest_wait_s = 3600.0
+        return max(0.0, min([self._options.poll_wait_s or longest_wait_s, *due]))
+
+    def _is_settled(self) -> bool:
+        return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))
+
+    def _may_come(self, name: str) -> bool:
+        """Whether a model without a version that answers may still get one without anybody's doing."""
+        if self._book.available(name):
+            return False
+        statuses = [entry.status for entry in self._book.entries.get(name, {}).values()]
+        if any(status.state in {"START", "LOADING"} for status in statuses):
+            return True
+        return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
+
+    def _look(self, wanted: Mapping[str, ModelConfig]) -> set[str]:
+        """Begin what is to be done; gives the models that have something to load."""
+        with self._book.changed:
+            loading = set(self._loads)
+        due: dict[str, dict[int, Path]] = {}
+        aspired: dict[str, list[int]] = {}
+        for name, model in wanted.items():
+            directories, complaint = aspired_versions_on_disk(model)
+            self._note_complaint(name, complaint)
+            aspired[name] = list(directories)
+            must_load = {v: path for v, path in directories.items() if self._must_load(name, v)}
+            if must_load and name not in loading:
+                due[name] = must_load
+        self._book.announce((name, version) for name, versions in due.items() for version in versions)
+        busy = loading.union(due)
+        for name, versions in due.items():
+            states = [entry.status.state for entry in self._book.entries[name].values()]
+            if "UNLOADING" not in states:  # no third version shall be in memory
+                self._begin_loads(name, versions)
+        for name in list(self._book.entries):
+            if name not in self._loads:
+                self._tidy(name, aspired.get(name, []), removed=name not in wanted)
+        return busy
+
+    def _begin_loads(self, name: str, versions: Mapping[int, Path]) -> None:
+        with self._book.changed:
+            self._loads[name] = len(versions)
+        for version, directory in versions.items():
+            load = self._loaders.submit(self._load, name, version, directory)
+            load.add_done_callback(partial(self._note_loaded, name))
+
+    def _note_loaded(self, name: str, load: Future[None]) -> None:
+        if not load.cancelled() and (error := load.exception()) is not None:
+            _logger.error("a load of model %s ended with a fault", name, exc_info=error)
+        with self._book.changed:
+            self._loads[name] -= 1
+            if not self._loads[name]:
+                del self._loads[name]
+                self._look_again = True
+                self._book.changed.notify_all()
+
+    def _note_complaint(self, name: str, complaint: str) -> None:
+        if complaint and complaint != self._complaints.get(name):
+            warn(complaint if self._rounds_done or not self._options.poll_wait_s else f"{complaint}; waiting")
+        self._complaints[name] = complaint
+
+    def _must_load(self, name: str, version: int) -> bool:
+        entry = self._book.entries.get(name, {}).get(version)
+        if entry is None or entry.status.state == "START":
+            return True
+        if entry.status.state == "END":
+            return entry.status.error_code == "OK"  # unloaded before, and wanted again
+        return entry.retry_at_s is not None and entry.retry_at_s <= time.monotonic()
+
+    def _load(self, name: str, version: int, directory: Path) -> None:
+        if self._closing:
+            return
+        entry = self._book.entries[name][version]
+        with self._book.changed:
+            entry.status = replace(entry.status, state="LOADING")
+            entry.retry_at_s = None
+            entry.attempts += 1
+        try:
+            servable = self._open_servable(name, version, directory)
+        except StatusError as error:
+            self._note_failure(name, entry, error.code, error.message)
+            return
+        except (Exception, SystemExit) as error:  # what a framework says of a file is its own affair
+            _logger.exception("model %s version %d failed to load", name, version)
+            self._note_failure(name, entry, "INTERNAL", f"{type(error).__name__}: {error}")
+            return
+        entry.attempts = 0
+        self._book.publish(entry, servable=servable, status=VersionStatus(version=version, state="AVAILABLE"))
+        say(f"model {name} version {version} is available: {servable.summary()}")
+
+    def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
+        hopeless = self._starting and code in _FILE_IS_WRONG
+        final = hopeless or entry.attempts > self._options.load_retries_max
+        with self._book.changed:
+            if not final:
+                entry.retry_at_s = time.monotonic() + self._options.load_retry_interval_s
+            entry.status = replace(
+                entry.status,
+                state="END" if final else "LOADING",
+                error_code=code,
+                error_message=message,
+            )
+            self._book.changed.notify_all()
+        again = "" if final else f"; trying again in {self._options.load_retry_interval_s:g} s"
+        warn(f"model {name} version {entry.status.version} failed to load: {code}: {message}{again}")
+
+    def _tidy(self, name: str, aspired: Sequence[int], *, removed: bool) -> None:
+        """Unload what is no longer wanted, once a wanted version answers; forget failures that left the disk."""
+        entries = self._book.entries[name]
+        loaded = {version for version, entry in entries.items() if entry.servable is not None}
+        replaceable = removed or bool(loaded.intersection(aspired))
+        past = sorted(set(entries).difference(aspired))
+        ended = [version for version in past if entries[version].status.state == "END"]
+        with self._book.changed:
+            for version in ended[:-16]:  # a model may be published every minute
+                del entries[version]
+        for version in [version for version in past if version in entries]:
+            entry = entries[version]
+            if entry.servable is not None and replaceable:
+                status = VersionStatus(version=version, state="UNLOADING")
+                servable = entry.servable
+                self._book.publish(entry, servable=None, status=status)
+                self._unloads = [thread for thread in self._unloads if thread.is_alive()]
+                self._unloads.append(
+                    threading.Thread(target=self._unload, args=(name, entry, servable), daemon=True)
+                )
+                self._unloads[-1].start()
+            elif entry.status.error_code != "OK" or entry.status.state == "START":
+                with self._book.changed:
+                    del entries[version]
+
+    def _unload(self, name: str, entry: VersionEntry, servable: Servable) -> None:
+        version = entry.status.version
+        submitted = threading.Event()
+        # Front ends submit one loop turn after they found the version, so the barrier is two turns long.
+        self._on_loop(lambda: self._on_loop(submitted.set))
+        submitted.wait()
+        if self._end(name, entry, servable):
+            say(f"model {name} version {version} is unloaded")
+        with self._book.changed:
+            self._look_again = True
+            self._book.changed.notify_all()
+
+    def _end(self, name: str, entry: VersionEntry, servable: Servable) -> bool:
+        """Close a version that no request finds any more; False where that fails."""
+        ended = VersionStatus(version=entry.status.version, state="END")
+        try:
+            self._close_servable(servable)
+        except Exception as error:  # the other versions are closed, and looked for, all the same
+            _logger.exception("model %s version %d could not be closed", name, ended.version)
+            ended = replace(ended, error_code="INTERNAL", error_message=f"{type(error).__name__}: {error}")
+        self._book.publish(entry, servable=None, status=ended)
+        return ended.error_code == "OK"

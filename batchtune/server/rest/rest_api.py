@@ -1,0 +1,313 @@
+"""Who answers an HTTP request: the calls on models, the metrics, or the tuning API?
+
+Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes; paths outside /v1/ are 404, as is the
+monitoring path unless it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import orjson
+
+from batchtune.errors import BatchingParametersError
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.model_repository import ModelRepository
+from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
+from batchtune.server.rest.json.answers import error_answer
+from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest, KnownHeads
+from batchtune.system import is_loopback
+from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
+from batchtune.wire.listener import SharedBytes
+from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
+
+_BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
+_HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?")
+
+
+def check_client(peer: str, head: Head) -> None:
+    """Let only programs of this machine in, no page, its own name made to point here (DNS rebinding) or not, and no
+    proxy, which lets others in: one that adds no field of its own is known by HTTP/1.0, as nginx speaks unless told.
+
+    `peer` is the client's address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
+    """
+    if (peer and not is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
+        raise StatusError(
+            "PERMISSION_DENIED",
+            "the tuning API answers only clients on this machine, by HTTP/1.1, without a proxy",
+        )
+    host = head.fields.get(b"host", b"")
+    origin = head.fields.get(b"origin", b"http://" + host).partition(b"://")[2]
+    for name in (host, origin):
+        if not _names_this_machine(name):
+            raise StatusError(
+                "PERMISSION_DENIED",
+                f"the tuning API answers to localhost only, not to {name.decode('utf-8', 'replace')[:100]}",
+            )
+
+
+def in_force(control: BatchingControl) -> bytes:
+    """The parameters in force, as JSON."""
+    return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
+
+
+async def tune(control: BatchingControl, body: bytes) -> bytes:
+    """Put the parameters of a JSON object in force; gives those that then are. Raises StatusError."""
+    if len(body) > _BODY_BYTES_MAX:
+        raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {_BODY_BYTES_MAX} bytes")
+    try:
+        parameters = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise StatusError("INVALID_ARGUMENT", f"JSON Parse error: {error}") from error
+    if not isinstance(parameters, dict):
+        raise StatusError("INVALID_ARGUMENT", "expected a JSON object of batching parameters")
+    try:
+        replaced = await asyncio.get_running_loop().run_in_executor(None, control.replace, parameters)
+    except BatchingParametersError as error:
+        raise StatusError("INVALID_ARGUMENT", error.message) from error
+    return orjson.dumps(replaced, option=orjson.OPT_INDENT_2)
+
+
+def _names_this_machine(host: bytes) -> bool:
+    spelled = _HOST.fullmatch(host.strip())
+    if spelled is None:
+        return False
+    name = (spelled["bracketed"] or spelled["plain"] or b"").decode("latin-1").lower()
+    return name == "localhost" or name.endswith(".localhost") or is_loopback(name)
+
+
+class BodyTooLargeError(Exception):
+    """An inflated body beyond the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the inflated request body exceeds {limit} bytes")
+
+
+def plain_body(outcome: Outcome, limit: int) -> bytes:
+    """The inflated body; raises StatusError for what is no gzip, BodyTooLargeError beyond `limit` bytes."""
+    if isinstance(outcome, bytes):
+        return outcome
+    if isinstance(outcome, TooLargeError):
+        raise BodyTooLargeError(limit)
+    if isinstance(outcome, InflateError):
+        raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {outcome}")
+    raise outcome
+
+
+def deflate(answer: bytes) -> bytes:
+    """Make gzip of an answer."""
+    level = 1  # 9 takes five times as long for an eighth fewer bytes of JSON numbers
+    return gzip.compress(answer, level, mtime=0)
+
+
+CORS_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-allow-methods", b"POST, GET"),
+    (b"access-control-allow-headers", b"Content-Type"),
+)
+"""Added to every answer of the API when --rest_api_enable_cors_support is given (http_rest_api_util.cc)."""
+
+_ORIGIN = re.compile(rb"https?://")
+
+
+def check_preflight(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Accept an OPTIONS request that names its origin.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION without an http or https `Origin`.
+    """
+    if not any(name == b"origin" and _ORIGIN.search(value) for name, value in headers):
+        raise StatusError("FAILED_PRECONDITION", "Origin header is missing in CORS preflight")
+
+
+_PATH_BYTES_MAX = 256  # of those whose route is remembered
+
+_logger = logging.getLogger(__name__)
+Respond = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOptions:
+    """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
+    tuning API; `gzip_answers`: to clients that accept it. A body may have `body_bytes_max` bytes, one that comes as
+    gzip also `inflated_bytes_max` (TensorFlow Serving's, gzip_zlib.h) once it is inflated."""
+
+    timeout_ms: int = 30_000
+    cors: bool = False
+    monitoring_path: str | None = None
+    tuning: BatchingControl | None = None
+    check_methods: bool = False
+    gzip_answers: bool = False
+    body_bytes_max: int = 64 << 20
+    inflated_bytes_max: int = 100 << 20
+
+
+class RestApi:
+    """Answers requests; everything is called on the event loop."""
+
+    def __init__(self, models: ModelRepository, metrics: Metrics, options: RestOptions) -> None:
+        self.options = options
+        self.calls = RestCalls(
+            models,
+            metrics,
+            timeout_s=options.timeout_ms / 1000,
+            check_methods=options.check_methods,
+        )
+        self.known_heads = KnownHeads(but_with={b"accept-encoding"} if options.gzip_answers else set())
+        self.start_model_call = self.calls.start
+        self.body_bytes_max = options.body_bytes_max
+        cors = CORS_HEADERS if options.cors else ()
+        json_type = b"content-type: application/json\r\n"
+        self.header_lines = json_type + b"".join(b"%b: %b\r\n" % field for field in cors)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._inflating = Inflating()
+        self._metrics = metrics
+        self._monitoring_path = (options.monitoring_path or "").encode()
+
+    def share(self, unsent: SharedBytes) -> None:
+        """Count the answers that clients have not taken with what is kept for them."""
+        self._inflating.unsent = unsent
+
+    def close(self) -> None:
+        """Let go of what serves large bodies."""
+        self.calls.close()
+
+    def find_model_call(self, method: str, target: bytes) -> Route | None:
+        """The model call that a request names, if any."""
+        if method != "POST":
+            return None
+        try:
+            return _find_call(target) if len(target) <= _PATH_BYTES_MAX else find_route(method, target)
+        except StatusError:
+            return None
+
+    def start(self, request: HttpRequest, peer: str, respond: Respond) -> None:
+        """Start any request; `respond(status, answer, *header_lines)` is called once."""
+        head = request.head
+        if self.options.gzip_answers and head.takes_gzip:
+            respond = partial(self._respond_in_gzip, respond)
+        if head.route is None and not self._is_tuning(head, "PUT"):
+            self._or_refuse(lambda: respond(*self._answer(head, peer)), head, respond)
+        elif head.is_gzipped:
+            self._or_refuse(lambda: self._inflate(head, request.body(), peer, respond), head, respond)
+        else:
+            self._or_refuse(lambda: self._start_call(head, request.body(), peer, respond), head, respond)
+
+    def _or_refuse(self, start: Callable[[], None], head: Head, respond: Respond) -> None:
+        """Start to answer, or tell the client why not."""
+        try:
+            start()
+        except (StatusError, BodyTooLargeError) as error:
+            respond(*_failure(error))
+        except Exception:
+            _logger.exception("%s %s failed", head.method, head.target[:_PATH_BYTES_MAX])
+            respond(500, error_answer(FAULT))
+
+    def _inflate(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        """Inflate a body, now or later, and start its call."""
+        bytes_max = min(self.options.body_bytes_max, self.options.inflated_bytes_max)
+
+        def go_on(outcome: Outcome, release: Callable[[], None]) -> None:
+            answer = partial(_release_and_respond, release, respond)
+            self._or_refuse(
+                lambda: self._start_call(head, plain_body(outcome, bytes_max), peer, answer), head, answer
+            )
+
+        self._inflating.start(Packed(content=body, wbits=GZIP, bytes_max=bytes_max, go_on=go_on))
+
+    def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        tuning = self.options.tuning
+        if head.route is not None:
+            self.calls.start(head.route, body, respond)
+        elif tuning is not None:
+            check_client(peer, head)
+            self._spawn(self._tune(tuning, body, respond), respond)
+
+    async def _tune(self, control: BatchingControl, body: bytes, respond: Respond) -> None:
+        respond(200, await tune(control, body))
+
+    def _answer(self, head: Head, peer: str) -> tuple[Any, ...]:
+        """Status, body and header lines of what is answered at once."""
+        path, _, query = head.target.partition(b"?")
+        text_type = b"content-type: text/plain\r\n"
+        if path == self._monitoring_path and head.method in {"GET", "HEAD"}:
+            if not query:
+                return 200, self._metrics.render().encode(), text_type
+            return 400, b"Unexpected path: %b?%b. Should be %b" % (path, query, path), text_type
+        if not is_api_path(path):
+            return 404, error_answer(f"Not found: {path.decode('utf-8', 'replace')}")
+        if head.method == "OPTIONS":
+            check_preflight(head.fields.items())
+            return 200, b""
+        tuning = self.options.tuning
+        if tuning is not None and self._is_tuning(head, "GET"):
+            check_client(peer, head)
+            return 200, in_force(tuning)
+        route = find_route(head.method, head.target)
+        return 200, self.calls.account(route)
+
+    def _is_tuning(self, head: Head, method: str) -> bool:
+        return head.target == TUNING_PATH and head.method == method and self.options.tuning is not None
+
+    def _spawn(self, work: Coroutine[Any, Any, None], respond: Respond) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(partial(self._finish, respond))
+
+    def _finish(self, respond: Respond, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            respond(*_failure(error))
+
+    def _respond_in_gzip(self, respond: Respond, status: int, answer: bytes, *header_lines: bytes) -> None:
+        lines = header_lines or (self.header_lines,)
+        gzipped = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+        deflated_bytes_min = 1_024  # a smaller answer fits in one packet as it is
+        deflated_on_loop_max = 1 << 16  # 2 ms of the event loop
+        if len(answer) < deflated_bytes_min:
+            respond(status, answer, *lines)
+        elif len(answer) <= deflated_on_loop_max:
+            respond(status, deflate(answer), *lines, gzipped)
+        else:
+            self._spawn(_deflate_and_respond(respond, status, answer, (*lines, gzipped)), respond)
+
+
+def make_app(repository: ModelRepository, metrics: Metrics, *, options: RestOptions | None = None) -> RestApi:
+    """Make the REST API."""
+    return RestApi(repository, metrics, options or RestOptions())
+
+
+@lru_cache(maxsize=1024)
+def _find_call(target: bytes) -> Route:
+    return find_route("POST", target)
+
+
+async def _deflate_and_respond(
+    respond: Respond, status: int, answer: bytes, lines: tuple[bytes, ...]
+) -> None:
+    respond(status, await asyncio.to_thread(deflate, answer), *lines)
+
+
+def _release_and_respond(release: Callable[[], None], respond: Respond, *answer: Any) -> None:
+    try:
+        respond(*answer)
+    finally:
+        release()
+
+
+def _failure(error: BaseException) -> tuple[int, bytes]:
+    """What a client hears of an exception."""
+    if isinstance(error, StatusError):
+        return HTTP_CODES[error.code], error_answer(error.message)
+    if isinstance(error, BodyTooLargeError):
+        return 413, error_answer(str(error))
+    _logger.error("a request failed", exc_info=error)
+    return 500, error_answer(FAULT)

@@ -1,0 +1,191 @@
+"""The machine under a process: CPUs and addresses that it may use, signals that end it, and folders for scratch files.
+
+Affinity says on which CPUs a process runs; a quota of its control groups (docker's --cpus, a Kubernetes limit) says how
+much of their time it gets, whichever they are. TensorFlow counts its threads by affinity alone and knows no quota
+(`port::MaxParallelism` is `NumSchedulableCPUs`, the CPU_COUNT of sched_getaffinity; tsl/platform/default/port.cc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import math
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Self
+
+
+def schedulable_cpus() -> frozenset[int]:
+    """The CPUs that this process may run on, and what it starts."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def schedulable_cores(*, root: Path = Path("/")) -> int:
+    """Cores that this process may run on: CPUs that share a core (simultaneous multithreading) count once.
+
+    A CPU of which /sys under `root` does not say whom it shares with counts as a core.
+    """
+    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({text_of(root / topology.format(cpu)) or cpu for cpu in schedulable_cpus()})
+
+
+def quota_cpus(root: Path = Path("/")) -> float | None:
+    """CPUs' worth of time that the control groups allow, the least of all levels; None: no limit.
+
+    `root` is where /proc and /sys are looked for.
+    """
+    limits = []
+    for group in control_groups(root):
+        quota, _, period = text_of(group / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def usable_cpus(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> float:
+    """CPUs' worth of time for a process that may run on `cpus` (None: where this one may), quota counted."""
+    count = float(len(schedulable_cpus() if cpus is None else cpus))
+    quota = quota_cpus(root)
+    return count if quota is None else min(count, quota)
+
+
+def usable_threads(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> int:
+    """How many threads can keep those CPUs busy: part of a CPU is a thread's worth."""
+    return max(1, math.ceil(usable_cpus(cpus, root=root)))
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[Path]:
+    """Every directory that may limit this process, in both versions of control groups."""
+    for line in (text_of(root / "proc/self/cgroup") or "0::/").splitlines():
+        _, controllers, group = line.split(":", 2)
+        mounts = [root / "sys/fs/cgroup"]
+        if controllers:
+            mounts = [mounts[0] / controllers, *(mounts[0] / name for name in controllers.split(","))]
+        for mount in mounts:
+            path = mount / group.lstrip("/")
+            # Inside a container the group's own path is often not mounted: the mount itself is then the limit.
+            while path != mount.parent:
+                yield path
+                path = path.parent
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost counts as public."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def text_of(path: Path) -> str:
+    """A small file of /proc or /sys, stripped; "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# Signals that end a command in good order, as Ctrl-C does, and who hears them.
+
+INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Ctrl-C, a service manager, a terminal that goes away, Ctrl-backslash."""
+
+
+def hear_interrupts() -> None:
+    """From now on each of them raises KeyboardInterrupt; those that are ignored (nohup) stay so."""
+    for number in INTERRUPTS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """A signal's handler: raise KeyboardInterrupt. A terminal that goes away says so more than once: heard once."""
+    if number == signal.SIGHUP:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """Collect the first that would raise KeyboardInterrupt; the second raises at once. For the main thread only."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            before[signal.SIGHUP] = signal.SIG_IGN
+        if noted and number != signal.SIGHUP:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    raising = (interrupt, signal.default_int_handler)
+    handlers: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in INTERRUPTS}
+    before = {number: handler for number, handler in handlers.items() if handler in raising}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Scratch files, and the removal of those of a process that was killed.
+#
+# Each folder has a file that its owner keeps locked (flock) while it lives: the kernel unlocks it however the owner
+# ends.
+
+_SCRATCH_PREFIX: Final = "batchtune-"
+_OWNER: Final = "owner"
+
+
+class ScratchFolder:
+    """A new folder under the system's temporary one, removed by `close`, or by a later process once we are dead."""
+
+    def __init__(self) -> None:
+        remove_abandoned()
+        self.path = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+        unseen = self.path / f".{_OWNER}"
+        self._lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
+        unseen.rename(self.path / _OWNER)  # others look at this name only: it is never there unlocked
+
+    def close(self) -> None:
+        """Remove it with all that is in it; more than once is fine."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        self.close()
+
+
+def remove_abandoned() -> None:
+    """Remove the scratch folders of this user whose owner has died."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*/"):
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,374 @@
+"""How is a Triton launched or attached to, given its configurations, read, and left as it was?
+
+Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it, and
+no file of the repository is changed. An attached server gets back what it had when the target is closed; what that was
+is kept by the caller before the first change, for the case that we are killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from batchtune.batching.parameters import Configuration
+from batchtune.batching.triton_config import FoundBatching, found_batching, other_batching, with_batching
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.scenario.spec.section import require_cpus
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.system import interrupts_noted
+from batchtune.target.claim import Claim
+from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options
+from batchtune.target.model_files import served_name
+from batchtune.target.telemetry import ApplyRecord, Counters
+from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
+from batchtune.target.triton.launched import LaunchedTriton
+from batchtune.target.triton.repository import (
+    ADDED,
+    EXPLICIT,
+    OriginalModel,
+    TritonRepository,
+    left_behind,
+    marked,
+    put_back,
+    require_unmarked,
+)
+from batchtune.wire.signature import Signature
+
+DYING_S: Final = 0.2
+"""A server that is killed closes its connections a moment before it has ended."""
+
+
+class TritonTarget:
+    """A Triton as the scenario's `target` describes it; a context manager that ends or restores it.
+
+    `original` is what an earlier run of the same sweep found and could not put back.
+    """
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        *,
+        on_event: Callable[[str], None] = lambda _text: None,
+        original: OriginalModel | None = None,
+    ) -> None:
+        require_cpus("target.cpus", spec.cpus)
+        self._spec = spec
+        self._on_event = on_event
+        self._launched = None if spec.attached else LaunchedTriton(spec, on_event=on_event)
+        self._endpoint = _running_endpoint(spec) if spec.attached else None
+        self._original = original
+        self._claim: Claim | None = None
+        self._keep: Callable[[OriginalModel], None] | None = None
+        self._changed = original is not None
+        self._is_lost = False
+        self._in_force: Configuration | None = None
+        self._batches = 0.0
+        self._flags: Mapping[str, str] = {}
+
+    @property
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None:
+            raise TargetError("the server has not been launched yet")
+        return self._endpoint
+
+    @property
+    def in_force(self) -> Configuration | None:
+        """The configuration applied last; None before the first, and where the server died or does not answer."""
+        return self._in_force
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._launched is None else self._launched.pid
+
+    def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
+        """Launch the server or reach it, and read what the model runs with.
+
+        One that an attached server does not serve is loaded from its own files for that; `before_load` is told before.
+
+        Raises:
+            TargetError: nobody answers, no such model, or the server did not start.
+            UsageError: the model cannot be batched.
+        """
+        if self._launched is not None and not self._launched.running:
+            self._endpoint = self._launched.start(self._flags)
+        if self._launched is None and self._claim is None:
+            self._hold()
+        if self._original is None or not self._original.config:
+            self._original = self._read(before_load)
+        try:
+            return found_batching(self._original.config)
+        except BatchingParametersError as error:
+            raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TargetError(
+                f"{self.endpoint.rest_url} reports a configuration of {self.endpoint.model_name} that is none: {error}",
+                hint="is that a Triton?",
+            ) from error
+
+    def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
+        """Tell `keep` what is there, now and again once it was put back; needed before the first change.
+
+        Raises:
+            TargetError: as `start`.
+        """
+        self.start()
+        self._keep = keep
+        keep(self._found())
+        self._keep_in_claim()
+
+    def apply(self, configuration: Configuration) -> ApplyRecord:
+        """Bring a configuration into force: by a load, or a restart where the server's own flags differ.
+
+        Raises:
+            TargetError: the server refused it, did not start, or died.
+        """
+        if self._launched is None and self._keep is None:
+            raise ValueError("keep_original must run before an attached server is changed")
+        started = time.monotonic()
+        if configuration == self._in_force and self._still_in_force(configuration):
+            return ApplyRecord(how="unchanged", seconds=0.0)
+        restarted = self._restart_for(configuration)
+        self._in_force = None
+        wanted = with_batching(self._found().config, configuration)
+        try:
+            self._load(wanted if self._launched is not None else marked(wanted))
+            now = self._repository().config()
+        except TargetError as error:
+            if self._launched is not None:
+                self._launched.raise_if_dead(within_s=DYING_S)
+            raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
+        other = _other_batching(now, wanted)
+        if other:
+            is_added = "dynamic_batching" in now and "dynamic_batching" not in wanted
+            hint = ADDED if is_added else ""
+            raise TargetError(f"the server took {configuration.label()}, but runs {other}", hint=hint)
+        self._in_force, self._batches = configuration, 0.0
+        return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
+
+    def counters(self) -> Counters:
+        """One reading of the model's statistics.
+
+        Raises:
+            TargetError: the server died or does not answer, or somebody else loaded the model.
+        """
+        try:
+            if self._launched is not None:
+                self._launched.raise_if_dead()
+            counters = read_kserve_counters(self.endpoint)
+        except TargetError:
+            self._in_force = None
+            if self._launched is not None:
+                self._launched.raise_if_dead(within_s=DYING_S)
+            raise
+        self._require_going_on(counters)
+        if self._launched is None:
+            return counters
+        return replace(
+            counters,
+            server_cpu_s=self._launched.cpu_s(),
+            memory_peak_bytes=self._launched.memory_peak_bytes(),
+        )
+
+    def cpu_clock(self) -> Callable[[], float] | None:
+        """As `ServerProcess.cpu_clock`; None too of a server that somebody else runs."""
+        return None if self._launched is None else self._launched.cpu_clock()
+
+    def signature(self, name: str) -> Signature:
+        return read_kserve_signature(self.endpoint, name)
+
+    def alive(self) -> bool:
+        """Of an attached server a trial's counters tell whether it answers."""
+        return self._launched is None or self._launched.running
+
+    def keep_log(self, path: Path) -> None:
+        """From now on keep what a launched server says in this file too, bounded in size."""
+        if self._launched is not None:
+            self._launched.keep_log(path)
+
+    def log_tail(self) -> str:
+        return "  (its log is with its owner)" if self._launched is None else self._launched.log_tail()
+
+    def restore(self) -> None:
+        """Give an attached server back what it had, once; one that was not changed is left alone.
+
+        Raises:
+            TargetError: it is gone, or does not take it.
+        """
+        if self._launched is not None or not self._changed or self._is_lost:
+            return
+        original = self._found()
+        try:
+            with interrupts_noted():
+                put_back(self._repository(), original)
+        except TargetError as error:
+            self._is_lost = True
+            raise TargetError(
+                f"the server was not put back as it was: {error.message}", hint=error.hint
+            ) from error
+        self._changed = False
+        self._in_force = None
+        if self._claim is not None:
+            self._claim.settle()
+        if self._keep is not None:
+            self._keep(replace(original, restored=True))
+        self._on_event(f"{original.model} is configured as it was: {original.words()}")
+
+    def stop(self) -> None:
+        """End a launched server, which the next `apply` launches anew; an attached one goes on."""
+        if self._launched is not None:
+            self._in_force = None
+            self._launched.stop()
+
+    def close(self) -> None:
+        """End a launched server, restore an attached one; more than once is fine."""
+        if self._launched is not None:
+            self._launched.close()
+            return
+        try:
+            self.restore()
+        finally:
+            if self._claim is not None:
+                self._claim.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        self.close()
+
+    def _hold(self) -> None:
+        """Be the only process that changes the model; what a killed one did not put back is the original.
+
+        Raises:
+            TargetError: another process changes it now.
+        """
+        claim = Claim(self.endpoint.rest_url, self.endpoint.model_name)
+        kept = claim.hold()
+        self._claim = claim
+        if kept is not None and self._original is None:
+            self._original = OriginalModel.from_dict(kept)
+            self._changed = True
+            self._on_event(left_behind(self._original))
+
+    def _keep_in_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.keep(self._found().to_dict())
+
+    def _still_in_force(self, configuration: Configuration) -> bool:
+        """Whether what was applied last still is; an attached server has other masters, so it is asked.
+
+        Raises:
+            TargetError: it does not answer.
+        """
+        if self._launched is not None:
+            return self._launched.running
+        wanted = with_batching(self._found().config, configuration)
+        return not _other_batching(self._repository().config(), wanted)
+
+    def _require_going_on(self, counters: Counters) -> None:
+        """Counts begin anew with each load of a model: where they fall, the load under way was not one of ours."""
+        if EXECUTIONS not in counters.series:
+            return
+        batches = sum(counters.series[EXECUTIONS].values())
+        if batches < self._batches:
+            self._in_force, self._batches = None, 0.0
+            raise TargetError(
+                f"{self.endpoint.model_name} was loaded by somebody else, or restarted: its count of batches went back"
+            )
+        self._batches = batches
+
+    def _restart_for(self, configuration: Configuration) -> bool:
+        """Start a launched server that is not running, or anew where its own flags differ; whether that was needed."""
+        flags = configuration.server_flags
+        if self._launched is not None and self._launched.running and flags != self._flags:
+            self._launched.stop()
+        self._flags = flags
+        was_running = self.alive()
+        self.start()
+        return not was_running
+
+    def _read(self, before_load: Callable[[OriginalModel], None] | None) -> OriginalModel:
+        """What is there now; until a load for it has ended `_original` says that the model is not served.
+
+        Raises:
+            TargetError: no such model, or it does not load.
+        """
+        repository, endpoint = self._repository(), self.endpoint
+        original = self._original or OriginalModel(
+            model=endpoint.model_name,
+            rest_url=endpoint.rest_url,
+            loaded=repository.require_model(),
+            config={},
+            attached=self._launched is None,
+        )
+        if not original.loaded:
+            if before_load is not None:
+                before_load(original)
+                self._keep = before_load
+            self._original = original
+            self._keep_in_claim()
+            self._load()
+        config = repository.config()
+        require_unmarked(config, model=endpoint.model_name)
+        return replace(original, config=config)
+
+    def _load(self, config: Mapping[str, Any] | None = None) -> None:
+        """Load the model; only a server that takes no orders is not changed by that, whatever comes of it."""
+        before, self._changed = self._changed, True
+        try:
+            self._repository().load(config)
+        except TargetError as error:
+            self._changed = before or error.hint != EXPLICIT
+            raise
+
+    def _found(self) -> OriginalModel:
+        if self._original is None:
+            raise TargetError("the server has not been reached yet")
+        return self._original
+
+    def _repository(self) -> TritonRepository:
+        return TritonRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
+
+
+def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What the model runs with where that is not what was wanted; empty: it is.
+
+    Raises:
+        TargetError: it is not even a configuration.
+    """
+    try:
+        return other_batching(config, wanted)
+    except (BatchingParametersError, ValueError, TypeError, AttributeError) as error:
+        raise TargetError(f"the server now reports a configuration without batches: {error}") from error
+
+
+def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
+    """What was kept of an attached server, put back by another process than the one that changed it.
+
+    Raises:
+        TargetError: it is gone, or does not take it.
+    """
+    endpoint = external_endpoint(
+        model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=tls_options(spec.tls)
+    )
+    claim = Claim(endpoint.rest_url, original.model)
+    try:
+        claim.hold()
+        put_back(TritonRepository(endpoint, limit_s=spec.ready_timeout_s), original)
+        claim.settle()
+    finally:
+        claim.release()
+    return replace(original, restored=True)
+
+
+def _running_endpoint(spec: TargetSpec) -> Endpoint:
+    return external_endpoint(
+        model_name=served_name(spec.model),
+        rest_url=spec.rest_url,
+        grpc_url=spec.grpc_url,
+        tls=tls_options(spec.tls),
+        names=("target.rest_url", "target.grpc_url"),
+    )

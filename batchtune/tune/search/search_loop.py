@@ -1,0 +1,547 @@
+"""Searches a space: who is loaded next, how, and why.
+
+The ledger is the only state: a search asked twice after the same runs answers the same, so that a sweep that was killed
+goes on where it stood. What is common to all objectives stands here: contenders, the service-time curve, what a run
+costs, the phases. `capacity` and `fixed_load` say what is asked next.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from batchtune.batching.parameters import Configuration
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
+from batchtune.tune.search.contenders import (
+    SIZE,
+    THREADS,
+    Contender,
+    Contenders,
+    RuleAnswer,
+    guide_point,
+    one_by_one,
+    same_instances,
+    throughput_interval_rule,
+)
+from batchtune.tune.search.curve import Curve, plane_through
+from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
+from batchtune.tune.trials.failures import memory_ceiling_rows, points_beyond_memory
+from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
+from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
+from batchtune.units import counted, rounded_duration
+
+SCOUT_SHARE = 0.2
+"""Of the budget, for scouting at most; two scouts are made in any case."""
+
+COMPARE_SHARE = 0.7
+"""Of the budget, for scouting and comparing; what is left confirms."""
+
+RUN_SHARE, FRESH_SHARE = 0.055, 0.08
+"""Of the budget, that one run and one fresh run may last."""
+
+RANDOM_POINTS = 3
+"""Of several models, beside the middle of the space and what is best for each alone."""
+
+SPARE_CLIENTS = 64
+"""Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
+
+MIDDLE, LARGE = 16, 128
+"""Requests of the middle and of the large batch that are scouted, at most."""
+
+
+CLIENTS_MAX = 2000
+
+
+_PACED = tuple(1 << power for power in range(12))
+"""Rows at which a run is told how long a batch takes."""
+
+LONE_S, SCOUT_S = 0.5, 0.7
+"""Lengths of the probe of a lone client and of a scout, at least."""
+
+OVERHEAD_S = 0.4
+"""What a run takes beside its length, until some were made."""
+
+
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal spread over its median deviation."""
+
+
+class Search(ABC):
+    """One search; `observe` what was measured, `next_asks` what to measure next."""
+
+    hopes_max = 64
+    """Points whose hope is asked from the beginning."""
+
+    def __init__(self, scenario: Scenario, *, budget_s: float, alone: str = "") -> None:
+        self.scenario = scenario
+        self.budget_s = budget_s
+        self.contenders = Contenders(scenario, alone=alone)
+        scenarios = scenario.of_models()
+        self.of_models = bool(scenarios)
+        self.name = alone
+        self._apart = (alone,) if alone else ()
+        rates = [scenarios[name].load.rate_rps or 1.0 for name in self._apart or scenarios]
+        self.stated_rps = math.fsum(rates) or scenario.load.rate_rps or 0.0
+        """Of several models that of all that are loaded: a rate is theirs together, in the mix that theirs state."""
+        self.rarest = min(rates) / math.fsum(rates) if rates else 1.0
+        """The least of these rates, as a share of their sum."""
+        self.limits = {
+            name: limit
+            for name, limit in scenario.limits.items()
+            if not alone or name.startswith(f"{alone}:")
+        }
+        self.alone: dict[str, Search] = {}
+        """Of several models a search for each by itself."""
+        if len(scenarios) > 1 and not alone:
+            self.alone = {name: type(self)(scenario, budget_s=budget_s, alone=name) for name in scenarios}
+        self.curve = Curve(scenario)
+        self.trials: list[Trial] = []
+        self.pending: set[Contender] = set()
+        """Whose loads are asked for together with the next."""
+        self.lone_s = math.nan
+        self.is_hopeless = False
+        """Whether a lone request misses a limit: no configuration answers sooner."""
+        self.rule: RuleAnswer | None = None
+        self._lone = one_by_one(scenario)
+        self._rows = scenario.request.rows_most
+        self._answer_limits = self.limits if self.of_models else scenario.slo.e2e_limits()
+        self._limit_s = min(self._answer_limits.values(), default=math.inf)
+        self._asked_model: tuple[int, int] | None = None
+        self.trusts_curve = self.has_curve = not (scenario.streams or self.of_models)
+        """A server that batches continuously has no time of a batch, and of several models none is told: hopes are
+        what others gave."""
+        self._named = False
+        if self.of_models:
+            self.name_points()
+
+    # What was measured.
+
+    def observe(self, trials: Iterable[Trial]) -> None:
+        """Take in trials that ended."""
+        for trial in trials:
+            self.trials.append(trial)
+            apart = self.alone.get(next(iter(trial.request.models), ""))
+            if apart is not None:
+                apart.observe([trial])
+                continue
+            if trial.source != "probe":
+                self._name_best_alone()  # where the loads of each alone have ended: contenders keep their order
+            self._take(trial)
+        self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
+        self.contenders.beyond_memory = points_beyond_memory(self.trials)
+
+    def _take(self, trial: Trial) -> None:
+        if trial.source in ("probe", "node", "variant", "load"):
+            if trial.request.concurrency == 1 and trial.measurements:
+                self._take_lone(trial)
+            if trial.source != "probe" or trial.request.concurrency == 1:
+                return
+        contender = self.contenders.find(trial.configuration)
+        if contender is None or _proposer(trial.source) != "grid":
+            contender = self.contenders.add(trial.configuration, _proposer(trial.source), trial.point)
+        contender.failures += trial.state == "failed"
+        for run in runs_of([trial], self.scenario.slo, self.scenario):
+            contender.add(run)
+            self._learn(contender, run, trial.measurement)
+
+    def _take_lone(self, trial: Trial) -> None:
+        """What a lone request takes, of several models the slowest one's."""
+        p50_s = {name: measured.latency_s["p50"].value for name, measured in trial.measurements.items()}
+        self.lone_s = max(p50_s.values())
+        self.is_hopeless = any(
+            p50_s.get(name.rpartition(":")[0], 0.0) > limit for name, limit in self._answer_limits.items()
+        )
+
+    def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
+        """A loop in which every batch is full teaches the curve: what rows others had is not known."""
+        busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
+        if busy and self.has_curve and measured is not None and run.error_ratio <= 0.1:
+            self.curve.learn(
+                contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows
+            )
+
+    # What is asked next.
+
+    def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
+        """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done.
+
+        Nothing is asked beside what decides about it: scouts tell who is compared, comparisons who is confirmed.
+        """
+        asks: list[TrialRequest] = []
+        self.pending = set()
+        while len(asks) < count:
+            ask = self._scout(left_s)
+            if ask is None and not self.contenders.is_empty:
+                ask = self._question(left_s=left_s, taken=self.pending)
+            if ask is None or (asks and _stage(ask) > _stage(asks[-1])):
+                break
+            if sum(other.configuration == ask.configuration for other in asks) >= FRESH:
+                break
+            if self._has_tried_enough() and ask.configuration not in self._tried() and _stage(ask) == 1:
+                break
+            asks.append(ask)
+            self.pending |= {c for c in self.contenders.all() if c is self.contenders.find(ask.configuration)}
+            if ask.source == "probe":
+                break
+        self.pending = set()
+        return asks
+
+    @abstractmethod
+    def _scout(self, left_s: float) -> TrialRequest | None:
+        """The next short load that tells who is worth a longer one; None: scouting is over."""
+
+    @abstractmethod
+    def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
+        """The next run that may change the answer or confirms it; None: none that there is time for."""
+
+    @abstractmethod
+    def leader(self) -> Contender:
+        """Who would be the answer now."""
+
+    @abstractmethod
+    def best(self) -> Contender | None:
+        """The leader, where it keeps the SLO."""
+
+    @abstractmethod
+    def comparison(self, left_s: float) -> TrialRequest | None:
+        """The next run that compares; None: nobody is left, or no time."""
+
+    def alone_comparison(self, left_s: float) -> TrialRequest | None:
+        """The next load of one of several models by itself; None: their time is spent, and the best were named."""
+        most = self.scenario.search.trials
+        for at, search in enumerate(self.alone.values(), 1):
+            search.budget_s = self.budget_s
+            tried = len(search._tried())
+            has_room = most is None or tried < SCOUT_SHARE * most / len(self.alone)
+            is_time = self.spent_s(left_s) < SCOUT_SHARE * self.budget_s * at / len(self.alone)
+            if not tried or (has_room and is_time):
+                ask = search.comparison(left_s)
+                if ask is not None:
+                    return ask
+        self._name_best_alone()
+        return None
+
+    def _name_best_alone(self) -> None:
+        best = {name: search.best() for name, search in self.alone.items()}
+        points = {name: top.point for name, top in best.items() if top is not None and top.point is not None}
+        if len(points) == len(self.alone) > 1:
+            self.contenders.put_together(points)
+
+    def spent_s(self, left_s: float) -> float:
+        """Of the budget; where it counts trials too, and these are spent, no time is left to compare."""
+        spent_s = self.budget_s - left_s
+        return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
+
+    def _has_tried_enough(self) -> bool:
+        most = self.scenario.search.trials
+        return most is not None and len(self._tried()) >= most
+
+    def _tried(self) -> set[Configuration]:
+        """What a budget of trials counts: what ran beside scouts and fresh runs."""
+        return {
+            trial.configuration
+            for trial in self.trials
+            if trial.source not in NO_CANDIDATES | REPEATS and trial.request.models == self._apart
+        }
+
+    def is_first(self, contender: Contender) -> bool:
+        """Of several models, whether it is tried before the leader's neighbours: so that not all lie around it."""
+        return self.of_models and bool({"alone", "grid"} & set(contender.sources))
+
+    @property
+    def space_size(self) -> int:
+        """Points of the space, with what it grew to."""
+        return math.prod(len(values) for values in self.contenders.values.values())
+
+    @property
+    def readings(self) -> Mapping[int, float]:
+        """Seconds of a batch by its rows."""
+        return self.curve.readings()
+
+    def plan_text(self) -> str:
+        """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
+        if self.scenario.search.time_budget_s is None:
+            return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then confirmation runs"
+        scout_s = SCOUT_SHARE * self.budget_s
+        compare_s = COMPARE_SHARE * self.budget_s - scout_s
+        confirm_s = self.budget_s - scout_s - compare_s
+        parts = f"{scout_s:.0f} to scout, {compare_s:.0f} to compare, {confirm_s:.0f} to confirm"
+        return f"{rounded_duration(self.budget_s)}: {parts}"
+
+    # The contenders that are named once something is known.
+
+    def name_points(self) -> None:
+        """The guide's point and the grid's, or whom Optuna begins with, as soon as a lone request was answered."""
+        if self._named:
+            return
+        strategy = self.scenario.search.strategy
+        if strategy in ("guided", "grid") and self.has_curve:
+            self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
+        if self.of_models:
+            self.contenders.scattered(RANDOM_POINTS)
+        elif strategy == "grid":
+            grid_most = 10_000  # Points of a space that strategy grid names: more are not run in a day.
+            self.contenders.whole(grid_most)
+        elif strategy == "guided":
+            self.contenders.grid(self.hopes_max)
+        elif strategy == "optuna":
+            list(islice(self.optuna_contenders([]), STARTUP_TRIALS))
+        self._named = True
+
+    def name_rule(self, unbatched_rps: float) -> None:
+        """The throughput × interval rule's point, from what is answered one by one."""
+        if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
+            return
+        self.rule = throughput_interval_rule(
+            rows_per_s=unbatched_rps * self._rows,
+            lone_latency_s=self.lone_s,
+            limits=self.scenario.slo.e2e_limits(),
+            rows_per_request=self._rows,
+        )
+        if self.scenario.search.strategy != "optuna":
+            self.contenders.overlaid(self.rule.point, "rule")
+
+    def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
+        """Whom Optuna's sampler names by what the others gave, one after another; nobody where others name all.
+
+        It is not told of the leaders' neighbours: they all lie around a leader, and there it would stay.
+        """
+        if self.scenario.search.strategy in ("rule", "grid"):
+            return
+        known = [
+            (contender.point, value)
+            for contender, value in worth
+            if contender.point is not None and "neighbour" not in contender.sources
+        ]
+        seed = self.scenario.search.seed + len(self.trials)
+        for point in proposed_points(self.contenders.values, known, seed=seed):
+            contender = self.contenders.at(point, "sampler")
+            if contender is not None:
+                yield contender
+
+    def best_trial(self) -> Trial | None:
+        """The last run of whoever leads; None: nobody ran."""
+        if not any(contender.runs for contender in self.contenders):
+            return None
+        runs = self.leader().runs
+        by_number = {trial.number: trial for trial in self.trials}
+        return by_number[runs[-1].trial] if runs else None
+
+    # What a run costs.
+
+    def overhead_s(self) -> float:
+        """What runs took beside their length: applying, warming up, draining."""
+        beside = [
+            trial.seconds - trial.request.duration_s
+            for trial in self.trials[-8:]
+            if trial.request.duration_s is not None and trial.state == "complete"
+        ]
+        return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
+
+    def pace(self) -> Pace:
+        """What is known of the server's speed, for warm-up and patience."""
+        known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
+        rows = self._rows if self.has_curve else SIDE_BY_SIDE
+        return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
+
+    def batch_s(self, rows: float) -> float:
+        if self.curve.is_known:
+            return self.curve.batch_s(rows)
+        return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
+
+    def ask(
+        self,
+        contender: Contender,
+        source: Source | None,
+        reason: str,
+        *,
+        rate_rps: float | None = None,
+        **load: float | None,
+    ) -> TrialRequest:
+        if self.of_models:
+            load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
+        else:
+            load["rate_rps"] = rate_rps
+        return TrialRequest(
+            models=self._apart,
+            configuration=contender.configuration,
+            source=source or contender.source,
+            reason=reason,
+            point=contender.point,
+            **load,  # type: ignore[arg-type]
+        )
+
+    # Scouts of an open loop, and of the rule.
+
+    def lone_probe(self) -> TrialRequest | None:
+        """One client, one by one: the latency that no configuration beats."""
+        if any(trial.request.concurrency == 1 for trial in self.trials):
+            return None
+        return TrialRequest(
+            configuration=self._lone,
+            source="probe",
+            reason="the latency of a lone request",
+            concurrency=1,
+            duration_s=LONE_S,
+        )
+
+    def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
+        """A closed loop of a contender, unless one was made or is asked for."""
+        if contender in self.pending or any(
+            run.clients is not None and run.rate_rps is None for run in contender.runs
+        ):
+            return None
+        turn_s = self.batch_s(min(contender.rows, clients * self._rows))
+        seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
+        return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
+
+    def full_loop(self, contender: Contender) -> TrialRequest | None:
+        """A closed loop that fills every batch of a contender."""
+        clients = clients_to_fill(contender.configuration, self.scenario)
+        batch_s = self.batch_s(contender.rows)
+        # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
+        spare_clients = 64
+        way_s = 0.005  # No answer is on its way for longer than this.
+        if contender.configuration.batching is not None and batch_s > 0.0:
+            clients += int(min(max(way_s * contender.rows / self._rows / batch_s, 4), spare_clients))
+        return self.loop(
+            contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer"
+        )
+
+    def corners(self) -> list[Contender]:
+        """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
+        grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
+        if not grid:
+            return []
+        every = grid
+        if not self.has_curve:
+            base = self.contenders.base()
+            rest = {name: value for name, value in base.items() if name not in (SIZE, THREADS)}
+            grid = [c for c in grid if c.point is not None and rest.items() <= c.point.items()] or grid
+        fewest = min(c.threads for c in grid)
+        more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
+        alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        sizes = sorted({c.rows for c in alone})
+        affordable = SCOUT_SHARE * self.budget_s / (2.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
+        wanted_rows = self._rows * min(
+            MIDDLE, max(affordable, 2.0)
+        )  # as long as if a row cost what a request does
+        middle = min(sizes, key=lambda rows: abs(math.log(rows / wanted_rows)))
+        useful = [
+            rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s
+        ]
+        large = max(useful, default=middle)
+        wanted = [(middle, fewest), (middle, more), (large, fewest)]
+        matching = (
+            next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
+        )
+        corners = [c for c in matching if c is not None]
+        return corners if self.has_curve else [*corners, *self._ends_beside(corners, every)]
+
+    def _ends_beside(self, corners: Sequence[Contender], grid: Sequence[Contender]) -> Iterator[Contender]:
+        """The last of the corners with each other knob at either end: without a curve nothing else tells of these."""
+        point = corners[-1].point if corners else None
+        for name, values in self.contenders.values.items() if point is not None else ():
+            for end in (values[-1], values[0]) if name not in (SIZE, THREADS) else ():
+                yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
+
+    def unbatched_loop(self) -> TrialRequest | None:
+        """What is answered one by one."""
+        return self._patient_loop(self.unbatched(), "what is answered one by one")
+
+    def present(self) -> Contender | None:
+        """What a running server has, which is measured before anything else; None: it was launched."""
+        return self.contenders.of("present") if self.scenario.target.attached else None
+
+    def present_loop(self) -> TrialRequest | None:
+        present = self.present()
+        return None if present is None else self._patient_loop(present, "what runs now")
+
+    def _patient_loop(self, contender: Contender, why: str) -> TrialRequest | None:
+        """By fewer clients where the last of them would wait for long."""
+        patient_s = max(RUN_SHARE * self.budget_s, 1.0)
+        clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
+        return self.loop(contender, clients, why)
+
+    def unbatched(self) -> Contender:
+        """Whom the rule's throughput is read from."""
+        return self.contenders.of("no_batching") or self.contenders.add(self._lone, "calibration")
+
+    def equal_unbatched(self, top: Contender) -> Contender | None:
+        """No batching with as many of Triton's instances as the leader has, which batching's gain is read from.
+
+        None: that is no batching as it is, or the leader does not batch.
+        """
+        unbatched = self.contenders.of("no_batching")
+        if unbatched is None or top.configuration.batching is None:
+            return None
+        alike = same_instances(unbatched.configuration, top.configuration)
+        return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
+
+    def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
+        """Whom nobody tried is hoped to give what a plane through the others says, those near the first before all.
+
+        `known`: contenders with the logs of what they gave, the leader first.
+        """
+        located = [(at, value) for c, value in known if (at := self.contenders.indices(c)) is not None]
+        if not located:
+            return
+        hope = plane_through([at for at, _ in located], [value for _, value in located])
+        for contender in self.contenders:
+            at = self.contenders.indices(contender)
+            if at is not None:
+                contender.hope = math.exp(hope(at))
+
+    def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
+        """What the curve says, moved by as much as this sweep's own runs moved it.
+
+        `known`: contenders, what the curve says of each inside what its runs say, and what its runs say alone, in the
+        unit of `model_says`. Where they contradict the curve each in a way of its own it is left aside: the hope is
+        then what the nearest contender gave.
+        """
+        shifts = [
+            math.log(value / contender.model_says)
+            for contender, value, _ in known
+            if value > 0.0 and contender.model_says > 0.0
+        ]
+        shift = statistics.median(shifts) if shifts else 0.0
+        differ = NORMAL_MAD * statistics.median(abs(other - shift) for other in shifts) if shifts else 0.0
+        # Where the shift between the curve's word and the brackets differs by more between contenders (standard
+        # deviation by the median, in logs: one may have been disturbed), the curve is left aside: a wrong model
+        # costs more than none.
+        misleading = 0.2
+        trusted_from = 3  # Contenders that must contradict each other before that is believed.
+        self.trusts_curve = self.has_curve and not (len(shifts) >= trusted_from and differ > misleading)
+        for contender in self.contenders:
+            if self.trusts_curve or not known:
+                contender.hope = contender.model_says * math.exp(shift)
+            else:
+                near = min(known, key=lambda entry: _distance(entry[0], contender))
+                contender.hope = near[2]
+
+
+def _stage(ask: TrialRequest) -> int:
+    """Scouts, comparisons, fresh runs."""
+    return {"probe": 0, "calibration": 0, "confirm": 2}.get(ask.source, 1)
+
+
+def _distance(first: Contender, other: Contender) -> float:
+    """Doublings of rows and threads between two contenders; none is as far from batching as can be."""
+    if (first.configuration.batching is None) != (other.configuration.batching is None):
+        return 100.0
+    apart = abs(math.log2(first.rows / other.rows)) + abs(math.log2(first.threads / other.threads))
+    if first.point is None or other.point is None:
+        return apart
+    differing = [name for name, value in other.point.items() if first.point.get(name) != value]
+    return apart + 0.5 * len(differing)
+
+
+def _proposer(source: Source) -> Source:
+    """Of a trial whose source says what it was for, not who named it."""
+    return "grid" if source in ("calibration", "confirm", "race", "probe") else source

@@ -1,0 +1,429 @@
+"""Which kernel runs a simulation, and on which arrays?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching.length_buckets import AUTO_BUCKETS
+from batchtune.twin.simulator.event_kernel import (
+    BATCH,
+    BATCHES,
+    NONE,
+    PART,
+    QUEUE,
+    QUEUE_FULL,
+    REPLICA,
+    REQUEST,
+    RUNNING,
+    PlainPlan,
+    PlainRun,
+    World,
+    compiled,
+    simulate,
+    simulate_plain,
+)
+from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTraffic:
+    """Requests with given due times over `replicas` servers; `lengths` of each, where their model leaves one open."""
+
+    due_s: NDArray[np.float64]
+    rows: Rows
+    lengths: NDArray[np.int32] | None = None
+    replicas: int = 1
+    routing: Routing = "round_robin"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _check(len(self.due_s), self.rows, self.replicas)
+        if not np.all(np.isfinite(self.due_s)) or np.any(self.due_s[1:] < self.due_s[:-1]):
+            raise ValueError("due times must be finite and ascending")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedTraffic:
+    """`clients` that send, wait, send again, `requests` in all; they begin one after another over `spread_s`."""
+
+    clients: int
+    requests: int
+    rows: Rows
+    lengths: NDArray[np.int32] | None = None
+    spread_s: float = 0.0
+    replicas: int = 1
+    routing: Routing = "round_robin"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.requests, self.rows, self.replicas)
+        if self.clients < 1:
+            raise ValueError(f"a closed loop needs a client; was {self.clients}")
+
+
+def run_open(
+    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    """By the plain kernel where it can tell, else by the general one; not early work (`run_early`)."""
+    _refuse_early_work(batcher)
+    if _is_plain(traffic, batcher, device):
+        outcome = _run_plain(traffic, batcher, device, count_from_s)
+        if outcome is not None:
+            return outcome
+    return run_open_by_events(traffic, batcher, device, count_from_s=count_from_s)
+
+
+def run_open_by_events(
+    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    """By the general kernel."""
+    requests = new_requests(len(traffic.due_s), traffic.rows)
+    requests["due_s"] = traffic.due_s
+    return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
+
+
+def run_closed(
+    traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    _refuse_early_work(batcher)
+    requests = new_requests(traffic.requests, traffic.rows)
+    planned = min(traffic.clients, traffic.requests)
+    requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
+    return _run_general(traffic, requests, planned, batcher, device, count_from_s)
+
+
+def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDArray[np.float64]:
+    """[rows_max + 1]: what so many rows cost with the padding of the allowed sizes; tau goes on in proportion."""
+    rows = np.arange(rows_max + 1)
+    if batcher.max_batch_size is not None and batcher.allowed_batch_sizes:
+        allowed = np.array(batcher.allowed_batch_sizes)
+        place = np.searchsorted(allowed, rows)
+        rows = np.where(place < len(allowed), allowed[np.minimum(place, len(allowed) - 1)], rows)
+    known = len(tau_s) - 1
+    beyond = np.maximum(rows / known, 1.0)
+    return np.asarray(np.asarray(tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
+
+
+def _refuse_early_work(batcher: Batcher) -> None:
+    if batcher.early_s is not None:
+        raise ValueError("early work is simulated of requests that come when they are due, to one server")
+
+
+def _check(requests: int, rows: Rows, replicas: int) -> None:
+    if requests < 1:
+        raise ValueError("there is no request to simulate")
+    if replicas < 1:
+        raise ValueError(f"replicas must be positive; was {replicas}")
+    if not isinstance(rows, int) and len(rows) != requests:
+        raise ValueError(f"rows must be one number or one for each of {requests} requests; were {len(rows)}")
+    if np.min(rows) < 1:
+        raise ValueError("a request must have at least one row")
+
+
+def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
+    limit = batcher.batch_rows_max
+    return (
+        isinstance(traffic.rows, int)
+        and traffic.lengths is None
+        and (traffic.replicas == 1 or traffic.routing != "least_loaded")
+        and device.front_end_s == 0.0
+        and (device.serial or device.contention == 0.0 or batcher.batch_threads == 1)
+        and (limit is None or (traffic.rows <= limit and limit % traffic.rows == 0))
+    )
+
+
+def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float) -> PlainPlan:
+    return PlainPlan(
+        size=size,
+        batches_max=_batches_max(batcher),
+        threads=batcher.batch_threads,
+        serial=device.serial,
+        timeout_s=0.0 if batcher.max_batch_size is None else batcher.batch_timeout_s,
+        sigma=_sigma(device),
+        delay_s=device.delay_s,
+        count_from_s=count_from_s,
+    )
+
+
+def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
+    """None: the queue gets full, so that requests are refused."""
+    rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
+    limit = batcher.batch_rows_max
+    size = 1 if limit is None else min(limit // rows, count)
+    plan = plain_plan(batcher, device, size, count_from_s)
+    cost_s = np.ascontiguousarray(costs_s(batcher, device.tau_s, size * rows)[::rows])
+    run = new_plain_run(count, plan.threads)
+    normals = normals_of(traffic.seed)
+    if traffic.replicas > 1:
+        return _run_plain_replicas(traffic, cost_s, normals, plan, run)
+    batches = simulate_plain(np.ascontiguousarray(traffic.due_s, np.float64), cost_s, normals, plan, run)
+    if batches == QUEUE_FULL:
+        return None
+    return plain_outcome(traffic, run, batches, rows)
+
+
+def _run_plain_replicas(
+    traffic: OpenTraffic,
+    cost_s: NDArray[np.float64],
+    normals: NDArray[np.float64],
+    plan: PlainPlan,
+    whole: PlainRun,
+) -> Outcome | None:
+    """Each replica by itself: its arrivals do not depend on the others."""
+    route = _route(traffic, len(traffic.due_s))
+    batches_before = 0
+    for index in range(traffic.replicas):
+        mine = np.flatnonzero(route == index)
+        if not len(mine):
+            continue
+        run = new_plain_run(len(mine), plan.threads)
+        batches = simulate_plain(
+            np.ascontiguousarray(traffic.due_s[mine], np.float64), cost_s, np.roll(normals, index), plan, run
+        )
+        if batches == QUEUE_FULL:
+            return None
+        whole.latency_s[mine] = run.latency_s
+        whole.batch[mine] = run.batch + batches_before
+        here = slice(batches_before, batches_before + batches)
+        whole.batch_requests[here] = run.batch_requests[:batches]
+        whole.batch_start_s[here] = run.batch_start_s[:batches]
+        whole.totals[0] += run.totals[0]
+        whole.totals[1] = max(whole.totals[1], run.totals[1])
+        batches_before += batches
+    return plain_outcome(traffic, whole, batches_before, int(np.max(traffic.rows)))
+
+
+def new_plain_run(count: int, threads: int) -> PlainRun:
+    return PlainRun(
+        latency_s=np.empty(count),
+        batch=np.empty(count, dtype=np.int32),
+        batch_requests=np.empty(count, dtype=np.int32),
+        batch_start_s=np.empty(count),
+        totals=np.zeros(2),
+        free_s=np.full(threads, -math.inf),
+    )
+
+
+def plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
+    return Outcome(
+        due_s=traffic.due_s,
+        latency_s=run.latency_s,
+        batch=run.batch,
+        batch_rows=run.batch_requests[:batches] * np.int32(rows),
+        batch_start_s=run.batch_start_s[:batches],
+        busy_s=float(run.totals[0]),
+        last_done_s=float(run.totals[1]),
+        replicas=traffic.replicas,
+    )
+
+
+def _run_general(
+    traffic: OpenTraffic | ClosedTraffic,
+    requests: NDArray[np.void],
+    planned: int,
+    batcher: Batcher,
+    device: Device,
+    count_from_s: float,
+) -> Outcome:
+    world = new_world(traffic, requests, planned, batcher, device, count_from_s)
+    simulate(world)
+    batches = int(world.counts[BATCHES])
+    return Outcome(
+        due_s=requests["due_s"].copy(),
+        latency_s=requests["latency_s"].copy(),
+        batch=requests["batch"].copy(),
+        batch_rows=world.batches["rows"][:batches].copy(),
+        batch_start_s=world.batches["start_s"][:batches].copy(),
+        busy_s=float(world.replicas["busy_s"].sum()),
+        last_done_s=float(world.replicas["last_done_s"].max()),
+        replicas=traffic.replicas,
+    )
+
+
+def new_world(
+    traffic: OpenTraffic | ClosedTraffic,
+    requests: NDArray[np.void],
+    planned: int,
+    batcher: Batcher,
+    device: Device,
+    count_from_s: float,
+) -> World:
+    lone = batcher.max_batch_size is None
+    splits = batcher.max_execution_batch_size is not None and not lone
+    limit = batcher.batch_rows_max or int(requests["rows"].max())
+    parts = int((requests["rows"] // limit + 2).sum()) if splits else len(requests)
+    replicas = np.zeros(traffic.replicas, dtype=REPLICA)
+    for name in ("front_first", "client_first"):
+        replicas[name] = NONE
+    replicas["idle_threads"] = batcher.batch_threads
+    replicas["times_out_s"] = math.inf
+    replicas["device_free_s"] = replicas["front_free_s"] = replicas["last_done_s"] = -math.inf
+    boundaries = (
+        () if batcher.length_buckets == AUTO_BUCKETS or traffic.lengths is None else batcher.length_buckets
+    )
+    queues = np.zeros(traffic.replicas * (len(boundaries) + 1), dtype=QUEUE)
+    queues["open_batch"] = NONE
+    if traffic.lengths is not None:
+        requests["length"] = traffic.lengths
+        requests["queue"] = np.searchsorted(boundaries, traffic.lengths)
+    rows_max = min(limit, int(requests["rows"].sum(dtype=np.int64)))
+    tau_s, length_s = device.tau_s, np.zeros_like(device.tau_s)
+    if device.length_s is not None and device.usual_length is not None and traffic.lengths is not None:
+        tau_s, length_s = tau_s - device.usual_length * device.length_s, device.length_s
+    leaves = 1 << (traffic.replicas - 1).bit_length()
+    return World(
+        requests=requests,
+        parts=np.zeros(parts, dtype=PART),
+        batches=np.zeros(parts, dtype=BATCH),
+        replicas=replicas,
+        queues=queues,
+        buckets=len(boundaries) + 1,
+        running=np.zeros((traffic.replicas, batcher.batch_threads), dtype=RUNNING),
+        counts=np.zeros(5, dtype=np.int64),
+        next_s=np.full(2 * leaves, math.inf),
+        route=_route(traffic, len(requests)),
+        cost_s=costs_s(batcher, tau_s, rows_max),
+        length_cost_s=costs_s(batcher, length_s, rows_max),
+        normals=normals_of(traffic.seed),
+        planned=planned,
+        lone=lone,
+        splits=splits,
+        serial=device.serial,
+        batch_rows_max=limit,
+        task_rows_max=batcher.max_batch_size or limit,
+        batches_max=_batches_max(batcher),
+        timeout_s=batcher.batch_timeout_s,
+        contention=float(device.contention),
+        sigma=_sigma(device),
+        half_front_s=device.front_end_s / 2.0,
+        delay_s=float(device.delay_s),
+        count_from_s=float(count_from_s),
+    )
+
+
+def new_requests(count: int, rows: Rows) -> NDArray[np.void]:
+    requests = np.zeros(count, dtype=REQUEST)
+    requests["rows"] = rows
+    requests["batch"] = NONE
+    return requests
+
+
+def _route(traffic: OpenTraffic | ClosedTraffic, requests: int) -> NDArray[np.int32]:
+    if traffic.routing == "least_loaded" and traffic.replicas > 1:
+        return np.zeros(0, dtype=np.int32)
+    if traffic.replicas == 1:
+        return np.zeros(requests, dtype=np.int32)
+    if traffic.routing == "random":
+        return np.random.default_rng(traffic.seed).integers(traffic.replicas, size=requests, dtype=np.int32)
+    return np.asarray(np.arange(requests) % traffic.replicas, dtype=np.int32)
+
+
+def _batches_max(batcher: Batcher) -> int:
+    return 2**31 if batcher.max_enqueued_batches is None else max(batcher.max_enqueued_batches, 1)
+
+
+def _sigma(device: Device) -> float:
+    return math.sqrt(math.log1p(device.jitter_ratio**2))
+
+
+@lru_cache(maxsize=16)
+def normals_of(seed: int) -> NDArray[np.float64]:
+    """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
+    return np.random.default_rng(seed).standard_normal(2**16)
+
+
+# Requests that are worked on as they come, while their batch is open (the streaming scheduler).
+#
+# One batch fills up after another, so that they are played one by one, as plain traffic is.
+
+
+def run_early(
+    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    """Of one server, whose device is serial or serves all batches alike; requests that are refused are among them."""
+    if batcher.early_s is None:
+        raise ValueError("a batcher without early work")
+    if traffic.replicas > 1 or device.front_end_s or (device.contention and not device.serial):
+        raise ValueError("early work is simulated of one server without front end or contention")
+    if traffic.lengths is not None:
+        raise ValueError("early work is simulated of requests of one length")
+    count = len(traffic.due_s)
+    rows = np.ascontiguousarray(np.broadcast_to(np.asarray(traffic.rows, dtype=np.int32), count))
+    rows_max = batcher.batch_rows_max or int(rows.max())
+    plan = plain_plan(batcher, device, rows_max, count_from_s)
+    run = new_plain_run(count, plan.threads)
+    due_s = np.ascontiguousarray(traffic.due_s, np.float64)
+    cost_s = costs_s(batcher, device.tau_s, rows_max)
+    batches = simulate_early(due_s, rows, cost_s, normals_of(traffic.seed), batcher.early_s, plan, run)
+    return plain_outcome(traffic, run, batches, 1)
+
+
+@compiled
+def simulate_early(
+    due_s: NDArray[np.float64],
+    rows: NDArray[np.int32],
+    cost_s: NDArray[np.float64],
+    normals: NDArray[np.float64],
+    early_s: float,
+    plan: PlainPlan,
+    run: PlainRun,
+) -> int:
+    """The number of batches of the streaming scheduler with early work: one fills up after another.
+
+    A batch has a thread from its first request on, which prepares each as it comes; with none free requests are refused
+    (latency inf). It closes when it is full, when a request has no room, or `timeout_s` after the first; what is not
+    prepared then follows, and the device part. `early_s`: what preparing a row takes, `cost_s` [size + 1]: execution of
+    so many rows. Of a serial device batches take their turn in the order in which they were opened. `plan.size` and
+    `run.batch_requests` count rows.
+    """
+    requests = len(due_s)
+    free_s = run.free_s
+    device_free_s = covered_s = last_done_s = -math.inf
+    busy_s = 0.0
+    request = batches = thread = 0
+    no_batch = -1
+    while request < requests:
+        for other in range(plan.threads):
+            if free_s[other] < free_s[thread]:
+                thread = other
+        if free_s[thread] > due_s[request] or rows[request] > plan.size:
+            run.latency_s[request] = math.inf
+            run.batch[request] = no_batch
+            request += 1
+            continue
+        first = request
+        closes_s = due_s[first] + plan.timeout_s
+        prepared_s = due_s[first]
+        taken = 0
+        while request < requests and taken < plan.size and due_s[request] < closes_s:
+            if taken + rows[request] > plan.size:
+                closes_s = due_s[request]
+            else:
+                prepared_s = max(prepared_s, due_s[request]) + early_s * rows[request]
+                taken += rows[request]
+                run.batch[request] = batches
+                request += 1
+        if taken == plan.size:
+            closes_s = due_s[request - 1]
+        start_s = max(closes_s, prepared_s)
+        jitter = plan.sigma * normals[batches % len(normals)] - 0.5 * plan.sigma * plan.sigma
+        began_s = max(start_s, device_free_s) if plan.serial else start_s
+        finish_s = began_s + cost_s[taken] * math.exp(jitter)
+        device_free_s = free_s[thread] = finish_s
+        busy_s += max(finish_s - max(began_s, covered_s, plan.count_from_s), 0.0)
+        covered_s = max(covered_s, finish_s)
+        done_s = finish_s + plan.delay_s
+        last_done_s = max(last_done_s, done_s)
+        for member in range(first, request):
+            run.latency_s[member] = done_s - due_s[member]
+        run.batch_requests[batches] = taken
+        run.batch_start_s[batches] = start_s
+        batches += 1
+    run.totals[0] = busy_s
+    run.totals[1] = last_done_s
+    return batches

@@ -226,5 +226,6 @@ def test_the_notebook_example_of_the_manual_runs(run, monkeypatch):
     lines = [line for line in text.group(1).splitlines() if "matplotlib" not in line]
     for trial in run.ledger():
         run.append(trial, of_three())
+    run.write_recommendation(recommend(run.ledger(), scenario=run.scenario()))
     code = "\n".join(lines).replace("results/quickstart", str(run.path))
     exec(compile(code, "results/README.md", "exec"), {})

@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -36,6 +36,9 @@ def run(words: list[str]) -> int:
     for mount in asked.mount:
         parts = dict(part.partition("=")[::2] for part in mount.split(","))
         volumes.append(f"--volume={parts['source']}:{parts['target']}:ro")
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: signals.append(number))
     program = subprocess.Popen(
         [
             "taskset",
@@ -56,13 +59,11 @@ def run(words: list[str]) -> int:
     (STATE / container).write_text(str(program.pid))
     asked.cidfile.write_text(container)
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        for one in inside(container):
-            one.send_signal(number)
-
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    code = program.wait()
+    while (code := program.poll()) is None:
+        first = inside(container)[:1]
+        while signals and first:  # one that comes while the container begins waits for its first process
+            first[0].send_signal(signals.pop())
+        time.sleep(0.02)
     remove(container)
     return code
 

@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
     asked.cidfile.write_text(container)
 
     while (code := program.poll()) is None:
-        first = inside(container)[:1]
+        first = inside(container, asked.entrypoint)
         while signals and first:  # one that comes while the container begins waits for its first process
             first[0].send_signal(signals.pop())
         time.sleep(0.02)
@@ -68,13 +68,18 @@ def run(words: list[str]) -> int:
     return code
 
 
-def inside(container: str) -> list[psutil.Process]:
-    """The processes that run in it, its first one first: those behind buildah's own."""
+def inside(container: str, program: str = "") -> list[psutil.Process]:
+    """The processes that run in it, its first one first, without buildah's own; only those that name a program."""
     try:
         below = psutil.Process(int((STATE / container).read_text())).children(recursive=True)
-        return [one for one in below if "buildah" not in " ".join(one.cmdline()[:1] or ["buildah"])]
+        words = [(one, one.cmdline()) for one in below]
     except (OSError, psutil.Error):
         return []
+    return [
+        one
+        for one, given in words
+        if "buildah" not in "".join(given[:1] or ["buildah"]) and any(program in word for word in given)
+    ]
 
 
 def remove(container: str) -> None:

@@ -35,7 +35,6 @@ from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
     FRESH_SHARE,
     RUN_SHARE,
-    SCOUT_SHARE,
     Search,
 )
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS
@@ -182,7 +181,7 @@ class CapacitySearch(Search):
             return ask
         self.name_rule(0.0 if unbatched is None else self._loop_rps(unbatched))
         scouted = len(self.curve.rows_read) if self.has_curve else len(self._full_loops())
-        if self.spent_s(left_s) > SCOUT_SHARE * self.budget_s and scouted > 1:
+        if self.spent_s(left_s) > self.scout_s and scouted > 1:
             self._ask_curve()
             return None
         for contender in self.corners():

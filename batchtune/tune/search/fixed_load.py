@@ -22,7 +22,6 @@ from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
     NORMAL_MAD,
     RUN_SHARE,
-    SCOUT_SHARE,
     Search,
 )
 from batchtune.tune.trials.trial import Source, TrialRequest
@@ -116,8 +115,8 @@ class FixedLoadSearch(Search):
         half = SURE * self.spread() / math.sqrt(len(merits))
         held = sum(run.held for run in runs)
         missed = len(runs) - held
-        # A lone run may have been a stalled one, where runs differ by twice what is assumed: it ends no hope.
-        is_unsteady = self.spread() > 2.0 * self._assumed_spread
+        # A stall of a lone run makes any p95 of it, where those of other runs differ by twice what is assumed.
+        is_unsteady = self._is_latency and self.spread() > 2.0 * self._assumed_spread
         high = math.inf if is_unsteady and len(merits) == 1 and not counted[0].far else mean + half
         return Standing(
             mean, mean - half, high, len(merits), keeps=held > missed, misses=missed > max(held, 1)
@@ -202,7 +201,7 @@ class FixedLoadSearch(Search):
             self.name_rule(
                 max((r.answered_rps for r in unbatched.runs if r.clients is not None), default=0.0)
             )
-            if self.spent_s(left_s) < SCOUT_SHARE * self.budget_s or len(self.curve.rows_read) < 2:
+            if self.spent_s(left_s) < self.scout_s or len(self.curve.rows_read) < 2:
                 for contender in self.corners():
                     if (ask := self.full_loop(contender)) is not None:
                         return ask

@@ -37,7 +37,7 @@ from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, T
 from batchtune.units import counted, rounded_duration
 
 SCOUT_SHARE = 0.2
-"""Of the budget, for scouting at most; two scouts are made in any case."""
+"""Of the budget, for scouting at most, but time for five scouts; two are made in any case."""
 
 COMPARE_SHARE = 0.7
 """Of the budget, for scouting and comparing; what is left confirms."""
@@ -264,11 +264,16 @@ class Search(ABC):
         """Seconds of a batch by its rows."""
         return self.curve.readings()
 
+    @property
+    def scout_s(self) -> float:
+        """At most; 5.5 s for five scouts in any case: of fewer, a stall makes the curve's slope (noisy.py, 20 s)."""
+        return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
+
     def plan_text(self) -> str:
         """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
         if self.scenario.search.time_budget_s is None:
             return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then confirmation runs"
-        scout_s = SCOUT_SHARE * self.budget_s
+        scout_s = self.scout_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s
         parts = f"{scout_s:.0f} to scout, {compare_s:.0f} to compare, {confirm_s:.0f} to confirm"
@@ -415,7 +420,7 @@ class Search(ABC):
         )
 
     def corners(self) -> list[Contender]:
-        """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
+        """A middle size, a large one whose batches end within the limit, then the middle one with two threads."""
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
             return []
@@ -437,7 +442,7 @@ class Search(ABC):
             rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s
         ]
         large = max(useful, default=middle)
-        wanted = [(middle, fewest), (middle, more), (large, fewest)]
+        wanted = [(middle, fewest), (large, fewest), (middle, more)]
         matching = (
             next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
         )

@@ -78,7 +78,7 @@ def shared() -> Iterator[RunningGrpc]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def server(shared: RunningGrpc) -> RunningGrpc:
     servable = shared.models.servable
     servable.error, servable.hold, shared.models.reload_error = None, False, None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from batchtune.cli.commands.run_load import _exit_code, without_empty_verdict
+from batchtune.report.findings import text_of
 from batchtune.report.load_points import points_dict
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -19,7 +20,7 @@ from tests.tune.tune_fakes import scenario_of
 def chosen(points) -> tuple[int | None, str]:
     best = best_point(points)
     assert best is not None
-    return best.point.concurrency, best.why
+    return best.point.concurrency, text_of(best.why)
 
 
 def test_the_most_throughput_within_the_slo_is_best() -> None:

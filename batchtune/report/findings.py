@@ -32,7 +32,7 @@ def text_of(finding: Coded) -> str:
     digits. A figure may be a finding, or several.
     """
     text = texts()[finding.code].format(
-        **{name: _shown(name, value) for name, value in finding.figures.items()}
+        **{name: _shown(name, value) for name, value in finding.figures.items() if value is not None}
     )
     if finding.figures.get("in_tritons_words"):
         for name, word in _TRITONS.items():
@@ -53,11 +53,11 @@ def _shown(name: str, value: Any) -> str:
     if name == "batch_threads":
         return "the one batch thread executes" if value == 1 else f"{value} batch threads execute"
     if name.endswith("_s"):
-        return rounded_duration(value)
+        return rounded_duration(float(value))  # JSON has no infinity: it is a word there
     if name.endswith("_ratio"):
-        return percentage(value)
+        return percentage(float(value))
     if name.endswith("_rows"):
-        shown = rounded(value)
+        shown = rounded(float(value))
         return f"{shown} row{'' if shown == '1' else 's'}"
     return rounded(value) if isinstance(value, float) else str(value)
 

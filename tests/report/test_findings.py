@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import string
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import batchtune
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import text_of, texts, worded
+from batchtune.tune.search.contenders import throughput_interval_rule
 
 ROOT = Path(batchtune.__file__).parent
+UNBOUNDED = "without batching p95 is unbounded, above the 60 ms allowed"
 HALF_LENGTHS = "closed_"
 """Begins codes whose ends are a server's words."""
 
@@ -65,6 +68,7 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
             coded("event_loop_late", lag_s=0.00256),
             "1 in 100 looks at the server's event loop waits more than 2.56 ms",
         ),
+        (coded("unbatched_above", name="p95", value_s=math.inf, limit_s=0.06), UNBOUNDED),
         (coded("worth", gain=Estimate(value=2.1, low=1.8, high=2.5)), "batching is worth ×2.10 [1.80, 2.50]"),
         (as_text("as {it} was"), "as {it} was"),
         (
@@ -82,3 +86,12 @@ def test_of_a_server_that_speaks_kserve_parameters_have_tritons_names() -> None:
     assert text_of(coded("batch_timeout_advice", in_tritons_words=True)).startswith(
         "lower max_queue_delay_microseconds"
     )
+
+
+@pytest.mark.parametrize("limits", [{}, {"p95": 0.001}, {"p95": 0.06}])
+def test_the_rule_is_worded_with_and_without_an_slo(limits: dict[str, float]) -> None:
+    rule = throughput_interval_rule(rows_per_s=900.0, lone_latency_s=0.002, limits=limits, rows_per_request=1)
+    finding = rule.arithmetic()
+    text = text_of(finding)
+    assert text.startswith("X = 900 rows/s one by one")
+    assert worded(json.loads(json.dumps(to_plain(finding)))) == text

@@ -17,6 +17,11 @@ case $ENGINE in
     *) build=("$ENGINE" build) ;;
 esac
 for name in BASE FRAMEWORKS TORCH TORCH_INDEX; do
+    # Build arguments stay in the history of an image.
+    if [[ ${!name:-} =~ ://[^/[:space:]]*@ ]]; then
+        echo "error: $name names a user or a password, which would stay in the image: put them into PIP_CONF" >&2
+        exit 2
+    fi
     [ -z "${!name+set}" ] || options+=(--build-arg "$name=${!name}")
 done
 [ -z "${PIP_CONF:-}" ] || options+=(--secret "id=pip,src=$PIP_CONF")

@@ -191,3 +191,35 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
         [program, str(ROOT / "docker" / "Dockerfile")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["TORCH_INDEX", "FRAMEWORKS"])
+def test_a_build_argument_with_a_password_is_refused_since_it_would_stay_in_the_image(name: str) -> None:
+    for value, code in (("https://mirror.example/whl", 0), ("https://me:secret@mirror.example/whl", 2)):
+        environment = {**os.environ, "ENGINE": "true", name: value}
+        command = [ROOT / "docker" / "build.sh", "server"]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code
+        assert (name in done.stderr) == (code == 2)
+        assert "secret" not in done.stdout + done.stderr
+
+
+def test_what_is_no_model_is_said_before_a_server_starts(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    for model in (tmp_path / "model.onnx", tmp_path, tmp_path / "none"):
+        command = [ROOT / "docker" / "try.sh", str(model)]
+        environment = {**os.environ, "ENGINE": "false"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2
+        assert "numbered version directories" in done.stderr
+
+
+def test_the_source_distribution_has_what_its_tests_read() -> None:
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "sdist"
+    ]["include"]
+    assert {"/tests", "/docker", "/README.md"} <= set(include)

@@ -53,6 +53,10 @@ class Capacities:
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
+    def is_judged(self, contender: Contender) -> bool:
+        """Whether a run says something of it."""
+        return bool(contender.runs)
+
     def keeps(self, contender: Contender) -> bool:
         return self.value(contender) > 0.0
 
@@ -149,6 +153,10 @@ class FixedLoads:
         if self.search.standing(other) is None:
             return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+
+    def is_judged(self, contender: Contender) -> bool:
+        """Whether a run under the scenario's load, be it no scout, says something of it."""
+        return self.search.standing(contender) is not None
 
     def keeps(self, contender: Contender) -> bool:
         standing = self.search.standing(contender)

@@ -243,7 +243,7 @@ class _Answer:
         runs, fresh = account.behind(chosen)
         measured = self._measured(runs)
         contenders = [c for c in self._state.contenders if c.runs]
-        batched = [c for c in contenders if c.configuration.batching is not None]
+        batched = [c for c in contenders if c.configuration.batching is not None and account.is_judged(c)]
         best = max((c for c in batched if account.keeps(c)), key=lambda c: account.ends(c)[0], default=None)
         if chosen.configuration.batching is not None:
             best = chosen

@@ -150,6 +150,19 @@ def test_where_runs_differ_widely_a_lone_run_of_no_batching_proves_no_gain() -> 
     assert not answer.established
 
 
+def test_where_batches_were_only_scouted_nothing_is_said_against_them() -> None:
+    trials, _, asked = swept(0.05, 1.5, rate="300/s")
+    scouted = [
+        trial
+        for trial in trials
+        if trial.configuration.batching is None or trial.source in ("probe", "calibration")
+    ]
+    assert any(trial.configuration.batching is not None for trial in scouted)
+    answer = recommend(scouted, scenario=asked)
+    assert answer.batching_helps != "no"
+    assert "no_batches" in str(answer.reason)
+
+
 def scaled(quantile: Estimate, factor: float) -> Estimate:
     return Estimate(value=factor * quantile.value, low=factor * quantile.low, high=factor * quantile.high)
 

@@ -404,5 +404,5 @@ def _answer_values(outputs: Outputs, count: int) -> bytes:
 
 def _unless_refused(inputs: dict[str, NDArray[Any]] | StatusError) -> dict[str, NDArray[Any]]:
     if isinstance(inputs, StatusError):
-        raise inputs
+        raise StatusError(inputs.code, inputs.message)
     return inputs

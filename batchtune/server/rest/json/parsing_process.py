@@ -61,7 +61,7 @@ class LargeBodies:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, read: Callable[..., _Read], body: bytes, *arguments: Any) -> _Read:
+    async def _run(self, read: Callable[..., _Read | StatusError], body: bytes, *arguments: Any) -> _Read:
         waiting_bytes_max = 256 << 20  # of bodies: four of the largest that are taken by default
         if self._waiting_bytes + len(body) > waiting_bytes_max:
             raise StatusError("RESOURCE_EXHAUSTED", "Too many large request bodies wait to be read")
@@ -83,30 +83,38 @@ class LargeBodies:
             raise StatusError("INTERNAL", FAULT) from error
         finally:
             self._waiting_bytes -= len(body)
+        if isinstance(outcome, StatusError):
+            raise StatusError(outcome.code, outcome.message)
         return outcome
 
 
 def read_predict(
     body: bytes, signatures: Mapping[str, Signature] | StatusError
-) -> tuple[str, bool, dict[str, NDArray[Any]]]:
-    """What LargeBodies.predict gives; raises StatusError."""
-    request = parse_predict(body, lambda name: find_signature(signatures, name))
+) -> tuple[str, bool, dict[str, NDArray[Any]]] | StatusError:
+    """What LargeBodies.predict gives, or why not: given back, since an exception that is raised keeps the body."""
+    try:
+        request = parse_predict(body, lambda name: find_signature(signatures, name))
+    except StatusError as error:
+        return StatusError(error.code, error.message)
     return request.signature.name, request.row_format, request.inputs
 
 
-def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
-    """What LargeBodies.examples gives; raises StatusError."""
-    name, message = parse_examples(body)
+def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
+    """What LargeBodies.examples gives, or why not."""
+    try:
+        name, message = parse_examples(body)
+    except StatusError as error:
+        return StatusError(error.code, error.message)
     try:
         return name, example_inputs(message)
     except StatusError as error:
-        return name, StatusError(error.code, error.message)  # without its frames
+        return name, StatusError(error.code, error.message)
 
 
 def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
     """The signature of a predict call; raises StatusError."""
     if isinstance(signatures, StatusError):
-        raise signatures
+        raise StatusError(signatures.code, signatures.message)
     signature = signatures.get(name)
     if signature is None:
         raise StatusError("INVALID_ARGUMENT", f'Serving signature name: "{name}" not found in signature def')

@@ -323,12 +323,12 @@ class Loader:
             waited_s += step_s
             after = self._target.counters()
             moved = activity(before, after)
-            answers = moved.batches or sum(moved.requests_by_status.values()) or moved.device_busy_ratio
-            answers = answers or moved.requests_inside
+            counted = moved.batches or moved.device_busy_ratio or moved.requests_inside
+            shows_work = counted or any(moved.requests_by_status.values()) or moved.went_back
+            by_cpu_only = not shows_work
             computes = (moved.server_cpu_s or 0.0) > 0.2 * moved.duration_s  # it may be within a batch
-            if not answers and not moved.went_back and not (computes and self._cpu_tells_rest):
+            if not shows_work and not (computes and self._cpu_tells_rest):
                 return
-            by_cpu_only = not answers and not moved.went_back
             longest_s = max(longest_s, _longest_batch_s(moved))
             before = after
 

@@ -144,6 +144,19 @@ def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload()
     assert not found.trial.feasible
 
 
+def overwhelming(target):
+    """A bench whose load ends early, and which then waits until the server has come to rest."""
+    clock = target.clock
+    return Bench(
+        open_loop(3000),
+        target,
+        FakeFleet(target),
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+    )
+
+
 @dataclass
 class TwoServers(FakeTarget):
     """Behind a balancer that asks them in turn."""
@@ -157,16 +170,8 @@ class TwoServers(FakeTarget):
 
 
 def test_counters_that_fall_do_not_say_that_a_server_has_come_to_rest():
-    clock = FakeClock()
-    target = TwoServers(clock)
-    bench = Bench(
-        open_loop(3000),
-        target,
-        FakeFleet(target),
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-    )
+    target = TwoServers(FakeClock())
+    bench = overwhelming(target)
     assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
     assert target.readings > 6
 
@@ -198,29 +203,14 @@ class WithinABatch(FakeTarget):
 def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(shows):
     clock = FakeClock()
     target = WithinABatch(clock, shows=shows, busy_until_s=clock() + 6.0)
-    bench = Bench(
-        open_loop(3000),
-        target,
-        FakeFleet(target),
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-    )
+    bench = overwhelming(target)
     assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
     assert target.read_at_s[-1] >= target.busy_until_s
 
 
 def test_a_server_that_computes_even_when_idle_is_waited_for_once():
-    clock = FakeClock()
-    target = WithinABatch(clock, shows="cpu", busy_until_s=1e9)
-    bench = Bench(
-        open_loop(3000),
-        target,
-        FakeFleet(target),
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-    )
+    target = WithinABatch(FakeClock(), shows="cpu", busy_until_s=1e9)
+    bench = overwhelming(target)
     readings = []
     for _ in range(2):
         assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early

@@ -120,7 +120,12 @@ class Bracket:
         won = [rate for rate in held if self.held(rate) > self.missed(rate)]
         if won or not held:
             return max(won, default=0.0)
-        return BACK * min(_rate(run) for run in self.open_runs if not run.held)
+        return BACK * self.missed_once(0.0)
+
+    def missed_once(self, rate_rps: float) -> float:
+        """The lowest rate above this one that a run missed, surely or not; inf: none."""
+        missed = (_rate(run) for run in self.open_runs if not run.held)
+        return min((rate for rate in missed if rate > rate_rps), default=math.inf)
 
     @cached_property
     def missed_rps(self) -> float:
@@ -248,10 +253,9 @@ def next_rate(
     `most_rps`: what it can answer at most.
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
-    once = [_rate(run) for run in bracket.open_runs if not run.held and lo < _rate(run) < 0.999 * hi]
-    if once:
-        lowest = min(once)
-        return lowest if lowest < WIDEST * lo else math.sqrt(lo * lowest)
+    once = bracket.missed_once(lo)
+    if once < 0.999 * hi:
+        return once if once < WIDEST * lo else math.sqrt(lo * once)
     if belief_rps > RIVAL * lo:
         climbed = max(0.98 * belief_rps, STEP * lo)
     else:

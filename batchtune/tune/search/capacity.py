@@ -71,14 +71,12 @@ SAFE = 0.94
 STEP_DOWN = 0.95
 """The next rate of a leader that failed its fresh runs."""
 
-
 STEADYING_MAX = 6
 """Fresh runs at one rate, at most."""
 
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
 """A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
-
 
 LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
@@ -415,9 +413,7 @@ class CapacitySearch(Search):
         if not bracket.open_runs:
             return max(NEIGHBOUR * lo, 0.95 * belief)
         least = max(bracket.held_rps, lo)
-        missed = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None and not run.held]
-        once = min((rate for rate in missed if rate > least), default=math.inf)
-        return max(NEIGHBOUR * lo, min(math.sqrt(least * belief), once))
+        return max(NEIGHBOUR * lo, min(math.sqrt(least * belief), bracket.missed_once(least)))
 
     def _first_rate(self, top: Contender) -> float:
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, WIDEST, BracketRun
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, WIDEST, BracketRun
 from batchtune.tune.search.capacity import OPEN, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.search.search_loop import Search
-
-LEVEL = 1.05
-"""What does no better than this, times something simpler, gives way to it."""
 
 
 class Capacities:

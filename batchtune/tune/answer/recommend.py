@@ -16,7 +16,7 @@ from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.tune.answer.accounts import LEVEL, Capacities, FixedLoads
+from batchtune.tune.answer.accounts import Capacities, FixedLoads
 from batchtune.tune.answer.reason import (
     absence_of_batching,
     explain_gain,
@@ -37,7 +37,7 @@ from batchtune.tune.answer.recommendation import (
     range_of,
 )
 from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
-from batchtune.tune.evidence.bracket import BracketRun
+from batchtune.tune.evidence.bracket import LEVEL, BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of

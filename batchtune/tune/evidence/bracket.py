@@ -47,6 +47,10 @@ RIVAL = 1.03
 """Rates within this factor are not told apart: what a rival must hope for, times the leader's, to be tried before the
 leader's bracket is closed; closed loops that fill every batch and answer alike agree."""
 
+LEVEL = 1.05
+"""What is no better than this, times another, changes nothing for the user. No rate above this, times what agreeing
+loops answer, is believed."""
+
 CLIMB, STEP = 2.0, 1.06
 """The next rate above one that was held, times that: at most, and at least."""
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from batchtune.tune.evidence.bracket import (
     BACK,
+    LEVEL,
     RIVAL,
     TINY_S,
     UNCONFIRMED,
@@ -59,11 +60,6 @@ SAME = 0.03
 UNLIKELY, HOPELESS = 0.7, 0.5
 """Of the leader's, a hope below which nobody is tried while the curve is trusted: the second of a neighbour in size or
 threads, which is there because the curve may be wrong, and of references."""
-
-LEVEL = 1.05
-"""What holds no more than this, times another, changes nothing for the user. No rate above this, times what agreeing
-loops answer, is believed."""
-
 
 SAFE = 0.94
 """The first fresh runs are at this share of what the search found."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, RIVAL, BracketRun, of_limit
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, RIVAL, BracketRun, of_limit
 from batchtune.tune.search.capacity import HOPELESS, OPEN, TIGHT_MAX, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
@@ -148,7 +148,7 @@ class FixedLoadSearch(Search):
     def leader(self) -> Contender:
         """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.
 
-        Who has fresh runs already gives way only to who is better beyond what runs differ by.
+        Who has fresh runs already gives way only to who gains the user something, beyond what runs differ by.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)
@@ -160,7 +160,7 @@ class FixedLoadSearch(Search):
             if any(run.fresh for run in c.runs)
             and (standing := self.standing(c)) is not None
             and standing.keeps
-            and max(standing.high, standing.mean + math.log(RIVAL)) >= top.mean
+            and max(standing.high, standing.mean + math.log(LEVEL)) >= top.mean
         ]
         return max(level)[3] if level else best
 

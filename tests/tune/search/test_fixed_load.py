@@ -130,6 +130,21 @@ def test_one_stalled_run_does_not_decide() -> None:
     assert after.mean == pytest.approx(before.mean, abs=0.1)
 
 
+@pytest.mark.parametrize(("better", "is_unseated"), [(1.04, False), (1.10, True)])
+def test_a_confirmed_leader_gives_way_to_what_gains_the_user_something(
+    better: float, is_unseated: bool
+) -> None:
+    trials, answer, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    leader = search.contenders.find(answer.configuration)
+    assert leader is not None
+    rival = next(c for c in search.contenders if c is not leader and c.configuration.batching is not None)
+    fresh = [run for run in leader.runs if run.fresh]
+    rival.runs[:] = [replace(run, answered_rps=better * run.answered_rps) for run in fresh[:2]]
+    assert (search.leader() is rival) == is_unseated
+
+
 def test_where_runs_differ_widely_a_lone_run_of_no_batching_proves_no_gain() -> None:
     trials, _, asked = swept(0.05, 1.5, rate="300/s")
     random = np.random.default_rng(1)

@@ -29,7 +29,7 @@ from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from batchtune.load.record.samples import Samples
+    from batchtune.load.samples import Samples
 
 
 def write_whole(path: Path, data: bytes) -> None:

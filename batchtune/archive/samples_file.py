@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchtune.errors import ArchiveError
-from batchtune.load.record.samples import COLUMNS, Samples, WorkerShare
+from batchtune.load.samples import COLUMNS, Samples, WorkerShare
 
 SCHEMA_VERSION = 1
 

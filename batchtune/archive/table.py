@@ -11,7 +11,7 @@ import numpy as np
 
 from batchtune.batching.parameters import PARAMETER_NAMES, to_dict
 from batchtune.errors import ArchiveError
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES, UNDEFINED, Estimate
 from batchtune.tune.trials.trial import Trial

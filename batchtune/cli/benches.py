@@ -12,7 +12,8 @@ from batchtune.archive.run import SERVER_LOG, write_original
 from batchtune.cli.session import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
-from batchtune.load.fleet import LoadFleet, run_duet
+from batchtune.load.duet import run_duet
+from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed

@@ -16,8 +16,8 @@ import uvloop
 
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.worker.job import LoadJob
-from batchtune.load.worker.worker_process import start_undisturbed
+from batchtune.load.job import LoadJob
+from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import OkSpec

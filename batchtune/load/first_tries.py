@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
-from batchtune.load.worker.job import decode_answer
+from batchtune.load.job import decode_answer
 from batchtune.scenario.examples import (
     Ranges,
     Shapes,

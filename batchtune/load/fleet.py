@@ -1,8 +1,9 @@
-"""Who sends the load? Processes that are started once, each with its slice of every job, merged exactly at the end."""
+"""Processes that send the load: started once, each with its slice of every job, merged exactly at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -14,21 +15,30 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
-from batchtune.load.live import LiveAggregate, LiveView
-from batchtune.load.record.columns import Columns, new_memory
-from batchtune.load.record.samples import KEPT_MAX, NEVER_NS, Samples, kept_one_in, merge, merge_endpoints
-from batchtune.load.worker import worker_process as load_process
-from batchtune.load.worker.job import LoadJob, WorkerJob, samples_of, split
-from batchtune.load.worker.worker_process import start_undisturbed
-from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from batchtune.load import worker_process as load_process
+from batchtune.load.job import LoadJob, WorkerJob, samples_of, split
+from batchtune.load.samples import (
+    ENDED,
+    ISSUED,
+    KEPT_MAX,
+    OLDEST_PENDING,
+    PENDING,
+    Columns,
+    Samples,
+    Status,
+    kept_one_in,
+    merge,
+    merge_endpoints,
+    new_memory,
+)
+from batchtune.load.worker_process import start_undisturbed
+from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.system import ScratchFolder, interrupts_noted
 
@@ -39,6 +49,27 @@ EXIT_LIMIT_S: Final = 2.0
 
 GRACE_S: Final = 30.0
 """How much longer than it should take a worker may be silent before it counts as hung."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAggregate:
+    """Counts since the start; `throughput_rps` and the quantiles are over the answers of the last second.
+
+    `late`: answers that came after `overdue_after_s`; `overdue`: requests still in flight for longer than that.
+    Together with `errors` they are the misses so far among `done + overdue` requests.
+    """
+
+    elapsed_s: float
+    sent: int
+    done: int
+    errors: int
+    late: int
+    throughput_rps: float
+    p50_s: float
+    p95_s: float
+    in_flight: int
+    overdue: int
+
 
 Message = TypeVar("Message")
 OnProgress = Callable[[LiveAggregate], None]
@@ -331,156 +362,131 @@ def interrupts_noted_here() -> Iterator[list[int]]:
         yield noted
 
 
-# The CPU time that a request costs two servers when the load goes from one to the other in short turns.
-#
-# On a shared host the CPU time of the same work changes by a fifth from second to second. What is slower than a turn
-# has the same part in both turns of a pair and cancels in their ratio: of two equal servers that of a pair of 25 ms
-# turns has a standard deviation of 0.15, its mean over a second 0.035, and of runs of a second, one after another, 0.19
-# (tests/benchmarks/check/duet.py).
+# How the load is going: read from the workers' columns by the parent, without asking the workers.
 
-READ_BEFORE_NS: Final = 1_000_000
-"""The clocks are read so long before the next turn begins: they have that time to be woken for it."""
-
-CpuClock = Callable[[], float]
-"""CPU seconds so far; raises psutil.Error once the server has ended."""
+RECENT_NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DuetPlan:
-    """Turn i is that of server `order[i]`, 0 or 1; the turns 2k and 2k + 1 are a pair. It is sent to for `turn_ns`,
-    then for `gap_ns` nobody is, so that its last answer has come before the clocks are read."""
+def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
+    """What all workers tell live; the quantiles are the workers', weighted by their answers of the last second."""
+    answering = [live for live in lives if live.throughput_rps > 0.0]
+    throughput_rps = sum(live.throughput_rps for live in answering)
 
-    turn_ns: int
-    gap_ns: int
-    order: tuple[int, ...]
+    def weighted(name: str) -> float:
+        if not answering:
+            return math.nan
+        return float(sum(getattr(live, name) * live.throughput_rps for live in answering)) / throughput_rps
 
-    @property
-    def pairs(self) -> int:
-        return len(self.order) // 2
-
-    @property
-    def begins_ns(self) -> NDArray[np.int64]:
-        """When each turn begins after the start, and when one more would."""
-        return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
-
-    def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
-        """The part of one server: its clients rest between its turns, its schedule goes on in the next of them."""
-        begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
-        duration_s = float(self.begins_ns[-1]) / 1e9
-        if isinstance(arrivals, ClosedLoop):
-            turns_ns = tuple((begin_ns, begin_ns + self.turn_ns) for begin_ns in begins_ns.tolist())
-            return replace(arrivals, duration_s=duration_s, requests_max=None, turns_ns=turns_ns)
-        within = arrivals.due_ns < self.turn_ns * len(begins_ns)
-        due_ns = arrivals.due_ns[within]
-        names, rows = arrivals.request_index, arrivals.trace_rows
-        return replace(
-            arrivals,
-            due_ns=begins_ns[due_ns // self.turn_ns] + due_ns % self.turn_ns,
-            duration_s=duration_s,
-            offered_rps=len(due_ns) / duration_s,
-            request_index=None if names is None else names[within],
-            trace_rows=None if rows is None else rows[within],
-        )
+    return LiveAggregate(
+        elapsed_s=max(live.elapsed_s for live in lives),
+        sent=sum(live.sent for live in lives),
+        done=sum(live.done for live in lives),
+        errors=sum(live.errors for live in lives),
+        late=sum(live.late for live in lives),
+        throughput_rps=throughput_rps,
+        p50_s=weighted("p50_s"),
+        p95_s=weighted("p95_s"),
+        in_flight=sum(live.in_flight for live in lives),
+        overdue=sum(live.overdue for live in lives),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """CPU seconds of both servers, read between two times after the start."""
+class LiveView:
+    """Summarises the columns of all workers of a job; `look()` costs the recent requests only, not the whole run.
 
-    before_ns: int
-    after_ns: int
-    cpu_s: tuple[float, ...]
-
-
-def run_duet(
-    fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
-) -> list[tuple[float, float]]:
-    """CPU seconds a request of both servers, for each pair of turns that can be told; a job and a clock a server.
-
-    Raises:
-        MeasurementInvalidError, TargetError, UsageError: as `LoadFleet.run`.
+    `first_tokens`: late and overdue are requests whose first token is, not their end.
     """
-    parts = [
-        split(replace(job, arrivals=plan.arranged(job.arrivals, server)), fleet.processes)
-        for server, job in enumerate(jobs)
-    ]
-    with ClockReader(clocks, plan) as reader:
-        samples = fleet.run_parts(
-            [part for of_worker in zip(*parts, strict=True) for part in of_worker], start_ns=reader.start
-        )
-    return pair_costs(merge(samples), reader.readings, plan)
 
-
-def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
-    """CPU seconds a request of both servers in each pair.
-
-    Left out: a pair of which a request of either turn was still under way when the clocks were read, or the clocks
-    were read when the next turn had begun.
-    """
-    turns = len(plan.order)
-    turn_of = np.searchsorted(plan.begins_ns, samples.due_ns, side="right") - 1
-    requests = np.bincount(turn_of, minlength=turns)
-    last_done_ns = np.zeros(turns, dtype=np.int64)
-    never = np.iinfo(np.int64).max
-    np.maximum.at(last_done_ns, turn_of, np.where(samples.done_ns == NEVER_NS, never, samples.done_ns))
-
-    def cost_s(turn: int) -> float:
-        """0 where it cannot be told."""
-        first, last = readings[turn], readings[turn + 1]
-        in_time = all(
-            reading.after_ns <= begin_ns
-            for reading, begin_ns in zip((first, last), plan.begins_ns[turn : turn + 2], strict=True)
-        )
-        if not in_time or not requests[turn] or last_done_ns[turn] > last.before_ns:
-            return 0.0
-        server = plan.order[turn]
-        return (last.cpu_s[server] - first.cpu_s[server]) / float(requests[turn])
-
-    costs = []
-    for pair in range(min(plan.pairs, (len(readings) - 1) // 2)):
-        by_server = sorted((plan.order[turn], cost_s(turn)) for turn in (2 * pair, 2 * pair + 1))
-        costs.append((by_server[0][1], by_server[1][1]))
-    return [pair for pair in costs if min(pair) > 0.0]
-
-
-class ClockReader:
-    """A thread that reads the clocks between the turns; it lives in a with block, which waits for its end."""
-
-    def __init__(self, clocks: Sequence[CpuClock], plan: DuetPlan) -> None:
-        self.readings: list[Reading] = []
-        self._clocks = clocks
-        self._reads_ns = (plan.begins_ns - READ_BEFORE_NS).tolist()
-        self._start_ns = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)
-
-    def start(self) -> int:
-        """Begin, and say when the load is to start (CLOCK_MONOTONIC)."""
-        self._start_ns = time.monotonic_ns() + START_DELAY_NS
-        self._thread.start()
-        return self._start_ns
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    def __init__(
+        self, tables: Sequence[Columns], *, start_ns: int, overdue_after_s: float, first_tokens: bool = False
     ) -> None:
-        if kind is not None:
-            self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._tables = [
+            _Table(columns, int(overdue_after_s * 1e9), first_tokens=first_tokens) for columns in tables
+        ]
+        self._start_ns = start_ns
 
-    def _read(self) -> None:
-        for read_ns in self._reads_ns:
-            if self._ended.wait(max(0.0, (self._start_ns + read_ns - time.monotonic_ns()) / 1e9)):
-                return
-            before_ns = time.monotonic_ns()
-            try:
-                cpu_s = tuple(clock() for clock in self._clocks)
-            except psutil.Error:  # a server ended: what was read until then stands
-                return
-            after_ns = time.monotonic_ns()
-            self.readings.append(
-                Reading(before_ns=before_ns - self._start_ns, after_ns=after_ns - self._start_ns, cpu_s=cpu_s)
-            )
+    def look(self) -> LiveAggregate:
+        now_ns = time.monotonic_ns()
+        elapsed_s = max(0.0, (now_ns - self._start_ns) / 1e9)
+        looks = [table.look(now_ns) for table in self._tables]
+        recent = np.concatenate([look.recent_latency_ns for look in looks])
+        p50_ns, p95_ns = np.quantile(recent, (0.5, 0.95)) if len(recent) else (float("nan"), float("nan"))
+        return LiveAggregate(
+            elapsed_s=elapsed_s,
+            sent=sum(look.issued for look in looks),
+            done=sum(look.done for look in looks),
+            errors=sum(look.errors for look in looks),
+            late=sum(look.late for look in looks),
+            throughput_rps=len(recent) / min(max(elapsed_s, 1e-3), RECENT_NS / 1e9),
+            p50_s=float(p50_ns) / 1e9,
+            p95_s=float(p95_ns) / 1e9,
+            in_flight=sum(look.issued - look.done for look in looks),
+            overdue=sum(look.overdue for look in looks),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    issued: int
+    done: int
+    errors: int
+    late: int
+    overdue: int
+    recent_latency_ns: NDArray[np.int64]
+
+
+class _Table:
+    """One worker's columns; rows below `_settled` have all ended and are counted once."""
+
+    def __init__(self, columns: Columns, overdue_after_ns: int, *, first_tokens: bool) -> None:
+        self._header = columns.header
+        self._begun = columns.times("first_byte") if first_tokens else None
+        self._due, self._done = columns.times("due"), columns.times("done")
+        self._outcome = columns.outcomes()
+        self._overdue_after_ns = overdue_after_ns
+        self._settled = 0
+        self._settled_errors = 0
+        self._settled_late = 0
+        self._recent_from = 0
+
+    def look(self, now_ns: int) -> _Look:
+        oldest = self._header[OLDEST_PENDING]
+        issued = self._header[
+            ISSUED
+        ]  # read last: meanwhile the worker goes on, and the other never passes it
+        errors, late, _ = self._count(self._settled, oldest)
+        self._settled_errors += errors
+        self._settled_late += late
+        self._settled = oldest
+        errors, late, pending = self._count(oldest, issued)
+        begun_ns = 0 if self._begun is None else self._begun[oldest:issued]
+        waits_ns = (np.where(begun_ns, begun_ns, now_ns) - self._due[oldest:issued])[pending]
+        overdue = int(np.count_nonzero(waits_ns > self._overdue_after_ns))
+        return _Look(
+            issued=issued,
+            done=issued - int(np.count_nonzero(pending)),
+            errors=self._settled_errors + errors,
+            late=self._settled_late + late,
+            overdue=overdue,
+            recent_latency_ns=self._recent(issued, oldest, now_ns),
+        )
+
+    def _count(self, start: int, end: int) -> tuple[int, int, NDArray[np.bool_]]:
+        outcome = self._outcome[start:end]
+        good = outcome == Status.OK + ENDED
+        done_ns = (self._done if self._begun is None else self._begun)[start:end]
+        late = good & (done_ns - self._due[start:end] > self._overdue_after_ns)
+        pending = outcome == PENDING
+        errors = len(outcome) - int(np.count_nonzero(good)) - int(np.count_nonzero(pending))
+        return errors, int(np.count_nonzero(late)), pending
+
+    def _recent(self, issued: int, oldest: int, now_ns: int) -> NDArray[np.int64]:
+        """Latencies of good answers within the last second."""
+        start = self._recent_from
+        done = self._done[start:issued]
+        recent = (done > now_ns - RECENT_NS) & (self._outcome[start:issued] == Status.OK + ENDED)
+        latencies: NDArray[np.int64] = done[recent] - self._due[start:issued][recent]
+        # Rows before the first recent or pending one can never become recent again.
+        first = start + int(np.argmax(recent)) if recent.any() else oldest
+        self._recent_from = min(first, oldest)
+        return latencies

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import (
     QUANTILES,
     UNDEFINED,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from batchtune.load.live import LiveAggregate
+    from batchtune.load.fleet import LiveAggregate
     from batchtune.measure.measurement import Measurement
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.bench import Plan

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import Protocol, cast
 
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Status
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit

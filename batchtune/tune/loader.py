@@ -13,9 +13,9 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.load.cluster.cluster_fleet import WorkerLostError
 from batchtune.load.first_tries import require_answer, with_lone_answers
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples, Status
-from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.caveats import Caveat, caveat, settings_of

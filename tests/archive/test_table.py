@@ -21,7 +21,7 @@ from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_fram
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.report.run_tables import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend

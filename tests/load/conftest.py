@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from batchtune.load.record.columns import Columns, new_memory
+from batchtune.load.samples import Columns, new_memory
 
 
 @pytest.fixture

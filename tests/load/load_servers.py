@@ -21,10 +21,9 @@ import h2.settings
 import numpy as np
 import uvloop
 
-from batchtune.load.record.columns import Columns, new_memory
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.driver import Driver
-from batchtune.load.worker.job import LoadJob, samples_of, split
+from batchtune.load.job import LoadJob, samples_of, split
+from batchtune.load.samples import Columns, Samples, new_memory
+from batchtune.load.worker_process import Driver
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint, TlsOptions

@@ -12,8 +12,9 @@ import pytest
 
 from batchtune.load.clients import source as source_module
 from batchtune.load.clients.source import NOTHING, ClosedSource
-from batchtune.load.fleet import ClockReader, DuetPlan, LoadFleet, Reading, pair_costs, run_duet
-from batchtune.load.record.samples import NEVER_NS
+from batchtune.load.duet import ClockReader, DuetPlan, Reading, pair_costs, run_duet
+from batchtune.load.fleet import LoadFleet
+from batchtune.load.samples import NEVER_NS
 from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import ScriptedHttp, a_job, evenly, http_answer

@@ -17,9 +17,8 @@ import pytest
 
 from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.load.calibration import NullServer, calibrate
-from batchtune.load.fleet import LoadFleet, LoadInterrupted
-from batchtune.load.live import LiveAggregate
-from batchtune.load.worker.job import LoadJob, split
+from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
+from batchtune.load.job import LoadJob, split
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
@@ -250,7 +249,7 @@ def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
 
 STARTED = """
 import multiprocessing, time
-from batchtune.load.worker.worker_process import start_undisturbed
+from batchtune.load.worker_process import start_undisturbed
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,), daemon=True)

@@ -15,7 +15,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import PREDICT_PATH
-from batchtune.load.record.samples import NEVER_NS, Status
+from batchtune.load.samples import NEVER_NS, Status
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto
 from tests.load.load_servers import (

@@ -11,8 +11,8 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import http_posts
-from batchtune.load.record.samples import Status, of_grpc, of_http
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Status, of_grpc, of_http
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.endpoint import Endpoint

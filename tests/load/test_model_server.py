@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batchtune.load.clients.client import PREDICT_PATH
-from batchtune.load.record.samples import Status
+from batchtune.load.samples import Status
 from batchtune.wire.tfserving.rest_json import encode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 from tests.load.load_servers import a_job, closed, evenly, requests_for, run_here

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from batchtune.load.worker import pacing
-from batchtune.load.worker.pacing import COARSE_NOTE, Pacer
+from batchtune.load import worker_process as pacing
+from batchtune.load.worker_process import COARSE_NOTE, Pacer
 
 MILLISECOND_NS = 1_000_000
 

@@ -13,11 +13,10 @@ import pytest
 
 from batchtune.archive.samples_file import read_parquet, to_parquet
 from batchtune.errors import ScenarioError
+from batchtune.load import worker_process as process
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.record.columns import new_memory
-from batchtune.load.record.samples import Samples, Status, merge, merge_endpoints
-from batchtune.load.worker import worker_process as process
-from batchtune.load.worker.job import split
+from batchtune.load.job import split
+from batchtune.load.samples import Samples, Status, merge, merge_endpoints, new_memory
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.reader import format_scenario, parse_scenario

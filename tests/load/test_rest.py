@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import (

@@ -10,20 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.load.live import LiveView
-from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
-from batchtune.load.record.samples import (
+from batchtune.load.fleet import LiveView
+from batchtune.load.job import LoadJob, WorkerReport, samples_of, split
+from batchtune.load.samples import (
+    ENDED,
+    ISSUED,
     NEVER_NS,
+    OLDEST_PENDING,
+    Columns,
     Samples,
     Status,
     drawn_rows,
     kept_one_in,
     merge,
+    new_memory,
     of_grpc,
     of_http,
     of_lost_connection,
 )
-from batchtune.load.worker.job import LoadJob, WorkerReport, samples_of, split
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.measure.send_lag import send_lag_ns
@@ -212,7 +216,7 @@ def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(colum
 def now_ns(monkeypatch: pytest.MonkeyPatch) -> int:
     """The instant of every look, however long this machine pauses in between."""
     frozen_ns = 100 * SECOND_NS
-    monkeypatch.setattr("batchtune.load.live.time", SimpleNamespace(monotonic_ns=lambda: frozen_ns))
+    monkeypatch.setattr("batchtune.load.fleet.time", SimpleNamespace(monotonic_ns=lambda: frozen_ns))
     return frozen_ns
 
 

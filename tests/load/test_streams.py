@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.load.record.columns import Columns, new_memory
-from batchtune.load.record.samples import Samples, Status, merge
+from batchtune.load.samples import Columns, Samples, Status, merge, new_memory
 from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
 from batchtune.scenario.spec.request import RequestSpec
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, run_here
@@ -178,7 +177,7 @@ def test_the_table_of_gaps_is_bounded_and_thins_evenly() -> None:
     for first in range(0, 1000, 10):
         numbers = np.arange(first, first + 10)
         columns.keep_gaps(numbers, numbers)
-    from batchtune.load.record.columns import GAP_STRIDE, GAPS
+    from batchtune.load.samples import GAP_STRIDE, GAPS
 
     count, stride = columns.header[GAPS], columns.header[GAP_STRIDE]
     assert 30 < count <= 100

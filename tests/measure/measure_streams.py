@@ -13,8 +13,8 @@ from math import lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.samples import NEVER_NS, Samples, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

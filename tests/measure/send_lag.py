@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.record.samples import NEVER_NS, Samples
+from batchtune.load.samples import NEVER_NS, Samples
 
 
 def send_lag_ns(samples: Samples) -> NDArray[np.int64]:

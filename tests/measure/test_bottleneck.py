@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.load.record.samples import Status, merge_endpoints
+from batchtune.load.samples import Status, merge_endpoints
 from batchtune.measure.bottleneck import Bottleneck, Case, Kind, advice_for, find_bottleneck
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.validity.caveats import ServerSettings, caveat, settings_of

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
-from batchtune.load.record.samples import Status, merge
+from batchtune.load.samples import Status, merge
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.validity.caveats import Caveat, ServerSettings, caveat
 from batchtune.measure.validity.disturbances import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.load.record.samples import NEVER_NS, Samples, Status, Streams
+from batchtune.load.samples import NEVER_NS, Samples, Status, Streams
 from batchtune.measure.measurement import measure
 from batchtune.measure.slo import limits_of, primary_limit
 from batchtune.scenario.spec.check import SloSpec, limit_words

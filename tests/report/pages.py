@@ -18,7 +18,7 @@ from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
 from batchtune.check.limit import attribute
 from batchtune.check.paired_check import judge_fixed, paired_figures
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.html.shell.document import render

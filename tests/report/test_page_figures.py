@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchtune.archive.run import create_run
-from batchtune.load.record.samples import Samples
+from batchtune.load.samples import Samples
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split

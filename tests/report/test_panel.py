@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.load.live import LiveAggregate
+from batchtune.load.fleet import LiveAggregate
 from batchtune.report import live_view as live
 from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario

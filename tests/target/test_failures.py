@@ -11,9 +11,9 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
 from batchtune.target.tfserving import TfServingTarget

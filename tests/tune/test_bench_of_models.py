@@ -11,9 +11,9 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import MeasurementInvalidError, UsageError
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples
 from batchtune.measure.validity.disturbances import HostNoise
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target import tfserving

@@ -17,9 +17,9 @@ import numpy as np
 
 from batchtune.batching.parameters import Configuration, default_num_batch_threads, from_dict
 from batchtune.errors import TargetError
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.arrivals import ClosedLoop, Schedule

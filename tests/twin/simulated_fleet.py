@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.record.samples import NEVER_NS
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import NEVER_NS
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.scenario import Scenario

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError
-from batchtune.load.record.samples import Samples, Status
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples, Status
 from batchtune.scenario.arrivals import Arrivals
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec

@@ -23,7 +23,7 @@ from batchtune.cli.session import (
 )
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
-from batchtune.load.live import LiveAggregate
+from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario

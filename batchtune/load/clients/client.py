@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.source import Source
-from batchtune.load.record.columns import Recorder
+from batchtune.load.samples import Recorder
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol as RequestProtocol
 from batchtune.target.endpoint import Endpoint
@@ -72,8 +72,7 @@ def make_client(
             streams_max=in_flight_max,
             timeout_s=timeout_s,
         )
-    from batchtune.load.clients.rest import RestClient
-    from batchtune.load.clients.streams import StreamReader
+    from batchtune.load.clients.rest import RestClient, StreamReader
 
     _require(endpoint.rest_port, "REST")
     posts = http_posts(endpoint, requests)

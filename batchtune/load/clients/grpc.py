@@ -11,8 +11,7 @@ from typing import Final
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.record.columns import ENDED, PENDING, Recorder
-from batchtune.load.record.samples import Status, of_grpc, of_lost_connection
+from batchtune.load.samples import ENDED, PENDING, Recorder, Status, of_grpc, of_lost_connection
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection
 from batchtune.wire.grpc.prepared_call import PreparedCall

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from batchtune.load.record.columns import PENDING, Columns
+from batchtune.load.samples import PENDING, Columns
 
 NOTHING: Final = -1
 BACK_OFF_NS: Final = 10_000_000

@@ -27,15 +27,16 @@ from batchtune.load.cluster.host import (
 from batchtune.load.fleet import (
     GRACE_S,
     LIVE_INTERVAL_S,
+    LiveAggregate,
     LoadInterrupted,
     OnProgress,
     ShouldStop,
     interrupts_noted_here,
     summed_up,
+    together,
 )
-from batchtune.load.live import LiveAggregate, together
-from batchtune.load.record.samples import KEPT_MAX, Samples, joined, kept_one_in
-from batchtune.load.worker.job import LoadJob, WorkerJob, split
+from batchtune.load.job import LoadJob, WorkerJob, split
+from batchtune.load.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.system import is_loopback

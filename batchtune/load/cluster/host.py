@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from batchtune.errors import MeasurementInvalidError
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import WorkerJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import WorkerJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
 from batchtune.system import schedulable_cpus
 

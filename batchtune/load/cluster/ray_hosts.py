@@ -14,10 +14,9 @@ from batchtune.load.calibration import calibrate
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, at_usual_priority, this_place
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import WorkerJob
+from batchtune.load.fleet import LiveAggregate, LoadFleet
+from batchtune.load.job import WorkerJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.load import FleetSpec, LoadSpec
 

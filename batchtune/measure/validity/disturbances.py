@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.measure.validity.steady_state import Window
 from batchtune.system import control_groups, schedulable_cpus

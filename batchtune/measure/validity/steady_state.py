@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Z_95, t_quantile
 from batchtune.measure.slo import ALPHA, Decision, Limit
 from batchtune.units import rounded

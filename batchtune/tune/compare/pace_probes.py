@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.fleet import DuetPlan
+from batchtune.load.duet import DuetPlan
 from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan, TrialBench

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from batchtune.errors import TargetError
-from batchtune.load.live import LiveAggregate
+from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.payloads import RequestSet

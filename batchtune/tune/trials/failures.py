@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.samples import Samples, Status
 from batchtune.plain_values import is_number
 from batchtune.target.endpoint import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.trials.space import in_force

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.record.samples import Samples
+from batchtune.load.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import check_version, fields_to_plain, from_plain

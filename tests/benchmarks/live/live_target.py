@@ -15,8 +15,7 @@ import numpy as np
 import psutil
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.live import LiveAggregate
+from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec.scenario import Scenario

@@ -26,9 +26,9 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples, Status, Streams
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples, Status, Streams
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.reader import read_scenario

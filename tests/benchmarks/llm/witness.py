@@ -19,7 +19,7 @@ import threading
 import numpy as np
 import uvloop
 
-from batchtune.load.record.samples import Samples
+from batchtune.load.samples import Samples
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.request import RequestSpec
 from tests.load.load_servers import a_job, closed, run_here

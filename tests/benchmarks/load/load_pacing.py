@@ -16,8 +16,8 @@ import numpy as np
 
 from batchtune.load.calibration import NullServer
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import Schedule
 from tests.benchmarks.load.load_rivals import CLIENT_CPU, SERVER_CPU, spread
 from tests.load.load_servers import requests_for

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
 from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of
 from batchtune.scenario.spec.load import LoadSpec

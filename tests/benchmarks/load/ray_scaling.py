@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.system import schedulable_cpus

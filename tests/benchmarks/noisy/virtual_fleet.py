@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.load.worker.driver import DRAIN_AFTER_STOP_S
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.load.worker_process import DRAIN_AFTER_STOP_S
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.target.telemetry import Counters
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, boundaries_for, parse_length_buckets, rounded_up
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.job import LoadJob
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.sessions.bucketed_session import FIRST_REQUESTS
 from batchtune.tune.answer.recommend import recommend

@@ -13,9 +13,9 @@ import numpy as np
 
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, this_place
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import WorkerJob
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.job import WorkerJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.payloads import RequestSet
 

@@ -30,10 +30,9 @@ from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadFleet
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import draw
 from batchtune.scenario.spec.load import LoadSpec
 from tests.load.load_servers import a_job, requests_for

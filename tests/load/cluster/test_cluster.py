@@ -23,10 +23,9 @@ from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError, placement
 from batchtune.load.cluster.host import ClockAccount, ClockReading, read_clock
 from batchtune.load.cluster.ray_hosts import Station, client_max_rps, fleet_of
-from batchtune.load.fleet import LoadFleet, LoadInterrupted
-from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples, merge
-from batchtune.load.worker.job import LoadJob, split
+from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
+from batchtune.load.job import LoadJob, split
+from batchtune.load.samples import Samples, merge
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.placement import OF_A_FLEET, placed
 from batchtune.scenario.reader import format_scenario, parse_scenario

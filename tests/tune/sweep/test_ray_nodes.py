@@ -11,7 +11,7 @@ import pytest
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
-from batchtune.load.live import LiveAggregate
+from batchtune.load.fleet import LiveAggregate
 from batchtune.scenario.placement import placed_on_node
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan

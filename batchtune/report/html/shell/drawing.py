@@ -22,7 +22,7 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.units import rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.load.record.samples import Samples
+    from batchtune.load.samples import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

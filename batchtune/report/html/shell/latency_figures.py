@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.report.findings import text_of

@@ -1,23 +1,130 @@
-"""How does one process run its part of a load job: connect, start on time, send, time out, drain, stop?"""
+"""One process of the load fleet: it waits for jobs on a pipe, runs each in one event loop, and reports.
+
+Messages to it: a tuple of `WorkerJob`, one for each endpoint, followed by the descriptors of their columns, `Start`,
+`Stop`, and the end of the pipe, which ends it. Messages from it: `Ready`, `Done`, or a BatchtuneError that stopped it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
+import os
+import signal
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import recv_handle
 from typing import Final
 
 import numpy as np
+import uvloop
 from numpy.typing import NDArray
 
-from batchtune.errors import UsageError
+from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.clients.client import Client, make_client
 from batchtune.load.clients.source import ClosedSource, OpenSource
-from batchtune.load.record.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder
-from batchtune.load.record.samples import Status
-from batchtune.load.worker.job import ROWS_MAX, WorkerJob, WorkerReport, check_answers
-from batchtune.load.worker.pacing import Pacer
+from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport, check_answers
+from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
+
+OF_A_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Ctrl-C, a terminal that goes away, Ctrl-backslash: sent to all that it runs, and for the parent to answer."""
+
+
+def start_undisturbed(process: SpawnProcess) -> None:
+    """Start a child that inherits a mask without those signals; it ends when its parent does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+    try:
+        resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Connected, memory touched: the job can start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start at this CLOCK_MONOTONIC time."""
+
+    start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Send nothing more and report what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done of each part."""
+
+    reports: tuple[WorkerReport, ...]
+
+
+def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> None:
+    """Serve jobs until the pipe ends; stderr goes to `last_words_file`. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    words = os.open(last_words_file, os.O_WRONLY | os.O_APPEND)
+    os.dup2(words, 2)
+    os.close(words)
+    if cpus is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        while True:
+            try:
+                jobs = pipe.recv()
+                if isinstance(jobs, Stop):  # it came after the last job had ended by itself
+                    continue
+                memories = [recv_handle(pipe) for _ in jobs]
+                pipe.send(runner.run(_run(pipe, jobs, memories)))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+
+
+async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[int]) -> Done | BatchtuneError:
+    tables = [Columns(memory, job.capacity, job.gaps_max) for memory, job in zip(memories, jobs, strict=True)]
+    for memory in memories:
+        os.close(memory)
+    try:
+        drivers = [Driver(job, columns) for job, columns in zip(jobs, tables, strict=True)]
+        await asyncio.gather(*(driver.prepare() for driver in drivers))
+    except BatchtuneError as error:
+        return error
+    pipe.send(Ready())
+    start = pipe.recv()
+    if not isinstance(start, Start):
+        return Done(tuple(driver.abandon() for driver in drivers))
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        loop.remove_reader(pipe.fileno())
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            pipe.recv()  # Stop; the end of the pipe means the same
+        for driver in drivers:
+            driver.stop()
+
+    loop.add_reader(pipe.fileno(), heard)
+    os.set_blocking(pipe.fileno(), True)  # uvloop turned it off, and the pipe is read and written as blocking
+    ended = asyncio.Barrier(len(drivers))
+    try:
+        reports = await asyncio.gather(*(driver.run(start.start_ns, ended=ended) for driver in drivers))
+        return Done(tuple(replace(report, cpu_s=report.cpu_s / len(drivers)) for report in reports))
+    finally:
+        loop.remove_reader(pipe.fileno())
+
+
+# One part of a load job: connect, start on time, send, time out, drain, stop.
 
 TICK_S: Final = 0.02
 """How often timeouts are looked for, counters published and the end noticed."""
@@ -206,3 +313,99 @@ class Driver:
             notes=tuple(notes),
             pauses_ns=tuple(self._pauses_ns),
         )
+
+
+# Waking the event loop at the nanosecond at which a request is due.
+#
+# On Linux by a timerfd on CLOCK_MONOTONIC: the kernel's high-resolution timer, absolute, free of timer slack. Loops'
+# own timers round: asyncio's to the clock resolution of its selector (1 ms), uvloop's to whole milliseconds.
+# Elsewhere the loop's timer is used, up to 1 ms late; `COARSE_NOTE` says so.
+
+COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
+
+_CLOCK_MONOTONIC: Final = 1
+_TFD_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+_TFD_TIMER_ABSTIME: Final = 1
+
+
+class _Itimerspec(ctypes.Structure):
+    """struct itimerspec of timerfd_settime(2), with time_t and long both of 64 bits."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_int64),
+        ("interval_ns", ctypes.c_int64),
+        ("value_s", ctypes.c_int64),
+        ("value_ns", ctypes.c_int64),
+    )
+
+
+class Pacer:
+    """Calls `on_wake()` in the loop once, as soon as the absolute time given to `wake_at` is reached.
+
+    A new `wake_at` replaces the one before. A time in the past wakes at once. `close()` when done.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._on_wake = on_wake
+        self._timer: asyncio.TimerHandle | None = None
+        self._descriptor = -1
+        self._armed = False
+        self._closed = False
+        self.notes: tuple[str, ...] = ()
+        if sys.platform == "linux" and ctypes.sizeof(ctypes.c_long) == 8:
+            self._open_timerfd()
+        else:
+            self.notes = (COARSE_NOTE,)
+
+    def wake_at(self, when_ns: int) -> None:
+        """Wake at `when_ns` (CLOCK_MONOTONIC); never after `close`."""
+        if self._closed:
+            return
+        if self._descriptor < 0:
+            self._wake_by_loop_timer(when_ns)
+            return
+        self._armed = True
+        spec = self._spec
+        spec.value_s, spec.value_ns = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
+        if self._settime(self._descriptor, _TFD_TIMER_ABSTIME, self._spec_pointer, None) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open_timerfd(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._spec = _Itimerspec()
+        self._spec_pointer = ctypes.addressof(self._spec)
+        self._descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | _TFD_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._loop.add_reader(self._descriptor, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        # Readable until read or set again; on_wake usually sets it again, which saves the read.
+        self._armed = False
+        self._on_wake()
+        if not self._armed and self._descriptor >= 0:
+            self._drain()
+
+    def _drain(self) -> None:
+        try:
+            os.read(self._descriptor, 8)
+        except BlockingIOError:
+            return
+
+    def _wake_by_loop_timer(self, when_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, when_ns - _monotonic_ns()) / 1e9
+        self._timer = self._loop.call_later(delay_s, self._on_wake)

@@ -11,8 +11,20 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.load.record.columns import ENDED, GAP_STRIDE, GAPS, GAPS_MAX, PENDING, Columns, Recorder
-from batchtune.load.record.samples import NEVER_NS, Samples, Status, Streams, drawn_rows
+from batchtune.load.samples import (
+    ENDED,
+    GAP_STRIDE,
+    GAPS,
+    GAPS_MAX,
+    NEVER_NS,
+    PENDING,
+    Columns,
+    Recorder,
+    Samples,
+    Status,
+    Streams,
+    drawn_rows,
+)
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol

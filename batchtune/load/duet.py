@@ -1,0 +1,172 @@
+"""The CPU time that a request costs two servers when the load goes from one to the other in short turns.
+
+On a shared host the CPU time of the same work changes by a fifth from second to second. What is slower than a turn
+has the same part in both turns of a pair and cancels in their ratio: of two equal servers that of a pair of 25 ms
+turns has a standard deviation of 0.15, its mean over a second 0.035, and of runs of a second, one after another, 0.19
+(tests/benchmarks/check/duet.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from batchtune.load.fleet import START_DELAY_NS, LoadFleet
+from batchtune.load.job import LoadJob, split
+from batchtune.load.samples import NEVER_NS, Samples, merge
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop
+
+READ_BEFORE_NS: Final = 1_000_000
+"""The clocks are read so long before the next turn begins: they have that time to be woken for it."""
+
+CpuClock = Callable[[], float]
+"""CPU seconds so far; raises psutil.Error once the server has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuetPlan:
+    """Turn i is that of server `order[i]`, 0 or 1; the turns 2k and 2k + 1 are a pair. It is sent to for `turn_ns`,
+    then for `gap_ns` nobody is, so that its last answer has come before the clocks are read."""
+
+    turn_ns: int
+    gap_ns: int
+    order: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.order) // 2
+
+    @property
+    def begins_ns(self) -> NDArray[np.int64]:
+        """When each turn begins after the start, and when one more would."""
+        return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
+
+    def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
+        """The part of one server: its clients rest between its turns, its schedule goes on in the next of them."""
+        begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
+        duration_s = float(self.begins_ns[-1]) / 1e9
+        if isinstance(arrivals, ClosedLoop):
+            turns_ns = tuple((begin_ns, begin_ns + self.turn_ns) for begin_ns in begins_ns.tolist())
+            return replace(arrivals, duration_s=duration_s, requests_max=None, turns_ns=turns_ns)
+        within = arrivals.due_ns < self.turn_ns * len(begins_ns)
+        due_ns = arrivals.due_ns[within]
+        names, rows = arrivals.request_index, arrivals.trace_rows
+        return replace(
+            arrivals,
+            due_ns=begins_ns[due_ns // self.turn_ns] + due_ns % self.turn_ns,
+            duration_s=duration_s,
+            offered_rps=len(due_ns) / duration_s,
+            request_index=None if names is None else names[within],
+            trace_rows=None if rows is None else rows[within],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """CPU seconds of both servers, read between two times after the start."""
+
+    before_ns: int
+    after_ns: int
+    cpu_s: tuple[float, ...]
+
+
+def run_duet(
+    fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
+) -> list[tuple[float, float]]:
+    """CPU seconds a request of both servers, for each pair of turns that can be told; a job and a clock a server.
+
+    Raises:
+        MeasurementInvalidError, TargetError, UsageError: as `LoadFleet.run`.
+    """
+    parts = [
+        split(replace(job, arrivals=plan.arranged(job.arrivals, server)), fleet.processes)
+        for server, job in enumerate(jobs)
+    ]
+    with ClockReader(clocks, plan) as reader:
+        samples = fleet.run_parts(
+            [part for of_worker in zip(*parts, strict=True) for part in of_worker], start_ns=reader.start
+        )
+    return pair_costs(merge(samples), reader.readings, plan)
+
+
+def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
+    """CPU seconds a request of both servers in each pair.
+
+    Left out: a pair of which a request of either turn was still under way when the clocks were read, or the clocks
+    were read when the next turn had begun.
+    """
+    turns = len(plan.order)
+    turn_of = np.searchsorted(plan.begins_ns, samples.due_ns, side="right") - 1
+    requests = np.bincount(turn_of, minlength=turns)
+    last_done_ns = np.zeros(turns, dtype=np.int64)
+    never = np.iinfo(np.int64).max
+    np.maximum.at(last_done_ns, turn_of, np.where(samples.done_ns == NEVER_NS, never, samples.done_ns))
+
+    def cost_s(turn: int) -> float:
+        """0 where it cannot be told."""
+        first, last = readings[turn], readings[turn + 1]
+        in_time = all(
+            reading.after_ns <= begin_ns
+            for reading, begin_ns in zip((first, last), plan.begins_ns[turn : turn + 2], strict=True)
+        )
+        if not in_time or not requests[turn] or last_done_ns[turn] > last.before_ns:
+            return 0.0
+        server = plan.order[turn]
+        return (last.cpu_s[server] - first.cpu_s[server]) / float(requests[turn])
+
+    costs = []
+    for pair in range(min(plan.pairs, (len(readings) - 1) // 2)):
+        by_server = sorted((plan.order[turn], cost_s(turn)) for turn in (2 * pair, 2 * pair + 1))
+        costs.append((by_server[0][1], by_server[1][1]))
+    return [pair for pair in costs if min(pair) > 0.0]
+
+
+class ClockReader:
+    """A thread that reads the clocks between the turns; it lives in a with block, which waits for its end."""
+
+    def __init__(self, clocks: Sequence[CpuClock], plan: DuetPlan) -> None:
+        self.readings: list[Reading] = []
+        self._clocks = clocks
+        self._reads_ns = (plan.begins_ns - READ_BEFORE_NS).tolist()
+        self._start_ns = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)
+
+    def start(self) -> int:
+        """Begin, and say when the load is to start (CLOCK_MONOTONIC)."""
+        self._start_ns = time.monotonic_ns() + START_DELAY_NS
+        self._thread.start()
+        return self._start_ns
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _read(self) -> None:
+        for read_ns in self._reads_ns:
+            if self._ended.wait(max(0.0, (self._start_ns + read_ns - time.monotonic_ns()) / 1e9)):
+                return
+            before_ns = time.monotonic_ns()
+            try:
+                cpu_s = tuple(clock() for clock in self._clocks)
+            except psutil.Error:  # a server ended: what was read until then stands
+                return
+            after_ns = time.monotonic_ns()
+            self.readings.append(
+                Reading(before_ns=before_ns - self._start_ns, after_ns=after_ns - self._start_ns, cpu_s=cpu_s)
+            )

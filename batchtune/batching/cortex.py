@@ -39,16 +39,6 @@ _PREDICTOR_KEYS: Final = _words(
 _API_KEYS: Final = _words(
     "name kind predictor networking compute autoscaling update_strategy monitoring apis"
 )
-_UNITS: Final = {
-    "ns": "0.001",
-    "us": "1",
-    "µs": "1",
-    "μs": "1",
-    "ms": "1e3",
-    "s": "1e6",
-    "m": "6e7",
-    "h": "3.6e9",
-}
 _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 
 _Entries = dict[str, yaml.Node]
@@ -212,13 +202,23 @@ class _CortexReader:
 
     def _micros(self, node: yaml.Node) -> int:
         """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
+        units = {
+            "ns": "0.001",
+            "us": "1",
+            "µs": "1",
+            "μs": "1",
+            "ms": "1e3",
+            "s": "1e6",
+            "m": "6e7",
+            "h": "3.6e9",
+        }
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
         duration_characters_max = 64
         if len(text) > duration_characters_max or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
             raise self._wrong(
                 node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"
             )
-        exact = sum(Decimal(number) * Decimal(_UNITS[unit]) for number, unit in _DURATION.findall(text))
+        exact = sum(Decimal(number) * Decimal(units[unit]) for number, unit in _DURATION.findall(text))
         if exact <= 0:
             raise self._wrong(node, "batch_interval", "Cortex accepts only an interval above 0")
         if exact > SENSIBLE_MOST["batch_timeout_micros"]:

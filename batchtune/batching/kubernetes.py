@@ -25,8 +25,6 @@ _FOLDER: Final = "/batchtune"
 _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
-_CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
-"""Keys of which one is in every manifest that runs a server."""
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
 """Keys under which nothing is said of how the server starts."""
 
@@ -109,6 +107,8 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
         BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a
             shell that starts the server, or nothing of a server.
     """
+    # Keys of which one is in every manifest that runs a server.
+    containers = frozenset({"containers", "predictor", "args"})
     try:
         documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
@@ -140,7 +140,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
         raise BatchingParametersError(
             f"{source}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
         )
-    if not switched and not _CONTAINERS & {node.value for node in words}:
+    if not switched and not containers & {node.value for node in words}:
         raise BatchingParametersError(
             f"{source}: neither a ConfigMap with {_FILES[0]} nor a server's container is in it",
             hint="give the manifest of the Deployment or the InferenceService, or of their ConfigMap",

@@ -384,14 +384,6 @@ FileDialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "kuber
 
 _QUEUE: Final = "default_queue_policy.max_queue_size"
 UINT32_MAX: Final = 2**32 - 1
-_NO_LIMIT_HERE: Final = (
-    f"max_enqueued_batches is absent, in TensorFlow Serving {DEFAULT_MAX_ENQUEUED_BATCHES}; "
-    "Triton's queue has no limit"
-)
-_LIMIT_HERE: Final = (
-    f"{_QUEUE} is absent or 0, in Triton no limit; TensorFlow Serving refuses what comes when "
-    f"{DEFAULT_MAX_ENQUEUED_BATCHES} batches wait, unless max_enqueued_batches says otherwise"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,7 +420,10 @@ class BatchingFile:
             if batches is not None:
                 values[_QUEUE] = min(batches * in_a_batch, UINT32_MAX)
             elif translated:
-                notes.append(_NO_LIMIT_HERE)
+                notes.append(
+                    f"max_enqueued_batches is absent, in TensorFlow Serving {DEFAULT_MAX_ENQUEUED_BATCHES}; Triton's "
+                    "queue has no limit"
+                )
             alien = {
                 *triton_words.MISSING,
                 *(name for name in self.settings if name not in triton_words.SETTINGS),
@@ -444,7 +439,10 @@ class BatchingFile:
             if requests:
                 values["max_enqueued_batches"] = max(1, requests // in_a_batch)
             elif translated:
-                notes.append(_LIMIT_HERE)
+                notes.append(
+                    f"{_QUEUE} is absent or 0, in Triton no limit; TensorFlow Serving refuses what comes when "
+                    f"{DEFAULT_MAX_ENQUEUED_BATCHES} batches wait, unless max_enqueued_batches says otherwise"
+                )
             lacking, server = [name for name in values if name in triton_words.SETTINGS], "TensorFlow Serving"
         for name in lacking:
             del values[name]

@@ -24,8 +24,6 @@ from batchtune.batching.parameters import (
 )
 from batchtune.batching.text_proto import Field, Message, Scalar, format_triton
 
-_EMPTY_WRAPPERS: dict[str, bool | str] = {"thread_pool_name": "", "enable_large_batch_splitting": False}
-
 
 def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
     """The parameters of a batching parameters file, as TF Serving's protobuf parser reads it.
@@ -82,6 +80,7 @@ def _single(field: Field, source: str) -> int | bool | str:
 
 
 def _wrapped(field: Field, source: str) -> int | bool | str:
+    empty_wrappers: dict[str, bool | str] = {"thread_pool_name": "", "enable_large_batch_splitting": False}
     if isinstance(field.value, Scalar):
         wanted = f"{field.name} {{ value: {text_proto.described(field.value)} }}"
         raise text_proto.failure(
@@ -101,7 +100,7 @@ def _wrapped(field: Field, source: str) -> int | bool | str:
     if len(inner) > 1:
         raise text_proto.failure(source, inner[1].line, f"{field.name} holds more than one value")
     if not inner:
-        return _EMPTY_WRAPPERS.get(field.name, 0)
+        return empty_wrappers.get(field.name, 0)
     value = Field(name=field.name, value=inner[0].value, line=inner[0].line)
     if field.name == "thread_pool_name":
         return text_proto.string(value, source=source)

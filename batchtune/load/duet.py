@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import psutil
@@ -23,9 +23,6 @@ from batchtune.load.fleet import START_DELAY_NS, LoadFleet
 from batchtune.load.job import LoadJob, split
 from batchtune.load.samples import NEVER_NS, Samples, merge
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop
-
-READ_BEFORE_NS: Final = 1_000_000
-"""The clocks are read so long before the next turn begins: they have that time to be woken for it."""
 
 CpuClock = Callable[[], float]
 """CPU seconds so far; raises psutil.Error once the server has ended."""
@@ -133,9 +130,11 @@ class ClockReader:
     """A thread that reads the clocks between the turns; it lives in a with block, which waits for its end."""
 
     def __init__(self, clocks: Sequence[CpuClock], plan: DuetPlan) -> None:
+        # The clocks are read so long before the next turn begins: they have that time to be woken for it.
+        read_before_ns = 1_000_000
         self.readings: list[Reading] = []
         self._clocks = clocks
-        self._reads_ns = (plan.begins_ns - READ_BEFORE_NS).tolist()
+        self._reads_ns = (plan.begins_ns - read_before_ns).tolist()
         self._start_ns = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)

@@ -72,6 +72,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
     Raises:
         TargetError: no answer, one without an end, a redirect, another status, a page, or without what must be in it.
     """
+    answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
     import httpx
 
     url = f"{endpoint.rest_url}{requests.path or endpoint.path}"
@@ -85,7 +86,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
             for piece in answer.iter_bytes():
                 read += piece
                 is_late = time.monotonic() > give_up and "content-length" not in answer.headers
-                if is_late or len(read) > ANSWER_BYTES_MAX:
+                if is_late or len(read) > answer_bytes_max:
                     raise TargetError(
                         f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
                         hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
@@ -168,18 +169,6 @@ def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
 
 TIMES_LARGER: Final = 8
 """The larger request tells what a row adds to a batch."""
-
-ANSWER_BYTES_MAX: Final = 2**26
-"""Of one answer that is looked at before any load."""
-
-_PATIENCE_S: Final = 60.0
-"""For one answer of a model of unknown speed."""
-
-_TIMED_S: Final = 1.0
-"""So long, or so many answers, are timed at most."""
-_TIMED_ANSWERS: Final = 24
-_RECORDED: Final = 16
-"""Of a file of recorded requests the first so many are asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,19 +300,22 @@ class _Asking:
         Raises:
             TargetError: it is refused.
         """
+        timed_answers = 24
         requests = self._requests(request, times=times, distinct=4)
-        requests = replace(requests, bodies=requests.bodies * max(1, _TIMED_ANSWERS // len(requests.bodies)))
+        requests = replace(requests, bodies=requests.bodies * max(1, timed_answers // len(requests.bodies)))
         times_s = list(_timed(answers_alone(self.endpoint, requests)))
         return statistics.median(times_s[1:] or times_s)
 
     def _requests(self, request: RequestSpec, *, times: int, distinct: int) -> RequestSet:
+        recorded = 16  # Of a file of recorded requests the first so many are asked.
+        patience_s = 60.0  # For one answer of a model of unknown speed.
         patient = request.model_copy(
-            update={"rows": times * request.rows, "timeout_s": _PATIENCE_S, "mix": ()}
+            update={"rows": times * request.rows, "timeout_s": patience_s, "mix": ()}
         )
         requests = build_requests(
             patient, self.signature, model_name=self.endpoint.model_name, distinct=distinct
         )
-        return replace(requests, bodies=requests.bodies[:_RECORDED])
+        return replace(requests, bodies=requests.bodies[:recorded])
 
     def _hint(self, fault: str) -> str:
         known = meaning_of(fault)
@@ -357,10 +349,11 @@ def _is_open(shape: tuple[int | None, ...] | None) -> bool:
 
 def _timed(answers: Iterator[bytes]) -> Iterator[float]:
     """Seconds of each answer, until there are enough."""
+    timed_s = 1.0  # So long, or so many answers, are timed at most.
     started = before = time.perf_counter()
     for _ in answers:
         now = time.perf_counter()
         yield now - before
-        if now - started > _TIMED_S:
+        if now - started > timed_s:
             return
         before = now

@@ -44,7 +44,6 @@ from batchtune.system import ScratchFolder, interrupts_noted
 
 START_DELAY_NS: Final = 20_000_000
 LIVE_INTERVAL_S: Final = 0.25
-LAST_WORDS_CHARS: Final = 2_000
 EXIT_LIMIT_S: Final = 2.0
 
 GRACE_S: Final = 30.0
@@ -341,11 +340,12 @@ def _of_worker(
 
 
 def _death(worker: _Worker) -> MeasurementInvalidError:
+    last_words_chars = 2_000
     worker.process.join(EXIT_LIMIT_S)
     code = worker.process.exitcode
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     text = worker.last_words_file.read_text(errors="replace").strip()
-    words = text[-LAST_WORDS_CHARS:].splitlines()[-1] if text else "it said nothing"
+    words = text[-last_words_chars:].splitlines()[-1] if text else "it said nothing"
     return MeasurementInvalidError(
         f"load worker {worker.number} died ({how}): {words}",
         hint="out of memory, or killed from outside; run it again",

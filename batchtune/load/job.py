@@ -33,9 +33,6 @@ from batchtune.wire.kserve.infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response
 
-ABSOLUTE_TOLERANCE: Final = 1e-5
-"""Batching changes the order of sums: float32 answers of one row differ in the last digits."""
-
 
 def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArray[np.int32]) -> int:
     """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER.
@@ -98,13 +95,15 @@ def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any
 
 
 def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
+    # Batching changes the order of sums: float32 answers of one row differ in the last digits.
+    absolute_tolerance = 1e-5
     if right.dtype.kind in "fc":
         return bool(
             np.allclose(
                 output.astype(right.dtype),
                 right,
                 rtol=1e-3,
-                atol=ABSOLUTE_TOLERANCE,
+                atol=absolute_tolerance,
                 equal_nan=True,
             )
         )
@@ -112,10 +111,6 @@ def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 IN_FLIGHT_MAX: Final = 4096
-OPEN_LOOP_CONNECTIONS: Final = {"rest": 32, "grpc": 4}
-CLOSED_LOOP_GRPC_CONNECTIONS: Final = 4
-CLOSED_LOOP_MAX_RPS: Final = 500_000
-"""Rows are set aside for this many requests per second and worker, beyond what any client here reaches."""
 ROWS_MAX: Final = 64_000_000
 
 
@@ -296,20 +291,24 @@ def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]
 
 
 def _connections(job: LoadJob, part: Arrivals, worker: int, workers: int) -> int:
+    closed_loop_grpc_connections = 4
+    open_loop_connections = {"rest": 32, "grpc": 4}
     limit = share_of(job.in_flight_max, worker, workers) or 1
     if isinstance(part, ClosedLoop) and job.requests.transport == "rest":
         return min(part.concurrency, limit)
     if job.connections is not None:
         return min(share_of(job.connections, worker, workers) or 1, limit)
     if isinstance(part, ClosedLoop):
-        return min(part.concurrency, CLOSED_LOOP_GRPC_CONNECTIONS)
-    return min(OPEN_LOOP_CONNECTIONS[job.requests.transport], limit, len(part.due_ns))
+        return min(part.concurrency, closed_loop_grpc_connections)
+    return min(open_loop_connections[job.requests.transport], limit, len(part.due_ns))
 
 
 def _capacity(part: Arrivals) -> int:
+    # Rows are set aside for this many requests per second and worker, beyond what any client here reaches.
+    closed_loop_max_rps = 500_000
     if isinstance(part, Schedule):
         return len(part.due_ns)
-    by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.concurrency
+    by_rate = ceil(part.duration_s * closed_loop_max_rps) + part.concurrency
     return min(by_rate, ROWS_MAX if part.requests_max is None else part.requests_max, ROWS_MAX)
 
 

@@ -502,8 +502,6 @@ def new_memory(capacity: int, gaps_max: int = 0) -> int:
 
 
 ERROR_TEXT_MAX_CHARS: Final = 500
-CHECKED_ANSWERS_MAX: Final = 2_000
-CHECKED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _monotonic_ns = time.monotonic_ns
 
@@ -531,9 +529,11 @@ class Recorder:
 
     def keep_answer(self, index: int, answer: bytes) -> None:
         """Keep the answer of request `index` for decoding after the run, within fixed limits."""
+        checked_bytes_max = 64 * 1024 * 1024
+        checked_answers_max = 2_000
         if not self.check_every:
             return
-        if len(self.answers) < CHECKED_ANSWERS_MAX and self.answers_bytes + len(answer) <= CHECKED_BYTES_MAX:
+        if len(self.answers) < checked_answers_max and self.answers_bytes + len(answer) <= checked_bytes_max:
             self.answers[index] = answer
             self.answers_bytes += len(answer)
 

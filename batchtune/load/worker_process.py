@@ -133,8 +133,6 @@ CLOSING_S: Final = 0.001
 """A turn or two of the loop, in which connections are closed."""
 PAUSE_S: Final = 0.005
 """A tick that comes later than this after its time tells of a pause: the process did not run, or ran something else."""
-PAUSES_MAX: Final = 1000
-PREFAULTED_ROWS: Final = 200_000
 
 _monotonic_ns = time.monotonic_ns
 
@@ -166,7 +164,8 @@ class Driver:
         Raises:
             TargetError: the host's name does not resolve, or its TLS files cannot be read.
         """
-        self._columns.prefault(min(self._job.capacity, PREFAULTED_ROWS))
+        prefaulted_rows = 200_000
+        self._columns.prefault(min(self._job.capacity, prefaulted_rows))
         await self._client.open(self._job.connections)
         gc.collect()
 
@@ -261,9 +260,10 @@ class Driver:
 
     def _tick(self) -> None:
         """Publish the counters, end what has waited too long, and see whether the job is over."""
+        pauses_max = 1000
         now_ns = _monotonic_ns()
         late_ns = now_ns - self._tick_due_ns
-        if late_ns > PAUSE_S * 1e9 and len(self._pauses_ns) < PAUSES_MAX:
+        if late_ns > PAUSE_S * 1e9 and len(self._pauses_ns) < pauses_max:
             self._pauses_ns.append((self._tick_due_ns - self._start_ns, late_ns))
         issued = self._source.issued
         pending = self._oldest + np.flatnonzero(self._outcomes[self._oldest : issued] == PENDING)

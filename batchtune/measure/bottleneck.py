@@ -109,8 +109,6 @@ PAYS_FROM: Final = 1.05
 """Rows per second of larger batches over those of smaller ones: from here on batching pays; noise alone makes less."""
 PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
 """The same of `fuller_gain`, which is extrapolated and counts half, in logs."""
-MET_RATIO: Final = 0.97
-_OF_A_RATE: Final = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +195,9 @@ class Facts:
     @property
     def is_met(self) -> bool:
         """Whether an open loop is answered as fast as requests are due; a closed one always is."""
+        met_ratio = 0.97
         due_rps = self.due_rps
-        return due_rps is None or self.run.throughput_rps.value >= MET_RATIO * due_rps
+        return due_rps is None or self.run.throughput_rps.value >= met_ratio * due_rps
 
     @property
     def due_rps(self) -> float | None:
@@ -310,7 +309,8 @@ class Facts:
     @property
     def unexplained_error_ratio(self) -> float:
         """The requests that failed for another reason than too high a rate, which an open loop is advised on."""
-        late = _OF_A_RATE if self.run.concurrency is None and not self.failing_replica else ()
+        of_a_rate = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
+        late = of_a_rate if self.run.concurrency is None and not self.failing_replica else ()
         return sum(self.error_ratio(name) for name in self.run.errors.keys() - set(late))
 
     def figures(self) -> dict[str, float]:
@@ -338,10 +338,7 @@ class Facts:
         return {name: value for name, value in known.items() if value is not None}
 
 
-ROOM_RATIO: Final = 0.7
 SOME_ERRORS_RATIO: Final = 0.01
-LATE_S: Final = 0.002
-"""An event loop that is late by less delays answers by less than a batch usually takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,6 +497,7 @@ def _device(facts: Facts) -> _Found:
 
     Threads that idle beside a device that never does are no limit either.
     """
+    room_ratio = 0.7
     busy, used, executing = facts.thread_busy_ratio, facts.device_used_ratio, facts.execution_ratio
     if used is not None and used >= BUSY_RATIO:
         return "device", coded("device_busy", busy_ratio=used)
@@ -511,7 +509,7 @@ def _device(facts: Facts) -> _Found:
         return None
     if facts.settings.max_batch_size is None:
         return "device", coded("request_threads_execute", busy_ratio=busy)
-    if facts.device_room is not None and facts.device_room < ROOM_RATIO:
+    if facts.device_room is not None and facts.device_room < room_ratio:
         figures = {"batch_threads": facts.settings.batch_threads, "busy_ratio": busy}
         if facts.device_room:
             return "batch_threads", coded("threads_busy_device_free", **figures, used_ratio=facts.device_room)
@@ -524,6 +522,7 @@ def _front_end(facts: Facts) -> _Found:
 
     On a CPU the model's own threads are the likelier user of what the server uses up.
     """
+    late_s = 0.002  # An event loop that is late by less delays answers by less than a batch usually takes.
     cpu = facts.server_cpu_ratio
     if facts.run.server is None:
         return None
@@ -534,7 +533,7 @@ def _front_end(facts: Facts) -> _Found:
     lag_s = facts.run.server.event_loop_lag_p99_s
     if (
         lag_s is not None
-        and lag_s > max(LATE_S, 0.3 * facts.run.latency_mean_s)
+        and lag_s > max(late_s, 0.3 * facts.run.latency_mean_s)
         and facts.loop_is_busy(lag_s)
     ):
         return "front_end", coded("event_loop_late", lag_s=lag_s)

@@ -23,12 +23,8 @@ import uvloop
 
 from batchtune.server.backends.emulated import sleep_until
 
-BODY_MAX_BYTES: Final = 16 << 20
 OUT_OF_MEMORY: Final = "emulated device: out of memory"
 _FIRST: Final = b'data: {"id":"emulated","object":"%s","choices":[{"index":0,%s,"finish_reason":null}]}\n\n'
-_LAST: Final = (
-    b'data: {"id":"emulated","object":"%s","choices":[{"index":0,%s,"finish_reason":"length"}]}\n\n'
-)
 _OBJECTS: Final = {"chat": b"chat.completion.chunk", "completions": b"text_completion"}
 
 
@@ -237,8 +233,9 @@ class Connection(asyncio.Protocol):
         self._body, self._body_bytes = [], 0
 
     def on_body(self, data: bytes) -> None:
+        body_max_bytes = 16 << 20
         self._body_bytes += len(data)
-        if self._body_bytes > BODY_MAX_BYTES:
+        if self._body_bytes > body_max_bytes:
             self._transport.close()
         else:
             self._body.append(data)
@@ -308,8 +305,11 @@ class Connection(asyncio.Protocol):
         self._engine.submit(self._sequence)
 
     def _end_of_stream(self, sequence: Sequence) -> bytes:
+        last = (
+            b'data: {"id":"emulated","object":"%s","choices":[{"index":0,%s,"finish_reason":"length"}]}\n\n'
+        )
         empty = b'"delta":{}' if self._api == "chat" else b'"text":""'
-        events = _chunk(_LAST % (_OBJECTS[self._api], empty))
+        events = _chunk(last % (_OBJECTS[self._api], empty))
         if (self._document.get("stream_options") or {}).get("include_usage"):
             usage = {"id": "emulated", "object": "usage", "choices": [], "usage": _usage(sequence)}
             events += _chunk(b"data: " + orjson.dumps(usage) + b"\n\n")

@@ -18,7 +18,6 @@ from pathlib import Path
 _LOOK_S = 2.0
 _STILL_BYTES = 1 << 20  # between two looks: the peak is over
 _PAGE_BYTES = resource.getpagesize()
-_STATM = Path("/proc/self/statm")
 _libc = ctypes.CDLL(None)
 
 
@@ -44,8 +43,9 @@ def trim() -> None:
 
 def resident_bytes() -> int:
     """The memory of this process; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+        return int(statm.read_text().split()[1]) * _PAGE_BYTES
     except OSError:
         return 0
 

@@ -128,8 +128,6 @@ _DRAIN_LIMIT_S = 25.0
 _STOPPING = (
     f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
 )
-# Requests make short-lived objects by the thousand; the young generation may grow before it is looked through.
-_GC_THRESHOLDS = (50_000, 20, 100)
 
 _logger = logging.getLogger(__name__)
 
@@ -208,9 +206,12 @@ class ModelServer:
     async def _serve(
         self, front_ends: FrontEnds, stopped: asyncio.Future[Any], watch: asyncio.Future[None]
     ) -> None:
+        # Requests make short-lived objects by the thousand; the young generation may grow before it is looked
+        # through.
+        gc_thresholds = (50_000, 20, 100)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
+        gc.set_threshold(*gc_thresholds)
         lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
         lag.start()
         trimming = Trimming()

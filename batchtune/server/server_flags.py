@@ -151,10 +151,6 @@ _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
 }
 # Refused when switched on: ignoring them would leave traffic unprotected.
 _REFUSED: dict[str, type] = {"use_alts_credentials": bool}
-# Values that no longer exist, and what takes their place.
-_REMOVED = {
-    "batch_scheduler=adaptive": "it no longer exists: take shared, and let a sweep choose num_batch_threads"
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,11 +262,15 @@ def _typed(name: str, kind: type, text: str) -> Any:
 
 
 def _check(flags: ServerFlags) -> None:
+    # Values that no longer exist, and what takes their place.
+    removed = {
+        "batch_scheduler=adaptive": "it no longer exists: take shared, and let a sweep choose num_batch_threads"
+    }
     for flag in fields(flags):
         value = getattr(flags, flag.name)
         choices = flag.metadata["choices"]
         if choices and value not in choices:
-            hint = _REMOVED.get(f"{flag.name}={value}", "")
+            hint = removed.get(f"{flag.name}={value}", "")
             raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}", hint=hint)
         if isinstance(value, (int, float)) and value < 0 and flag.name != "file_system_poll_wait_seconds":
             raise UsageError(f"--{flag.name}={value}: expected 0 or more")

@@ -25,13 +25,6 @@ from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.status import StatusError
 
-_CHANNEL_ARGUMENTS = {
-    "grpc.max_concurrent_streams": "max_concurrent_streams",
-    "grpc.max_receive_message_length": "max_message_bytes",
-    "grpc.max_connection_age_ms": "max_connection_age_ms",
-    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
-}
-
 
 def batching_settings(flags: ServerFlags) -> BatchingSettings:
     """The settings to start with.
@@ -223,12 +216,18 @@ def grpc_limits(flags: ServerFlags) -> ServerLimits:
     Raises:
         UsageError: not `key=value,key=value`, or a limit that is no positive number.
     """
+    channel_arguments = {
+        "grpc.max_concurrent_streams": "max_concurrent_streams",
+        "grpc.max_receive_message_length": "max_message_bytes",
+        "grpc.max_connection_age_ms": "max_connection_age_ms",
+        "grpc.max_connection_age_grace_ms": "max_connection_age_grace_ms",
+    }
     limits: dict[str, Any] = {}
     for pair in filter(None, flags.grpc_channel_arguments.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--grpc_channel_arguments: {pair!r}; expected key=value,key=value")
-        name = _CHANNEL_ARGUMENTS.get(key)
+        name = channel_arguments.get(key)
         if name is None:
             note(f"--grpc_channel_arguments: {key} has no effect")
         elif not value.isdecimal() or not 0 < int(value) < 2**31:

@@ -7,14 +7,10 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, cast
+from typing import cast
 
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint
-
-DIALS_AT_ONCE_MAX: Final = 16
-"""Few, since a server that stands still accepts only as many as its listen queue holds, often 100."""
-_DESCRIPTORS_RESERVED: Final = 64
 
 
 class Dialer:
@@ -72,8 +68,10 @@ class Dialer:
 
     def dial(self, wanted: int) -> None:
         """See to it that `wanted` connections are on their way, within the limits."""
+        # Few, since a server that stands still accepts only as many as its listen queue holds, often 100.
+        dials_at_once_max = 16
         loop = asyncio.get_running_loop()
-        room = min(wanted, DIALS_AT_ONCE_MAX) - self.on_the_way
+        room = min(wanted, dials_at_once_max) - self.on_the_way
         for _ in range(min(room, self.connections_max - self.open_count)):
             self.open_count += 1
             task = loop.create_task(self._dial_one())
@@ -132,11 +130,12 @@ class Dialer:
 
 def descriptors_free() -> int:
     """How many sockets this process may open, after raising the soft limit as far as it goes."""
+    descriptors_reserved = 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    return max(1, soft - _DESCRIPTORS_RESERVED)
+    return max(1, soft - descriptors_reserved)
 
 
 def _reason(error: Exception, address: str) -> str:

@@ -18,7 +18,6 @@ from batchtune.wire.grpc.prepared_call import PreparedCall
 from batchtune.wire.status import GRPC_CODES
 
 CONNECTIONS_MAX: Final = 64
-READY_LIMIT_S: Final = 1.0
 
 GRPC_NAMES: Final = {number: name for name, number in GRPC_CODES.items()}
 
@@ -66,11 +65,12 @@ class GrpcClient:
 
     async def open(self, connections: int) -> None:
         """Connect before the start, and wait for the peers' SETTINGS, so that connecting is not measured."""
+        ready_limit_s = 1.0
         await self._dialer.resolve()
         await self._dialer.dial_all(min(connections, CONNECTIONS_MAX))
         if len(self._connections) < self._dialer.open_count:
             self._all_ready = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._all_ready], timeout=READY_LIMIT_S)
+            await asyncio.wait([self._all_ready], timeout=ready_limit_s)
 
     @property
     def open_connections(self) -> int:

@@ -210,7 +210,6 @@ _CONTENT: Final = b'"content":'
 _USAGE: Final = b'"usage":'
 _ERROR: Final = re.compile(rb'^data:\s*\{"error"')
 _FINISHED: Final = re.compile(rb'^data:\s*\[DONE\]|"finish_reason":\s*"')
-_OWN_QUANTILE: Final = 0.99
 
 
 class _Stream:
@@ -264,6 +263,7 @@ class StreamReader:
 
     def end(self, index: int, body: bytes | None = None) -> str:
         """Record the tokens of an answer; `body`: it came whole. Returns what is wrong with it, "": nothing."""
+        own_quantile = 0.99
         stream = self._in_flight.pop(index, None)
         if stream is None:
             return ""
@@ -275,7 +275,7 @@ class StreamReader:
             instants_ns = np.frombuffer(stream.instants, dtype=np.int64)
             gaps_ns = np.diff(instants_ns)
             columns.keep_gaps(gaps_ns, instants_ns[1:])
-            columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(_OWN_QUANTILE * len(gaps_ns)) - 1])
+            columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(own_quantile * len(gaps_ns)) - 1])
         if not self._first_token[index]:
             self._first_token[index] = _monotonic_ns()
         if stream.fault or stream.finished or usage:

@@ -118,11 +118,8 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
 
 START_DELAY_NS: Final = 200_000_000
 """From the reading of the clocks to the start: 100 hosts are told within 100 ms, one after another."""
-READY_STEP_S: Final = 0.005
 CHUNK_ROWS: Final = 500_000
 """Rows that come back at once: 25 MB, of which the head holds one chunk beside what it has put together."""
-ENOUGH_RATIO: Final = 0.5
-"""With fewer of the workers than this left, a load is no longer what was asked for, and the run ends."""
 
 
 _LOST_HINT: Final = "see the node's own log; what was measured before is saved"
@@ -268,7 +265,9 @@ class ClusterFleet:
 
     @property
     def _enough(self) -> int:
-        return max(1, math.ceil(ENOUGH_RATIO * self._asked))
+        # With fewer of the workers than this left, a load is no longer what was asked for, and the run ends.
+        enough_ratio = 0.5
+        return max(1, math.ceil(enough_ratio * self._asked))
 
     def _run(
         self,
@@ -298,6 +297,7 @@ class ClusterFleet:
 
     def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
         """Have every host connect, all at the same time."""
+        ready_step_s = 0.005
         overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
         share = len(job.endpoints)
         for number, worker in enumerate(self._workers):
@@ -309,7 +309,7 @@ class ClusterFleet:
                 while not worker.host.ready():
                     if self._now_ns() > give_up_ns:
                         raise HostLostError("it does not get ready")
-                    self._sleep(READY_STEP_S)
+                    self._sleep(ready_step_s)
 
     def _await_end(
         self,

@@ -26,9 +26,6 @@ from batchtune.system import schedulable_cpus
 PINGS: Final = 24
 """On an idle loopback cluster the best of so many round trips is within 20 % of the best of 1,000."""
 
-DRIFT_MAX_PPM: Final = 1000.0
-"""NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or held."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
@@ -62,7 +59,10 @@ class ClockAccount:
     @property
     def is_lost(self) -> bool:
         """Whether it moved further than clocks drift."""
-        return abs(self.drift_ppm) - self.drift_uncertainty_ppm > DRIFT_MAX_PPM
+        # NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or
+        # held.
+        drift_max_ppm = 1000.0
+        return abs(self.drift_ppm) - self.drift_uncertainty_ppm > drift_max_ppm
 
     def text(self) -> str:
         """Such as "clock +50.013 ± 0.110 ms against the head's, drift +100 ± 12 ppm"."""

@@ -26,7 +26,6 @@ PLACE_LIMIT_S: Final = 60.0
 JOIN_LIMIT_S: Final = 20.0
 """Nodes that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
-REACH_LIMIT_S: Final = 5.0
 _REASON_MAX_CHARS: Final = 300
 
 
@@ -239,11 +238,12 @@ def _keep_stdout_clean() -> None:
 
 def _require_listener(address: str, *, key: str) -> None:
     """Ray itself waits for a minute for a cluster that is not there."""
+    reach_limit_s = 5.0
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_LIMIT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=reach_limit_s).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
         raise UsageError(
             f"{key}: nobody answers at {address}: {error}",

@@ -33,7 +33,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -91,27 +91,6 @@ def sleep_until(deadline_ns: int) -> None:
         _sched_yield()
 
 
-_SERVICE_TIME_KEYS = (
-    "base_ms",
-    "per_row_ms",
-    "per_element_ms",
-    "steps",
-    "jitter_ratio",
-    "seed",
-    "slow_ratio",
-    "slow_factor",
-    "cpu_ms",
-    "cpu_ratio",
-    "concurrency",
-    "contention_ratio",
-)
-
-_NUMBERS = (
-    "base_ms", "per_row_ms", "per_element_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms",
-    "cpu_ratio", "contention_ratio",
-)  # fmt: skip
-
-
 class EmulatedFile(TypedDict):
     """The checked content: numbers in range, tensors in the file's order."""
 
@@ -145,11 +124,11 @@ def read_emulated_file(path: Path) -> EmulatedFile:
 
 
 def _service_time(section: Any) -> dict[str, Any]:
-    check_keys(section, "service_time", _SERVICE_TIME_KEYS)
+    check_keys(section, "service_time", EmulatedServiceTime.__dataclass_fields__)
     checked = dict(section)
-    for key in _NUMBERS:
-        if key in section:
-            checked[key] = number(section[key], f"service_time.{key}")
+    for field in fields(EmulatedServiceTime):
+        if field.type == "float" and field.name in section:
+            checked[field.name] = number(section[field.name], f"service_time.{field.name}")
     if "seed" in section:
         whole_number(section["seed"], "service_time.seed", least=0)
     if section.get("concurrency", "serial") not in ("serial", "parallel"):

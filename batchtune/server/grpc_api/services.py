@@ -36,8 +36,6 @@ from batchtune.wire.tfserving.messages import (
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
-_NOT_FOUND = GRPC_CODES["NOT_FOUND"]
-
 
 def _reflection_file(version: str) -> descriptor_pb2.FileDescriptorProto:
     """grpcio-reflection carries v1alpha only; v1 is the same under another name."""
@@ -119,7 +117,8 @@ class Reflection:
         self._refuse(response, f"{name} not found")
 
     def _refuse(self, response: Any, why: str) -> None:
-        response.error_response.error_code = _NOT_FOUND
+        not_found = GRPC_CODES["NOT_FOUND"]
+        response.error_response.error_code = not_found
         response.error_response.error_message = why
 
 

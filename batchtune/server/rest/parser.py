@@ -155,9 +155,6 @@ def origin_form(target: bytes) -> bytes:
     return (url.path or b"/") + (b"" if url.query is None else b"?" + url.query)
 
 
-_PIECE_BYTES = 1 << 14
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestLimits:
     """What a connection may take: `idle_s` between two requests; `stalled_s` without a byte either way while one is
@@ -207,6 +204,7 @@ class RequestParser:
     @property
     def piece_bytes(self) -> int:
         """How much to feed next: of a body what is left of it, and little of what follows."""
+        read_bytes = 1 << 14
         request = self._request
         # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is
         # answered.
@@ -216,7 +214,7 @@ class RequestParser:
         chunked_piece_bytes = 1 << 12
         if request.head.body_bytes < 0:
             return chunked_piece_bytes
-        return min(_PIECE_BYTES, request.head.body_bytes - request.size + ahead_bytes)
+        return min(read_bytes, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
         """Parse; gives what is to be fed next, before all else that has arrived."""

@@ -44,8 +44,6 @@ from batchtune.wire.signature import Signature
 from batchtune.wire.status import invalid_argument
 
 SchedulerKind = Literal["shared", "streaming"]
-# server.cc: the pool's name when --enable_batching is given.
-_THREAD_POOL_NAME = "model_server_batch_threads"
 _DEFAULTS = BatchingParameters()
 
 
@@ -261,8 +259,9 @@ class SessionPool:
 
 
 def _scheduler(settings: BatchingSettings) -> Any:
+    default_name = "model_server_batch_threads"  # server.cc: the pool's name when --enable_batching is given.
     threads = settings.num_batch_threads
-    name = settings.parameters.thread_pool_name or _THREAD_POOL_NAME
+    name = settings.parameters.thread_pool_name or default_name
     match settings.scheduler:
         case "shared":
             return SharedBatchScheduler(num_batch_threads=threads, thread_pool_name=name)

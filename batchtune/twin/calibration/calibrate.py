@@ -34,7 +34,6 @@ from batchtune.twin.model.twin import NEAR_SATURATION, FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
 from batchtune.units import percentage, rounded_duration
 
-FEWEST: Final = 4
 ENOUGH: Final = 0.75
 
 
@@ -45,8 +44,9 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
     shows the smallest or the largest batches or the most threads: without it the rest would have to extrapolate, which
     the fit to all does not.
     """
+    fewest = 4
     groups = [group for group in _groups(runs) if _is_within(group, runs)]
-    if len(groups) < FEWEST:
+    if len(groups) < fewest:
         return FitError(p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, left_out=0)
     pairs_by_target: dict[str, list[tuple[float, float]]] = {"p95": [], "throughput": []}
     folds_max = 10

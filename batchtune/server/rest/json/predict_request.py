@@ -328,8 +328,6 @@ def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict
 #
 # The checks, in order, and their texts are TensorFlow Serving's (util/json_tensor.cc).
 
-_KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
-
 
 def parse_examples(body: bytes) -> tuple[str, Any]:
     """Read the body of a classify or regress call: the signature's name ("" when absent) and an Input message.
@@ -411,10 +409,11 @@ def _add_value(feature: Any, name: str, value: Any) -> None:
 
 def _list_of(feature: Any, name: str, kind: str) -> Any:
     """The feature's list of one kind; the first value of a feature settles its kind."""
+    kind_names = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
     present = feature.WhichOneof("kind")
     if present is not None and present != kind:
         raise invalid_argument(
-            f"Unexpected element type in feature: {name} expecting type: {_KIND_NAMES[present]}"
+            f"Unexpected element type in feature: {name} expecting type: {kind_names[present]}"
         )
     return getattr(feature, kind).value
 

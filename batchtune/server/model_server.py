@@ -27,8 +27,7 @@ from batchtune.server.calls.pending_call import LoopPort
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.memory import Trimming
-from batchtune.server.metrics.counters import LoopLagSampler, Metrics
-from batchtune.server.metrics.gpu import GpuSampler
+from batchtune.server.metrics import GpuSampler, LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.model_repository import ModelRepository

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,11 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
+
+
+def by_name(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The tensors in the order of their names, as a `Signature` has them."""
+    return tuple(sorted(specs, key=lambda spec: spec.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from batchtune.sample_models import MODELS, cache_path, framework_for, text_stag
 from batchtune.sample_models.__main__ import main
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.stages.plan import plan_of
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.target.model_files import resolve_model

@@ -14,7 +14,8 @@ import uvloop
 from numpy.typing import NDArray
 
 from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
+from batchtune.server.models.model_config import models_of
 from batchtune.server.models.model_repository import VersionStatus
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
@@ -128,6 +129,7 @@ class FakeModels:
     def reload_config(self, config: Any) -> None:
         if self.reload_error is not None:
             raise self.reload_error
+        models_of(config)
         self.on_reload()
         self.reloaded.append(config)
 

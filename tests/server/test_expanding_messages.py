@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchtune.server.grpc_api.services import make_grpc_api
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.server.hostile_attacks import PREDICT, expanding, predict_of

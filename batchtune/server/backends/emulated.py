@@ -50,7 +50,7 @@ from batchtune.server.backends.declared_file import (
 )
 from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.scheduling.batch_threads import lower_timer_slack
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
 # Sleeping until an instant, and waking within microseconds of it.
@@ -349,7 +349,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
         StatusError: INVALID_ARGUMENT naming the file, the key and what was expected.
     """
     document = read_emulated_file(version_directory / "emulated.yaml")
-    inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
+    inputs, outputs = by_name(document["inputs"]), by_name(document["outputs"])
     signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
     service_time = EmulatedServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
@@ -376,7 +376,3 @@ def _output(spec: TensorSpec, sums: NDArray[np.float64]) -> NDArray[Any]:
     if spec.dtype != "object":
         return values.astype(spec.dtype)
     return np.array([b"%g" % value for value in values.ravel()], dtype=object).reshape(shape)
-
-
-def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(sorted(specs, key=lambda spec: spec.name))

@@ -24,7 +24,7 @@ from batchtune.server.backends.model import (
 )
 from batchtune.system import schedulable_cores
 from batchtune.wire.encoding import read_varint, varint
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
 # Holding the large tables of an ONNX file once while it is loaded.
@@ -76,10 +76,6 @@ class _Field(NamedTuple):
     value: int
 
 
-class _NotPlainError(Exception):
-    """The file is no model, or has weights in other files."""
-
-
 def cut_weights(path: Path) -> CutModel | None:
     """Cut the large tables out of a model; None where ONNX Runtime had better read the file itself: it has none,
     has some in other files, or is no model.
@@ -98,7 +94,7 @@ def cut_weights(path: Path) -> CutModel | None:
                     pieces += [_length_delimited(_GRAPH, graph)]
                 else:
                     pieces.append(_read(file, field.begin, field.end))
-        except (_NotPlainError, ValueError, IndexError):
+        except (ValueError, IndexError):
             return None
     return CutModel(proto=b"".join(pieces), weights=tuple(weights)) if weights else None
 
@@ -148,7 +144,7 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
             elif field.number == _OP_TYPE:
                 operation = _read(file, field.content, field.end).decode()
         if operation in _WITH_GRAPHS:
-            raise _NotPlainError
+            raise ValueError("a node with graphs of its own")
         (looked_up if operation == "Gather" else others).update(inputs)
     return looked_up - others
 
@@ -166,7 +162,7 @@ def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | N
         elif field.number == _RAW_DATA:
             raw = field
         elif field.number == _EXTERNAL_DATA or (field.number == _DATA_LOCATION and field.value):
-            raise _NotPlainError
+            raise ValueError("weights in other files")
     if raw is None or raw.end - raw.content < WEIGHT_BYTES_MIN or name not in tables:
         return None
     size = raw.end - raw.content
@@ -377,7 +373,7 @@ def _specs(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
             )
         shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in argument.shape)
         specs.append(TensorSpec(name=argument.name, dtype=_DTYPES[argument.type], shape=shape))
-    return tuple(sorted(specs, key=lambda spec: spec.name))
+    return by_name(specs)
 
 
 def _text(array: NDArray[Any]) -> NDArray[Any]:

@@ -5,7 +5,8 @@ Texts and order of checks are TensorFlow Serving's (servables/tensorflow/classif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ from numpy.typing import NDArray
 
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
-from batchtune.wire.tfserving.messages import ClassificationResult, RegressionResult
+from batchtune.wire.tfserving.messages import (
+    ClassificationRequest,
+    ClassificationResponse,
+    ClassificationResult,
+    RegressionRequest,
+    RegressionResponse,
+    RegressionResult,
+)
 from batchtune.wire.tfserving.tensors import signature_to_def
 
 CLASSIFY_METHOD = "tensorflow/serving/classify"
@@ -144,6 +152,37 @@ def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any
     for value in tensor.ravel().tolist():
         result.regressions.add(value=value)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What tells Classify from Regress: `api` is TensorFlow Serving's name, `request` and `response` its messages,
+    `result_field` where a MultiInference answer has the result."""
+
+    api: str
+    request: Any
+    response: Any
+    result_field: str
+    outputs: Callable[..., tuple[str, ...]]
+    result: Callable[[Mapping[str, NDArray[Any]], int], Any]
+
+
+CLASSIFY = Kind(
+    api="Classify",
+    request=ClassificationRequest,
+    response=ClassificationResponse,
+    result_field="classification_result",
+    outputs=classification_outputs,
+    result=classification_result,
+)
+REGRESS = Kind(
+    api="Regress",
+    request=RegressionRequest,
+    response=RegressionResponse,
+    result_field="regression_result",
+    outputs=regression_outputs,
+    result=regression_result,
+)
 
 
 def _check_single_input(signature: Signature) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.metrics.counters import Metrics, Timings
+from batchtune.server.metrics import Metrics, Timings
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import EXPIRED_IN_QUEUE, Completion, Queued

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from batchtune.server.calls.classification import (
+    CLASSIFY,
     CLASSIFY_METHOD,
+    REGRESS,
     REGRESS_METHOD,
-    classification_outputs,
-    classification_result,
+    Kind,
     example_inputs,
-    regression_outputs,
-    regression_result,
 )
 from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCalls
 from batchtune.server.grpc_api.predict import read_model_spec
@@ -27,13 +26,9 @@ from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import (
-    ClassificationRequest,
-    ClassificationResponse,
     ModelSpec,
     MultiInferenceRequest,
     MultiInferenceResponse,
-    RegressionRequest,
-    RegressionResponse,
 )
 
 
@@ -57,11 +52,11 @@ class InferenceCalls:
 
     def classify(self, call: GrpcCall) -> None:
         """Start a Classify call."""
-        self._start_single(call, _CLASSIFY)
+        self._start_single(call, CLASSIFY)
 
     def regress(self, call: GrpcCall) -> None:
         """Start a Regress call."""
-        self._start_single(call, _REGRESS)
+        self._start_single(call, REGRESS)
 
     def multi_inference(self, call: GrpcCall) -> None:
         """Start a MultiInference call: its tasks run as requests of their own, its answer waits for all."""
@@ -89,7 +84,7 @@ class InferenceCalls:
             part = _Part(join, index)
             self._pending.submit(part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns)
 
-    def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
+    def _start_single(self, call: GrpcCall, kind: Kind) -> None:
         name, started_ns = "", time.monotonic_ns()
         try:
             request = parse_message(kind.request, call.message)
@@ -157,35 +152,7 @@ class InferenceCalls:
         return servable, list(tasks.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What tells Classify from Regress."""
-
-    api: str
-    request: Any
-    response: Any
-    result_field: str
-    outputs: Callable[..., tuple[str, ...]]
-    result: Callable[[Outputs, int], Any]
-
-
-_CLASSIFY = _Kind(
-    api="Classify",
-    request=ClassificationRequest,
-    response=ClassificationResponse,
-    result_field="classification_result",
-    outputs=classification_outputs,
-    result=classification_result,
-)
-_REGRESS = _Kind(
-    api="Regress",
-    request=RegressionRequest,
-    response=RegressionResponse,
-    result_field="regression_result",
-    outputs=regression_outputs,
-    result=regression_result,
-)
-_KINDS = {CLASSIFY_METHOD: _CLASSIFY, REGRESS_METHOD: _REGRESS}
+_KINDS = {CLASSIFY_METHOD: CLASSIFY, REGRESS_METHOD: REGRESS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +160,7 @@ class _Task:
     """One task of a MultiInference request."""
 
     signature_name: str
-    kind: _Kind
+    kind: Kind
     outputs: tuple[str, ...]
 
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from google.protobuf.message import DecodeError
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from batchtune.server.calls.pending_call import PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_message
 from batchtune.server.grpc_api.predict import PredictCalls, read_model_spec
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, dispatcher
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
-    POOL,
     GetModelMetadataRequest,
     GetModelMetadataResponse,
     GetModelStatusRequest,
@@ -32,29 +30,19 @@ from batchtune.wire.tfserving.messages import (
     ReloadConfigRequest,
     ReloadConfigResponse,
     SignatureDefMap,
+    new_pool,
 )
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 
-def _reflection_file(version: str) -> descriptor_pb2.FileDescriptorProto:
-    """grpcio-reflection carries v1alpha only; v1 is the same under another name."""
-    file = descriptor_pb2.FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(file)
-    return text_format.Parse(str(file).replace("v1alpha", version), descriptor_pb2.FileDescriptorProto())
-
-
 class Reflection:
-    """Answers the messages of one version of the reflection service."""
+    """Answers the messages of the reflection service, whose v1 is its v1alpha under another name."""
 
-    def __init__(self, service: str, services: tuple[str, ...]) -> None:
-        package = service.rpartition(".")[0]
-        own_pool = descriptor_pool.DescriptorPool()
-        own_pool.Add(_reflection_file(package.rpartition(".")[2]))
-        self._request: Any = _message_class(own_pool, f"{package}.ServerReflectionRequest")
-        self._response: Any = _message_class(own_pool, f"{package}.ServerReflectionResponse")
-        self._pools = (POOL, HealthCheckRequest.DESCRIPTOR.file.pool, own_pool)
-        self._services = services
+    def __init__(self, services: Sequence[str]) -> None:
+        from grpc_reflection.v1alpha.reflection import ReflectionServicer  # brings grpcio along
+
+        self._servicer: Any = ReflectionServicer(services, _described_pool())
 
     def serve(self, stream: GrpcStream) -> None:
         """Serve ServerReflectionInfo: one answer for each message, until the client has said its last."""
@@ -75,67 +63,24 @@ class Reflection:
         Raises:
             StatusError: INTERNAL when the message is no ServerReflectionRequest.
         """
-        try:
-            request = self._request.FromString(message)
-        except DecodeError as error:
-            raise StatusError("INTERNAL", f"Failed to parse the ServerReflectionRequest: {error}") from error
-        response = self._response(valid_host=request.host, original_request=request)
-        asked = request.WhichOneof("message_request")
-        if asked == "list_services":
-            for name in sorted(self._services):
-                response.list_services_response.service.add(name=name)
-        elif asked == "file_by_filename":
-            self._describe(response, "FindFileByName", request.file_by_filename)
-        elif asked == "file_containing_symbol":
-            self._describe(response, "FindFileContainingSymbol", request.file_containing_symbol)
-        elif asked == "all_extension_numbers_of_type":
-            self._list_extensions(response, request.all_extension_numbers_of_type)
-        else:
-            self._refuse(response, "nothing was asked for that exists here")
+        request = parse_message(ServerReflectionRequest, message)
+        response = next(self._servicer.ServerReflectionInfo([request], None))
+        response.valid_host = request.host
         return bytes(response.SerializeToString())
 
-    def _describe(self, response: Any, finder: str, name: str) -> None:
-        for pool in self._pools:
-            try:
-                file = getattr(pool, finder)(name)
-            except KeyError:
-                continue
-            described = response.file_descriptor_response.file_descriptor_proto
-            described.extend(_with_dependencies(file))
-            return
-        self._refuse(response, f"{name} not found")
 
-    def _list_extensions(self, response: Any, name: str) -> None:
-        """No message served here has extensions: say so for the ones that exist."""
-        for pool in self._pools:
-            try:
-                pool.FindMessageTypeByName(name)
-            except KeyError:
-                continue
-            response.all_extension_numbers_response.base_type_name = name
-            return
-        self._refuse(response, f"{name} not found")
-
-    def _refuse(self, response: Any, why: str) -> None:
-        not_found = GRPC_CODES["NOT_FOUND"]
-        response.error_response.error_code = not_found
-        response.error_response.error_message = why
-
-
-def _message_class(pool: Any, name: str) -> Any:
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
-
-
-def _with_dependencies(file: Any) -> list[bytes]:
-    """A file and all it imports, each once, the file first."""
-    files: dict[str, bytes] = {}
-    waiting = [file]
-    while waiting:
-        descriptor = waiting.pop(0)
-        if descriptor.name not in files:
-            files[descriptor.name] = descriptor.serialized_pb
-            waiting.extend(descriptor.dependencies)
-    return list(files.values())
+def _described_pool() -> descriptor_pool.DescriptorPool:
+    """TensorFlow Serving's services, the health service, and both versions of reflection."""
+    pool = new_pool()
+    health, reflection = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
+    HealthCheckRequest.DESCRIPTOR.file.CopyToProto(health)
+    ServerReflectionRequest.DESCRIPTOR.file.CopyToProto(reflection)
+    version_1 = text_format.Parse(
+        str(reflection).replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto()
+    )
+    for file in (health, reflection, version_1):
+        pool.Add(file)
+    return pool
 
 
 # grpc.health.v1.Health, as grpc's own service answers.
@@ -317,8 +262,9 @@ def make_grpc_api(
         streams[f"/{health_service}/Watch"] = health.watch
     if options.reflection:
         services.extend(REFLECTION_SERVICES)
+        reflection = Reflection(services)
         for name in REFLECTION_SERVICES:
-            streams[f"/{name}/ServerReflectionInfo"] = Reflection(name, tuple(services)).serve
+            streams[f"/{name}/ServerReflectionInfo"] = reflection.serve
 
     return GrpcApi(dispatch=dispatcher(handlers), streams=streams, announce_stop=health.stop)
 
@@ -373,12 +319,6 @@ class ModelServiceCalls:
         reloads_max = 16  # Each holds its configuration, and one is carried out at a time.
         try:
             request = parse_message(ReloadConfigRequest, call.message)
-            if request.config.WhichOneof("config") != "model_config_list":
-                raise StatusError(
-                    "INVALID_ARGUMENT",
-                    "ServerModelConfig type not supported by HandleReloadConfigRequest. "
-                    "Only ModelConfigList is currently supported",
-                )
             if len(self._reloads) >= reloads_max:
                 raise StatusError("UNAVAILABLE", f"{reloads_max} changes of the configuration wait already")
         except StatusError as error:

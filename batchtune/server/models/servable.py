@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.batched import Deliver, Done, Queued
 from batchtune.server.sessions.input_shapes import listed

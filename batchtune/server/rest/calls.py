@@ -18,13 +18,7 @@ from urllib.parse import unquote
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.classification import (
-    classification_outputs,
-    classification_result,
-    example_inputs,
-    regression_outputs,
-    regression_result,
-)
+from batchtune.server.calls.classification import CLASSIFY, REGRESS, example_inputs
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     TIMED_OUT,
@@ -34,7 +28,7 @@ from batchtune.server.calls.pending_call import (
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.rest.json.answers import error_answer, predict_answer
@@ -316,15 +310,22 @@ class RestCalls:
         respond: Respond,
         started_ns: int,
     ) -> None:
-        call = PendingCall(
-            self._pending,
-            self._pending.counts.times(route.model_name, "Predict"),
-            respond,
-            started_ns,
-            started_ns + self._timeout_ns if self._timeout_ns else None,
-            _answer_by_row if by_row else _answer_by_column,
-        )
+        encode = _answer_by_row if by_row else _answer_by_column
+        call = self._pending_call(route, "Predict", respond, started_ns, encode)
         call.submit(servable, name, inputs, None)
+
+    def _pending_call(
+        self,
+        route: Route,
+        api: str,
+        respond: Respond,
+        started_ns: int,
+        encode: Callable[[Outputs], bytes],
+        examples: int = 0,
+    ) -> PendingCall[Respond]:
+        times = self._pending.counts.times(route.model_name, api)
+        deadline_ns = started_ns + self._timeout_ns if self._timeout_ns else None
+        return PendingCall(self._pending, times, respond, started_ns, deadline_ns, encode, examples)
 
     def _run_examples(
         self,
@@ -340,20 +341,13 @@ class RestCalls:
             raise StatusError(
                 "INVALID_ARGUMENT", f"No signature was found with the name: {name or DEFAULT_SIGNATURE}"
             )
-        classifies = route.action == "classify"
-        wanted = classification_outputs if classifies else regression_outputs
-        output_names = wanted(signature, check_method=self._check_methods)
+        kind = CLASSIFY if route.action == "classify" else REGRESS
+        write = classification_answer if kind is CLASSIFY else regression_answer
+        output_names = kind.outputs(signature, check_method=self._check_methods)
         inputs = read()
         count = len(inputs["inputs"])
-        answer = _answer_classes if classifies else _answer_values
-        call = PendingCall(
-            self._pending,
-            self._pending.counts.times(route.model_name, "Classify" if classifies else "Regress"),
-            respond,
-            started_ns,
-            started_ns + self._timeout_ns if self._timeout_ns else None,
-            lambda outputs: answer(outputs, count),
-            count,
+        call = self._pending_call(
+            route, kind.api, respond, started_ns, lambda outputs: write(kind.result(outputs, count)), count
         )
         call.submit(servable, signature.name, inputs, output_names)
 
@@ -392,14 +386,6 @@ def _answer_by_row(outputs: Outputs) -> bytes:
 
 def _answer_by_column(outputs: Outputs) -> bytes:
     return predict_answer(outputs, row_format=False)
-
-
-def _answer_classes(outputs: Outputs, count: int) -> bytes:
-    return classification_answer(classification_result(outputs, count))
-
-
-def _answer_values(outputs: Outputs, count: int) -> bytes:
-    return regression_answer(regression_result(outputs, count))
 
 
 def _unless_refused(inputs: dict[str, NDArray[Any]] | StatusError) -> dict[str, NDArray[Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from batchtune.server.backends.emulated import EmulatedDevice, EmulatedServiceTime
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.counters import Sums
+from batchtune.server.metrics import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
 
@@ -272,8 +272,8 @@ def plan_of(
     signature = Signature(
         name=device.name,
         method_name=device.method_name,
-        inputs=device.inputs if declared.inputs is None else _by_name(declared.inputs),
-        outputs=device.outputs if declared.outputs is None else _by_name(declared.outputs),
+        inputs=device.inputs if declared.inputs is None else by_name(declared.inputs),
+        outputs=device.outputs if declared.outputs is None else by_name(declared.outputs),
     )
     _check_takers(declared, device)
     code = ModelCode(declared.folder)
@@ -344,7 +344,3 @@ def _check_takers(declared: DeclaredStages, device: Signature) -> None:
     for spec in device.inputs:
         if spec.name not in given:
             raise declared.file.fault(f"inputs: the model takes {spec.name!r}, which nothing gives")
-
-
-def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(sorted(specs, key=lambda spec: spec.name))

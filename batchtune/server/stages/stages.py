@@ -1,4 +1,4 @@
-"""How do a model's stages get between its requests and its sessions: as a unit with the device part, or around it?
+"""The stages between a model's requests and its sessions: as a unit with the device part, or around it.
 
 `unit`: a batch passes all stages on its batch thread, as one graph would; an error is that of all its requests.
 `early`: the same, but a batch's thread runs pre on each request as it comes, before the batch is full; needs the
@@ -10,19 +10,32 @@ Where nothing is batched a request passes all stages on its handler thread, but 
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.counters import Sums
-from batchtune.server.sessions.batched import BatchObserver, Deliver
+from batchtune.server.metrics import Sums
+from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
+from batchtune.server.sessions.batched import (
+    BatchingSession,
+    BatchObserver,
+    BatchRecord,
+    Deliver,
+    Done,
+    Outputs,
+    Queued,
+)
 from batchtune.server.sessions.bucketed_session import open_axes_of
+from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
 from batchtune.server.stages.model_code import RequestThreads, rows_of
-from batchtune.server.stages.plan import Named, StagePlan, plan_of
-from batchtune.server.stages.staged_session import StagedSession
+from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan, plan_of
 from batchtune.server.stages.stages_file import DeclaredStages
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -175,3 +188,248 @@ class _Early:
     def __call__(self, inputs: Tensors) -> Tensors:
         outputs = self._run(inputs)
         return outputs if self._plan.post is None else self._plan.post(outputs, rows_of(inputs))
+
+
+# A request on its way through the stages around the device part, each on its own threads.
+#
+#     loop: submit ─► request threads: pre ─► loop ─► lookup's queue ─► loop ─► device's queue ─► loop
+#                                                                       └► request threads: post ─► loop: done
+#
+# Only lookups and the device part are batched, each by its own scheduler. A deadline goes along; an error of any stage
+# is the end of that request.
+
+_logger = logging.getLogger(__name__)
+
+
+class StagedSession:
+    """Takes requests of a staged signature; `device` is the session of its model that is in force now.
+
+    The same `submit` as a BatchingSession; all but the stages themselves runs on the event loop.
+    """
+
+    def __init__(
+        self, plan: StagePlan, threads: RequestThreads, *, observer: BatchObserver, deliver: Deliver
+    ) -> None:
+        self.plan = plan
+        self.threads = threads
+        self.deliver = deliver
+        self.device: Session | None = None
+        self.lookup = _LookupQueue(plan, plan.lookup, observer, deliver) if plan.lookup is not None else None
+        self._observer = observer
+        self._inputs = SignatureInputs(plan.signature)
+        self._unanswered = 0
+        self._closing = False
+        self._drained = threading.Event()
+
+    def submit(
+        self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
+    ) -> Queued:
+        """Run a request; `done` follows on the event loop. Gives what stands for it in the queue that it is in.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT for wrong tensors, RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE
+                after `close`.
+        """
+        if self._closing:
+            raise StatusError("UNAVAILABLE", "The server is shutting down")
+        rows = self._inputs.count_rows(inputs)
+        request = _StagedRequest(self, rows, output_names, deadline_ns, done)
+        try:
+            request.start(inputs)
+        except StatusError:
+            self._observer.on_rejected("queue_full")
+            raise
+        return request
+
+    def close(self) -> None:
+        """Refuse new requests and return when all are answered. Not on the event loop; the device still takes."""
+        entered = threading.Event()
+
+        def stop() -> None:
+            self._closing = True
+            if not self._unanswered:
+                self._drained.set()
+            entered.set()
+
+        self.deliver([(lambda _outputs, _error: stop(), {}, None)])
+        entered.wait()
+        self._drained.wait()
+        if self.lookup is not None:
+            self.lookup.close()
+        self.device = None
+
+    def enter(self) -> None:
+        """One request more is under way; on the loop."""
+        self._unanswered += 1
+
+    def leave(self) -> None:
+        """One is answered; on the loop."""
+        self._unanswered -= 1
+        if self._closing and not self._unanswered:
+            self._drained.set()
+
+
+class _StagedRequest:
+    """One request on its way; each `_after` is called on the loop with what the stage before gave.
+
+    A Queued for the loop, whose state is that of its lookup or its device part.
+    """
+
+    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_rows", "_session", "_tensors")
+
+    def __init__(
+        self,
+        session: StagedSession,
+        rows: int,
+        names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> None:
+        self._session = session
+        self._rows = rows
+        self._names = names
+        self._deadline_ns = deadline_ns
+        self._done = done
+        self._ended = False
+        self._tensors: Named = {}
+        self._queued: Queued | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it waits in no batching queue."""
+        return self._queued is None or self._queued.taken
+
+    def start(self, inputs: Tensors) -> None:
+        pre = self._session.plan.pre
+        if pre is not None:
+            self._session.threads.put(
+                partial(self._stage, pre, "pre", inputs, self._after_pre, time.monotonic_ns())
+            )
+            self._session.enter()
+            return
+        if not self._session.threads.has_room:  # no first stage holds requests back while the last ones wait
+            raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
+        self._session.enter()
+        self._after_pre(dict(inputs), None)
+
+    def _stage(self, stage: Stage, name: str, inputs: Tensors, after: Done, queued_ns: int) -> None:
+        """Run `pre` or `post`; on a request thread."""
+        now_ns = time.monotonic_ns()
+        plan = self._session.plan
+        plan.use.add((plan.model_name, name), 0, 0, 0, (now_ns - queued_ns) / 1000)
+        outputs, error = None, None
+        if self._deadline_ns is not None and self._deadline_ns <= now_ns:
+            error = StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
+        else:
+            outputs, error = _answer(stage, inputs, self._rows)
+        self._session.deliver([(after, outputs, error)])
+
+    def _after_pre(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        if outputs is None:
+            self._finish(None, error)
+            return
+        self._tensors = outputs
+        lookup = self._session.lookup
+        if lookup is None:
+            self._run_device()
+            return
+        self._try(lambda: lookup.submit(outputs, self._deadline_ns, self._after_lookup))
+
+    def _after_lookup(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        self._queued = None
+        if outputs is None:
+            self._finish(None, error)
+            return
+        self._tensors = {**self._tensors, **outputs}
+        self._run_device()
+
+    def _run_device(self) -> None:
+        tensors, self._tensors = self._tensors, {}
+        session = self._session
+        names = self._names if session.plan.post is None else None
+
+        def run() -> Queued | None:
+            if session.device is None:
+                raise StatusError("UNAVAILABLE", "The server is shutting down")
+            return session.device.submit(
+                session.plan.for_device(tensors), names, self._deadline_ns, self._after_device
+            )
+
+        self._try(run)
+
+    def _after_device(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        self._queued = None
+        post = self._session.plan.post
+        if outputs is None or post is None:
+            self._finish(outputs, error)
+            return
+        self._session.threads.put_last_stage(
+            partial(self._stage, post, "post", outputs, self._finish, time.monotonic_ns())
+        )
+
+    def _try(self, submit: Callable[[], Queued | None]) -> None:
+        try:
+            self._queued = submit()
+        except StatusError as error:
+            self._finish(None, error)
+
+    def _finish(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Answer; called again, with an error, where the answer could not be given."""
+        if not self._ended:
+            self._ended = True
+            self._session.leave()
+        if outputs is not None and self._names is not None:
+            outputs = {name: outputs[name] for name in self._names}
+        self._done(outputs, error)
+
+
+class _LookupQueue:
+    """A queue of lookups and the threads that ask for them."""
+
+    def __init__(self, plan: StagePlan, lookup: Lookup, observer: BatchObserver, deliver: Deliver) -> None:
+        declared = lookup.declared
+        self._plan = plan
+        self._lookup = lookup
+        self._scheduler = SharedBatchScheduler(
+            num_batch_threads=declared.num_batch_threads, thread_pool_name="lookup_threads"
+        )
+        self._session = BatchingSession(
+            signature=Signature(
+                name="lookup", method_name="", inputs=declared.inputs, outputs=declared.outputs
+            ),
+            runner=lookup.ask,
+            scheduler=self._scheduler,
+            options=declared.queue,
+            observer=_LookupWaits(plan, observer),
+            deliver=deliver,
+        )
+
+    def submit(self, tensors: Named, deadline_ns: int | None, done: Done) -> Queued | None:
+        return self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
+
+    def close(self) -> None:
+        """Answer what is queued, then end the threads."""
+        self._session.close()
+        self._scheduler.close()
+
+
+class _LookupWaits:
+    """Counts how long lookups waited; their batches are none of the model's."""
+
+    def __init__(self, plan: StagePlan, observer: BatchObserver) -> None:
+        self._plan = plan
+        self.on_rejected = observer.on_rejected
+
+    def on_batch(self, record: BatchRecord) -> None:
+        wait_ns = sum(record.queue_wait_micros) * 1000
+        self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)
+
+
+def _answer(stage: Stage, inputs: Tensors, rows: int) -> tuple[Outputs | None, StatusError | None]:
+    try:
+        return stage(inputs, rows), None
+    except StatusError as error:
+        return None, StatusError(error.code, error.message)  # the error's frames hold the tensors
+    except BaseException as error:  # whatever it is, the request ends, and the thread serves on
+        _logger.exception("a stage of a request failed")
+        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")

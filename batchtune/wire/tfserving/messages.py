@@ -18,7 +18,8 @@ from google.protobuf.internal import enum_type_wrapper
 DESCRIPTORS = Path(__file__).with_suffix(".binpb")
 
 
-def _pool() -> descriptor_pool.DescriptorPool:
+def new_pool() -> descriptor_pool.DescriptorPool:
+    """A pool of all these files."""
     declared = DESCRIPTORS.read_bytes()
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(declared).file:
@@ -26,8 +27,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-POOL = _pool()
-"""Where reflection finds the messages and the services."""
+POOL = new_pool()
 
 
 def _message(name: str) -> Any:

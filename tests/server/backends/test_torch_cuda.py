@@ -23,8 +23,7 @@ from batchtune.server.backends.emulated import load_emulated_model
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch import lanes as torch_lanes
-from batchtune.server.backends.torch.cuda import CudaDevice
-from batchtune.server.backends.torch.device import HostDevice
+from batchtune.server.backends.torch.device import CudaDevice, HostDevice
 from batchtune.server.backends.torch.loading import Forward, device_of, served_module
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.pool import BatchingSettings, SessionPool

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchtune.server.calls.pending_call import Deadlines, LoopPort, PendingCalls
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.wire.status import StatusError
 
 

@@ -24,7 +24,7 @@ import requests
 
 from batchtune.server.calls.pending_call import PendingCall, PendingCalls
 from batchtune.server.grpc_api.classify_regress import InferenceCalls
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.rest.json import parsing_process as json_process
 from batchtune.server.rest.json.parsing_process import EXAMPLES_ON_LOOP_BYTES_MAX, PREDICT_ON_LOOP_BYTES_MAX
 from batchtune.wire.status import StatusError

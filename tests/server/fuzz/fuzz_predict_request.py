@@ -15,7 +15,7 @@ import numpy as np
 
 from batchtune.server.grpc_api.predict import PredictRequests, decode_inputs
 from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import ClassificationRequest, MultiInferenceRequest, PredictResponse

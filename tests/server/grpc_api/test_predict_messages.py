@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from batchtune.server.calls.pending_call import RequestCounts
 from batchtune.server.grpc_api.predict import PredictRequests, PredictResponses, decode_inputs
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto

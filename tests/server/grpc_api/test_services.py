@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from google.protobuf.text_format import Parse
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from batchtune.server.grpc_api.services import REFLECTION_SERVICES, HealthCalls, Reflection
+from batchtune.server.grpc_api.services import REFLECTION_SERVICES, HealthCalls
 from batchtune.wire.grpc.server_call import GrpcStream, read_head
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
@@ -871,11 +872,10 @@ def test_a_watch_keeps_little_and_nothing_once_it_has_ended(monkeypatch: pytest.
 
 @pytest.mark.parametrize("service", REFLECTION_SERVICES)
 def test_reflection_describes_every_service(channel: grpc.Channel, service: str) -> None:
-    messages = Reflection(service, ())
     call = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
-        request_serializer=messages._request.SerializeToString,
-        response_deserializer=messages._response.FromString,
+        request_serializer=ServerReflectionRequest.SerializeToString,
+        response_deserializer=ServerReflectionResponse.FromString,
     )
     asked = [
         {"list_services": ""},
@@ -886,7 +886,7 @@ def test_reflection_describes_every_service(channel: grpc.Channel, service: str)
         {"all_extension_numbers_of_type": "tensorflow.serving.PredictRequest"},
         {},
     ]
-    answers = list(call((messages._request(**one) for one in asked), timeout=TIMEOUT_S))
+    answers = list(call((ServerReflectionRequest(**one) for one in asked), timeout=TIMEOUT_S))
     listed, predict, health, own, unknown, extensions, nothing = answers
     assert [one.name for one in listed.list_services_response.service] == sorted(
         [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.server.metrics.counters import Histogram, Metrics, mangle, render_histograms, render_values
+from batchtune.server.metrics import Histogram, Metrics, mangle, render_histograms, render_values
 from batchtune.server.sessions.batched import BatchRecord
 
 
@@ -164,7 +164,7 @@ def test_rejections_are_counted_by_reason() -> None:
 
 def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [0]
-    monkeypatch.setattr("batchtune.server.metrics.counters.time.monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr("batchtune.server.metrics.time.monotonic_ns", lambda: now_ns[0])
     device = Metrics().device
     with device:
         now_ns[0] = 1_000_000

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchtune.server.metrics.counters import Metrics
-from batchtune.server.metrics.gpu import GpuSampler
+from batchtune.server.metrics import GpuSampler, Metrics
 
 
 def lines(metrics: Metrics, part: str) -> list[str]:

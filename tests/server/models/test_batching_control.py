@@ -17,7 +17,7 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.backends.model import LoadedModel, Tensors
 from batchtune.server.calls.pending_call import LoopPort
-from batchtune.server.metrics.counters import LoopLagSampler, Metrics
+from batchtune.server.metrics import LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import ConcurrencyLimit, Servable
 from batchtune.server.sessions.pool import BatchingSettings

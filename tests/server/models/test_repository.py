@@ -16,7 +16,7 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.backends.registry import load_model
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
     ModelConfig,

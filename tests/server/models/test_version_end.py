@@ -20,7 +20,7 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch.device import HostDevice
 from batchtune.server.backends.torch.lanes import Lanes
 from batchtune.server.calls.pending_call import LoopPort
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.input_shapes import InputShape

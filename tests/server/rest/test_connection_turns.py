@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.rest.connection import RestConnection
 from batchtune.server.rest.parser import RestLimits
 from batchtune.server.rest.rest_api import RestOptions, make_app

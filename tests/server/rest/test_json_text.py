@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.rest.json.text import DEBUG_BYTES, debug_text, parse_json, to_bytes, type_name
+from batchtune.server.rest.json.values import DEBUG_BYTES, debug_text, parse_json, to_bytes, type_name
 from batchtune.wire.status import StatusError
 
 

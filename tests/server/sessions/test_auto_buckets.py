@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchtune.batching.length_buckets import BUCKETS_MOST, PAYS_FROM, boundaries_for, rounded_up
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.sessions import bucketed_session as length_buckets
 from batchtune.server.sessions.bucketed_session import (
     FIRST_REQUESTS,

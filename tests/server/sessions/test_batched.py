@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.sessions.batched import BatchingSession, BatchRecord, Completion

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Tensors
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.bucketed_session import LengthBuckets
 from batchtune.server.sessions.pool import BatchingSettings, Session, SessionPool, in_words

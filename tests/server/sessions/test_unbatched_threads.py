@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchtune.server.backends.model import Tensors
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.pool import BatchingSettings, SessionPool
 from batchtune.server.sessions.unbatched import HANDLERS_MAX, handlers_at_least

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.calls.pending_call import LoopPort
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import Queued

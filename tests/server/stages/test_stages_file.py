@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel
-from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics import Metrics
 from batchtune.server.stages.plan import plan_of
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.wire.signature import Signature

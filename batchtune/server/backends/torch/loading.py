@@ -30,12 +30,11 @@ from batchtune.server.backends.model import (
     out_of_memory,
     zeros,
 )
-from batchtune.server.backends.torch.cuda import CudaDevice
-from batchtune.server.backends.torch.device import HostDevice, TorchDevice, first_line
+from batchtune.server.backends.torch.device import CudaDevice, HostDevice, TorchDevice, first_line
 from batchtune.server.backends.torch.lanes import Lanes
 from batchtune.server.log import note
 from batchtune.system import schedulable_cores
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
 Specs = tuple[TensorSpec, ...]
@@ -207,7 +206,7 @@ def served_module(
 ) -> LoadedModel:
     """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
     signature = Signature(
-        name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=_by_name(inputs), outputs=_by_name(outputs)
+        name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=by_name(inputs), outputs=by_name(outputs)
     )
     run = _ModuleRun(torch, device, forward, inputs)
     return LoadedModel(
@@ -324,7 +323,3 @@ def _spec(name: str, value: Any) -> TensorSpec:
         raise ValueError(f"{name} is no tensor; export a module that takes and gives tensors only")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return TensorSpec(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=shape)
-
-
-def _by_name(specs: Specs) -> Specs:
-    return tuple(sorted(specs, key=lambda spec: spec.name))

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.server.rest.json.dense_tensor import tensorflow_type_name
+from batchtune.server.rest.json.values import tensorflow_type_name
 from batchtune.wire.status import invalid_argument
 
 # numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)

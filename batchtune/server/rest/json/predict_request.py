@@ -20,17 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.rest.json.answers import decimal, quoted
-from batchtune.server.rest.json.dense_tensor import (
+from batchtune.server.rest.json.values import (
     MAX_RANK,
     WIRE_TYPES,
     Column,
     array_of,
+    debug_text,
     decode_base64,
     dense_tensor,
     is_base64_object,
     malformed,
+    parse_json,
+    to_bytes,
+    type_name,
 )
-from batchtune.server.rest.json.text import debug_text, parse_json, to_bytes, type_name
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.messages import Feature, Input
@@ -344,12 +347,12 @@ def parse_examples(body: bytes) -> tuple[str, Any]:
         _fill_example(kind.context, document["context"])
         kind.context.SetInParent()
     if "examples" not in document:
-        raise _malformed(document, "When method is classify, key 'examples' is expected and was not found")
+        raise malformed(document, "When method is classify, key 'examples' is expected and was not found")
     examples = document["examples"]
     if not isinstance(examples, list):
-        raise _malformed(document, "Expecting 'examples' value to be an list/array")
+        raise malformed(document, "Expecting 'examples' value to be an list/array")
     if not examples:
-        raise _malformed(document, "'examples' value is an empty array")
+        raise malformed(document, "'examples' value is an empty array")
     for example in examples:
         _fill_example(kind.examples.add(), example)
     return name, message
@@ -416,7 +419,3 @@ def _list_of(feature: Any, name: str, kind: str) -> Any:
             f"Unexpected element type in feature: {name} expecting type: {kind_names[present]}"
         )
     return getattr(feature, kind).value
-
-
-def _malformed(value: Any, complaint: str) -> StatusError:
-    return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

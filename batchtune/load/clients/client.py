@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
-from batchtune.load.clients.source import Source
+from batchtune.load.clients.source import Client, Source
 from batchtune.load.samples import Recorder
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.request import Protocol as RequestProtocol
+from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve.infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 
@@ -20,28 +20,6 @@ if TYPE_CHECKING:
     from batchtune.wire.grpc.prepared_call import PreparedCall
 
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
-
-
-class Client(Protocol):
-    """A way to send requests, with a pool of connections."""
-
-    async def open(self, connections: int) -> None:
-        """Connect before the start, so that connecting is not measured."""
-
-    def try_send(self, index: int) -> bool:
-        """Send request `index` now if there is a free place; `flush` may be needed to write it."""
-
-    def fill(self) -> None:
-        """Give what the source has ready to free places; dial if there are too few."""
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-
-    def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all of which were sent."""
-
-    def close(self) -> None:
-        """Close every connection at once."""
 
 
 def make_client(
@@ -119,26 +97,26 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
     ]
 
 
-def http_path(endpoint: Endpoint, protocol: RequestProtocol) -> str:
+def http_path(endpoint: Endpoint, protocol: Protocol) -> str:
     """Where a request of this protocol is posted."""
     if protocol == "http":
         return endpoint.path
     return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
 
 
-def grpc_path(protocol: RequestProtocol) -> str:
+def grpc_path(protocol: Protocol) -> str:
     """The gRPC method that a request of this protocol calls."""
     return PREDICT_PATH if protocol == "grpc" else INFER_PATH
 
 
-def content_headers(protocol: RequestProtocol, body: bytes) -> dict[str, str]:
+def content_headers(protocol: Protocol, body: bytes) -> dict[str, str]:
     """The HTTP headers that describe this body, its length aside."""
     if protocol == "kserve_rest_binary":
         return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
     return {"Content-Type": "application/json"}
 
 
-def _header_lines(protocol: RequestProtocol, body: bytes) -> str:
+def _header_lines(protocol: Protocol, body: bytes) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in content_headers(protocol, body).items())
 
 

@@ -41,12 +41,26 @@ class Source(Protocol):
         """How many requests could be sent now if there were places."""
 
 
-class Sender(Protocol):
-    """What a source asks of a client."""
+class Client(Protocol):
+    """A way to send requests, with a pool of connections."""
 
-    def try_send(self, index: int) -> bool: ...
-    def fill(self) -> None: ...
-    def flush(self) -> None: ...
+    async def open(self, connections: int) -> None:
+        """Connect before the start, so that connecting is not measured."""
+
+    def try_send(self, index: int) -> bool:
+        """Send request `index` now if there is a free place; `flush` may be needed to write it."""
+
+    def fill(self) -> None:
+        """Give what the source has ready to free places; dial if there are too few."""
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all of which were sent."""
+
+    def close(self) -> None:
+        """Close every connection at once."""
 
 
 class OpenSource:
@@ -61,7 +75,7 @@ class OpenSource:
         self._due, self._wait, self._outcome = columns.due, columns.wait, columns.outcome
         self._waiting: deque[int] = deque()
         self._wake_at = wake_at
-        self.sender: Sender
+        self.sender: Client
 
     def start(self, _start_ns: int, _end_ns: int) -> None:
         """Arm the first wake; `columns.due` holds absolute times by now."""
@@ -144,7 +158,7 @@ class ClosedSource:
         self._ready: deque[int] = deque()
         self._thinking: list[int] = []
         self._wake_at = wake_at
-        self.sender: Sender
+        self.sender: Client
 
     def start(self, start_ns: int, end_ns: int) -> None:
         """Every user is ready at `start_ns`; no request is sent from `end_ns` on."""

@@ -6,14 +6,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, cast
 
 from batchtune.errors import BatchtuneError
 from batchtune.load.calibration import calibrate
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, at_usual_priority, this_place
-from batchtune.load.cluster.ray_actors import RayActor, RayActors
+from batchtune.load.cluster.ray_actors import CALL_LIMIT_S, RayActor, RayActors
 from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
@@ -169,10 +170,6 @@ class _RunningPart:
             raise self._fault
 
 
-LONG_CALL_LIMIT_S: Final = 60.0
-"""Starting a worker, calibrating, and moving 25 MB."""
-
-
 class RayCluster:
     """A context manager: connects to a cluster and starts an actor for each worker; all of it ends with it."""
 
@@ -193,7 +190,7 @@ class RayCluster:
         self._actors.__enter__()
         try:
             started = self._actors.start(Station, bundle, spec.workers, placement=spec.placement)
-            return [RayHost(actor) for actor in started]
+            return [cast("Host", RayHost(actor)) for actor in started]
         except BaseException:
             self._actors.__exit__(None, None, None)
             raise
@@ -205,51 +202,15 @@ class RayCluster:
 
 
 class RayHost:
-    """A Host by way of an actor's calls."""
+    """A Host by way of an actor: each of its methods is asked of the Station there."""
 
     def __init__(self, actor: RayActor) -> None:
         self._actor = actor
-        self._ask = actor.ask
 
-    def place(self) -> Place:
-        place: Place = self._ask("place", limit_s=LONG_CALL_LIMIT_S)
-        return place
-
-    def open(self, cpu: int) -> None:
-        self._ask("open", cpu, limit_s=LONG_CALL_LIMIT_S)
-
-    def clock_ns(self) -> int:
-        clock_ns: int = self._ask("clock_ns")
-        return clock_ns
-
-    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
-        self._ask("prepare", parts, overdue_after_s, limit_s=LONG_CALL_LIMIT_S)
-
-    def ready(self) -> bool:
-        ready: bool = self._ask("ready")
-        return ready
-
-    def start(self, start_ns: int) -> None:
-        self._ask("start", start_ns)
-
-    def stop(self) -> None:
-        self._ask("stop")
-
-    def look(self) -> Progress:
-        progress: Progress = self._ask("look")
-        return progress
-
-    def count(self) -> int:
-        count: int = self._ask("count")
-        return count
-
-    def rows(self, first: int, last: int, one_in: int) -> Samples:
-        rows: Samples = self._ask("rows", first, last, one_in, limit_s=LONG_CALL_LIMIT_S)
-        return rows
-
-    def client_max_rps(self, requests: RequestSet) -> float:
-        most_rps: float = self._ask("client_max_rps", requests, limit_s=LONG_CALL_LIMIT_S)
-        return most_rps
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        long_calls = {"place", "open", "prepare", "rows", "client_max_rps"}  # a worker starts, or 25 MB move
+        limit_s = 60.0 if method in long_calls else CALL_LIMIT_S
+        return partial(self._actor.ask, method, limit_s=limit_s)
 
     def close(self) -> None:
         self._actor.close()

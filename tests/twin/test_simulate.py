@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.simulation import OpenTraffic, run_early, run_open_by_events
+from batchtune.twin.simulator.simulation import OpenTraffic, run_open_by_events
 from tests.twin.batch_theory import BatchFormer, batch_chain
+from tests.twin.early_work import run_early
 from tests.twin.queueing_theory import (
     closed_loop_rps,
     md1_mean_wait_s,
@@ -470,12 +471,14 @@ def test_types_of_the_simulator_load_without_the_compiler() -> None:
 # -- early work: requests prepared as they come, while their batch is open --
 
 
-def early(rows_max: int = 4, *, threads: int = 2, early_s: float = 2.0, timeout_s: float = 10.0) -> Batcher:
-    return Batcher(max_batch_size=rows_max, batch_timeout_s=timeout_s, batch_threads=threads, early_s=early_s)
+def early(rows_max: int = 4, *, threads: int = 2, timeout_s: float = 10.0) -> Batcher:
+    return Batcher(max_batch_size=rows_max, batch_timeout_s=timeout_s, batch_threads=threads)
 
 
-def played(due_s: NDArray[np.float64], rows: Rows, batcher: Batcher, there: Device) -> SimulatedRun:
-    return run_of(run_early(OpenTraffic(due_s=due_s, rows=rows), batcher, there))
+def played(
+    due_s: NDArray[np.float64], rows: Rows, batcher: Batcher, there: Device, *, early_s: float = 2.0
+) -> SimulatedRun:
+    return run_of(run_early(OpenTraffic(due_s=due_s, rows=rows), batcher, there, early_s))
 
 
 def device(rows_max: int = 4, *, serial: bool = False) -> Device:
@@ -511,9 +514,9 @@ def test_a_batch_holds_a_thread_from_its_first_request_and_without_one_requests_
 
 def test_a_serial_device_takes_one_batch_after_the_other() -> None:
     due_s = np.array([0.0, 0.0, 1.0, 1.0])
-    apart = played(due_s, 1, early(2, early_s=0.0), device())
+    apart = played(due_s, 1, early(2), device(), early_s=0.0)
     assert apart.latency_s.tolist() == [5.0, 5.0, 5.0, 5.0]
-    shared = played(due_s, 1, early(2, early_s=0.0), device(serial=True))
+    shared = played(due_s, 1, early(2), device(serial=True), early_s=0.0)
     assert shared.latency_s.tolist() == [5.0, 5.0, 9.0, 9.0]
 
 
@@ -529,19 +532,17 @@ def test_early_work_beats_work_in_the_batch_where_both_take_as_long_as_the_devic
         Batcher(max_batch_size=16, batch_timeout_s=0.02, batch_threads=3, max_enqueued_batches=100),
         Device(tau_s=tau_s + pre_s * rows),
     )
-    streaming = Batcher(max_batch_size=16, batch_timeout_s=0.02, batch_threads=3, early_s=pre_s)
-    as_it_comes = played(due_s, 1, streaming, Device(tau_s=tau_s))
+    streaming = Batcher(max_batch_size=16, batch_timeout_s=0.02, batch_threads=3)
+    as_it_comes = played(due_s, 1, streaming, Device(tau_s=tau_s), early_s=pre_s)
     assert as_it_comes.error_ratio < 1e-3
     assert as_it_comes.quantile(0.95) < in_batch.quantile(0.95) - 0.003
 
 
 def test_what_is_not_simulated_is_refused() -> None:
     with pytest.raises(ValueError, match="close by a timeout above 0"):
-        early(timeout_s=0.0)
+        played(np.array([0.0]), 1, early(timeout_s=0.0), device())
     with pytest.raises(ValueError, match="early work takes a time"):
-        early(early_s=math.nan)
-    with pytest.raises(ValueError, match="requests that come when they are due"):
-        closed_summary(2, 10, 1, early(), [device()], warm_up_s=0.0)
+        played(np.array([0.0]), 1, early(), device(), early_s=math.nan)
     with pytest.raises(ValueError, match="without front end or contention"):
         played(np.array([0.0]), 1, early(), Device(tau_s=np.ones(5), contention=0.5))
 

@@ -168,7 +168,7 @@ class Curve:
 
     def _batcher(self, configuration: Configuration) -> Batcher:
         batcher = batcher_of(configuration, cpus=self._cpus)
-        return replace(batcher, length_buckets=(), early_s=None)
+        return replace(batcher, length_buckets=())
 
     def _device(self) -> Device:
         delay_s = 0.0003  # From the client to the queue and back.

@@ -35,8 +35,6 @@ class Batcher:
     allowed_batch_sizes: ascending; a batch runs as the first of them that holds it.
     max_execution_batch_size: rows of a batch with splitting on (enable_large_batch_splitting); None: splitting off.
     length_buckets: the lengths up to which requests share a queue, rising; (): one queue; "auto": the server's choice.
-    early_s: work on each row on the thread of its batch, as it comes, while the batch is still open: the
-        StreamingBatchScheduler with early work, which gives a batch its thread with the first request and queues none.
     """
 
     max_batch_size: int | None
@@ -46,15 +44,12 @@ class Batcher:
     allowed_batch_sizes: tuple[int, ...] = ()
     max_execution_batch_size: int | None = None
     length_buckets: Boundaries = ()
-    early_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch_threads < 1:
             raise ValueError(f"batch_threads must be positive; was {self.batch_threads}")
         if not 0.0 <= self.batch_timeout_s < math.inf:
             raise ValueError(f"batch_timeout_s must be non-negative and finite; was {self.batch_timeout_s}")
-        if self.early_s is not None and not (0.0 <= self.early_s < math.inf and self.batch_timeout_s > 0.0):
-            raise ValueError("early work takes a time, and its batches close by a timeout above 0")
         for name in ("max_batch_size", "max_execution_batch_size"):
             rows = getattr(self, name)
             if rows is not None and rows < 1:

@@ -34,13 +34,12 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
     each device. Raises ValueError for due times out of order and for requests without rows.
     """
-    from batchtune.twin.simulator.simulation import OpenTraffic, run_early, run_open
+    from batchtune.twin.simulator.simulation import OpenTraffic, run_open
 
     traffic = OpenTraffic(
         due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
     )
-    run = run_open if batcher.early_s is None else run_early
-    outcomes = (run(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
+    outcomes = (run_open(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
 
 

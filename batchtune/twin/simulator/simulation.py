@@ -23,7 +23,6 @@ from batchtune.twin.simulator.event_kernel import (
     PlainPlan,
     PlainRun,
     World,
-    compiled,
     simulate,
     simulate_plain,
 )
@@ -69,8 +68,7 @@ class ClosedTraffic:
 def run_open(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """By the plain kernel where it can tell, else by the general one; not early work (`run_early`)."""
-    _refuse_early_work(batcher)
+    """By the plain kernel where it can tell, else by the general one."""
     if _is_plain(traffic, batcher, device):
         outcome = _run_plain(traffic, batcher, device, count_from_s)
         if outcome is not None:
@@ -90,7 +88,6 @@ def run_open_by_events(
 def run_closed(
     traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    _refuse_early_work(batcher)
     requests = new_requests(traffic.requests, traffic.rows)
     planned = min(traffic.clients, traffic.requests)
     requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
@@ -107,11 +104,6 @@ def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDAr
     known = len(tau_s) - 1
     beyond = np.maximum(rows / known, 1.0)
     return np.asarray(np.asarray(tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
-
-
-def _refuse_early_work(batcher: Batcher) -> None:
-    if batcher.early_s is not None:
-        raise ValueError("early work is simulated of requests that come when they are due, to one server")
 
 
 def _check(requests: int, rows: Rows, replicas: int) -> None:
@@ -335,95 +327,3 @@ def _sigma(device: Device) -> float:
 def normals_of(seed: int) -> NDArray[np.float64]:
     """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
     return np.random.default_rng(seed).standard_normal(2**16)
-
-
-# Requests that are worked on as they come, while their batch is open (the streaming scheduler).
-#
-# One batch fills up after another, so that they are played one by one, as plain traffic is.
-
-
-def run_early(
-    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
-) -> Outcome:
-    """Of one server, whose device is serial or serves all batches alike; requests that are refused are among them."""
-    if batcher.early_s is None:
-        raise ValueError("a batcher without early work")
-    if traffic.replicas > 1 or device.front_end_s or (device.contention and not device.serial):
-        raise ValueError("early work is simulated of one server without front end or contention")
-    if traffic.lengths is not None:
-        raise ValueError("early work is simulated of requests of one length")
-    count = len(traffic.due_s)
-    rows = np.ascontiguousarray(np.broadcast_to(np.asarray(traffic.rows, dtype=np.int32), count))
-    rows_max = batcher.batch_rows_max or int(rows.max())
-    plan = plain_plan(batcher, device, rows_max, count_from_s)
-    run = new_plain_run(count, plan.threads)
-    due_s = np.ascontiguousarray(traffic.due_s, np.float64)
-    cost_s = costs_s(batcher, device.tau_s, rows_max)
-    batches = simulate_early(due_s, rows, cost_s, normals_of(traffic.seed), batcher.early_s, plan, run)
-    return plain_outcome(traffic, run, batches, 1)
-
-
-@compiled
-def simulate_early(
-    due_s: NDArray[np.float64],
-    rows: NDArray[np.int32],
-    cost_s: NDArray[np.float64],
-    normals: NDArray[np.float64],
-    early_s: float,
-    plan: PlainPlan,
-    run: PlainRun,
-) -> int:
-    """The number of batches of the streaming scheduler with early work: one fills up after another.
-
-    A batch has a thread from its first request on, which prepares each as it comes; with none free requests are refused
-    (latency inf). It closes when it is full, when a request has no room, or `timeout_s` after the first; what is not
-    prepared then follows, and the device part. `early_s`: what preparing a row takes, `cost_s` [size + 1]: execution of
-    so many rows. Of a serial device batches take their turn in the order in which they were opened. `plan.size` and
-    `run.batch_requests` count rows.
-    """
-    requests = len(due_s)
-    free_s = run.free_s
-    device_free_s = covered_s = last_done_s = -math.inf
-    busy_s = 0.0
-    request = batches = thread = 0
-    no_batch = -1
-    while request < requests:
-        for other in range(plan.threads):
-            if free_s[other] < free_s[thread]:
-                thread = other
-        if free_s[thread] > due_s[request] or rows[request] > plan.size:
-            run.latency_s[request] = math.inf
-            run.batch[request] = no_batch
-            request += 1
-            continue
-        first = request
-        closes_s = due_s[first] + plan.timeout_s
-        prepared_s = due_s[first]
-        taken = 0
-        while request < requests and taken < plan.size and due_s[request] < closes_s:
-            if taken + rows[request] > plan.size:
-                closes_s = due_s[request]
-            else:
-                prepared_s = max(prepared_s, due_s[request]) + early_s * rows[request]
-                taken += rows[request]
-                run.batch[request] = batches
-                request += 1
-        if taken == plan.size:
-            closes_s = due_s[request - 1]
-        start_s = max(closes_s, prepared_s)
-        jitter = plan.sigma * normals[batches % len(normals)] - 0.5 * plan.sigma * plan.sigma
-        began_s = max(start_s, device_free_s) if plan.serial else start_s
-        finish_s = began_s + cost_s[taken] * math.exp(jitter)
-        device_free_s = free_s[thread] = finish_s
-        busy_s += max(finish_s - max(began_s, covered_s, plan.count_from_s), 0.0)
-        covered_s = max(covered_s, finish_s)
-        done_s = finish_s + plan.delay_s
-        last_done_s = max(last_done_s, done_s)
-        for member in range(first, request):
-            run.latency_s[member] = done_s - due_s[member]
-        run.batch_requests[batches] = taken
-        run.batch_start_s[batches] = start_s
-        batches += 1
-    run.totals[0] = busy_s
-    run.totals[1] = last_done_s
-    return batches

@@ -20,8 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.simulator.replica import Batcher, Device, summarise
 from batchtune.twin.simulator.simulate import open_summary
+from batchtune.twin.simulator.simulation import OpenTraffic
+from tests.twin.early_work import run_early
 
 RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3
 EARLY_CPU_S = 0.0005
@@ -86,15 +88,14 @@ def print_prediction() -> None:
     rows = np.arange(ROWS_MAX + 1)
     device_s = 0.004 + 0.00025 * rows
     usual = {"max_batch_size": ROWS_MAX, "batch_timeout_s": TIMEOUT_S, "batch_threads": THREADS}
-    sides = {
-        "shared": (Batcher(**usual, max_enqueued_batches=100), device_s + EARLY_CPU_S * rows),
-        "streaming": (Batcher(**usual, early_s=EARLY_CPU_S), device_s),
-    }
+    # as a unit a batch holds the device, which is serial, only for its own part, which tau of the unit is not
+    unit = Device(tau_s=device_s + EARLY_CPU_S * rows)
+    shared = open_summary(due_s, 1, Batcher(**usual, max_enqueued_batches=100), [unit], warm_up_s=1.0)
+    traffic, device = OpenTraffic(due_s=due_s, rows=1), Device(tau_s=device_s, serial=True)
+    early = run_early(traffic, Batcher(**usual), device, EARLY_CPU_S, count_from_s=1.0)
+    streaming = summarise([early], warm_up_s=1.0, quantiles=(0.5, 0.95, 0.99))
     print("predicted       p50 ms  p95 ms  p99 ms  mean batch rows  refused %")
-    for name, (batcher, tau_s) in sides.items():
-        # the device is serial; as a unit a batch holds it only for its own part, which tau of the unit is not
-        device = Device(tau_s=tau_s, serial=name == "streaming")
-        summary = open_summary(due_s, 1, batcher, [device], warm_up_s=1.0)
+    for name, summary in (("shared", shared), ("streaming", streaming)):
         p50_ms, p95_ms, p99_ms = summary.latency_s[0] * 1e3
         rest = f"{summary.mean_batch_rows[0]:15.1f}  {summary.error_ratio[0] * 100:9.2f}"
         print(f"{name:12} {p50_ms:9.1f} {p95_ms:7.1f} {p99_ms:7.1f}  {rest}", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
@@ -51,6 +51,42 @@ def read_varint(message: bytes, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a number of too many bytes")
+
+
+def read_varints(packed: bytes) -> list[int]:
+    """All numbers of a packed field; raises as `read_varint`."""
+    numbers, position = [], 0
+    while position < len(packed):
+        number, position = read_varint(packed, position)
+        numbers.append(number)
+    return numbers
+
+
+VARINT, LENGTH_DELIMITED = 0, 2
+"""protobuf's wire types of whole numbers, and of bytes, texts, messages and packed numbers."""
+
+
+def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, and where the value begins and ends, of each field between the two positions.
+
+    Raises ValueError or IndexError where the bytes are no message, or one with groups.
+    """
+    while position < end:
+        tag, position = read_varint(message, position)
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            _, stop = read_varint(message, position)
+        elif wire_type == LENGTH_DELIMITED:
+            size, position = read_varint(message, position)
+            stop = position + size
+        elif wire_type in {1, 5}:
+            stop = position + (8 if wire_type == 1 else 4)
+        else:
+            raise ValueError("groups")
+        if stop > end:
+            raise ValueError("a field beyond the end")
+        yield tag >> 3, wire_type, position, stop
+        position = stop
 
 
 _Field = FieldDescriptorProto

@@ -23,7 +23,7 @@ from batchtune.server.backends.model import (
     out_of_memory,
 )
 from batchtune.system import schedulable_cores
-from batchtune.wire.encoding import read_varint, varint
+from batchtune.wire.encoding import LENGTH_DELIMITED, VARINT, read_varint, read_varints, varint
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
@@ -36,8 +36,7 @@ from batchtune.wire.status import StatusError
 
 WEIGHT_BYTES_MIN = 1 << 16
 """Smaller initializers stay where they are."""
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_FIXED_BYTES = {1: 8, 5: 4}
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _OP_TYPE = 1, 4
 _WITH_GRAPHS = {"If", "Loop", "Scan"}
@@ -174,13 +173,13 @@ def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | N
 def _elsewhere(weight: Weight, file_name: str) -> bytes:
     """A TensorProto of external data, at a place that exists, or ONNX Runtime refuses the model."""
     place = {"location": file_name, "offset": str(weight.position), "length": str(weight.size)}
-    pieces = [varint(_DIMS << 3 | _VARINT) + varint(dimension) for dimension in weight.shape]
-    pieces.append(varint(_DATA_TYPE << 3 | _VARINT) + varint(weight.data_type))
+    pieces = [varint(_DIMS << 3 | VARINT) + varint(dimension) for dimension in weight.shape]
+    pieces.append(varint(_DATA_TYPE << 3 | VARINT) + varint(weight.data_type))
     pieces.append(_length_delimited(_NAME, weight.name.encode()))
     for key, value in place.items():
         entry = _length_delimited(1, key.encode()) + _length_delimited(2, value.encode())
         pieces.append(_length_delimited(_EXTERNAL_DATA, entry))
-    pieces.append(varint(_DATA_LOCATION << 3 | _VARINT) + varint(1))
+    pieces.append(varint(_DATA_LOCATION << 3 | VARINT) + varint(1))
     return b"".join(pieces)
 
 
@@ -192,10 +191,10 @@ def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
         head = _read(file, position, position + head_bytes_max)
         tag, used = read_varint(head, 0)
         kind, value = tag & 7, 0
-        if kind == _VARINT:
+        if kind == VARINT:
             value, used = read_varint(head, used)
             size = 0
-        elif kind == _LENGTH_DELIMITED:
+        elif kind == LENGTH_DELIMITED:
             size, used = read_varint(head, used)
         elif kind in _FIXED_BYTES:
             size = _FIXED_BYTES[kind]
@@ -211,13 +210,7 @@ def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
 def _numbers(file: BinaryIO, field: _Field) -> list[int]:
     """Whole numbers, packed or a single one."""
     packed = _read(file, field.content, field.end)
-    if not packed:
-        return [field.value]
-    numbers, position = [], 0
-    while position < len(packed):
-        number, position = read_varint(packed, position)
-        numbers.append(number)
-    return numbers
+    return read_varints(packed) if packed else [field.value]
 
 
 def _read(file: BinaryIO, begin: int, end: int) -> bytes:
@@ -225,7 +218,7 @@ def _read(file: BinaryIO, begin: int, end: int) -> bytes:
 
 
 def _length_delimited(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(content)) + content
 
 
 _CUDA = "CUDAExecutionProvider"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -36,7 +36,7 @@ from batchtune.server.calls.pending_call import (
 )
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.wire.encoding import Memo, read_varint, varint
+from batchtune.wire.encoding import Memo, read_fields, varint
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -329,7 +329,7 @@ class PredictRequests:
     def _parse(self, message: bytes, known: _Templates | None) -> tuple[PredictPlan, None, Any]:
         # A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms.
         uncounted_bytes_max = 1 << 14
-        if len(message) > uncounted_bytes_max and _has_many_fields(message):
+        if len(message) > uncounted_bytes_max and _has_manyread_fields(message):
             raise StatusError(
                 "INVALID_ARGUMENT", f"a request with more than {_FIELDS_MAX} inputs and outputs is not read"
             )
@@ -475,10 +475,10 @@ def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template
     return _Template([literal for literal in literals if literal[1]], gaps, plan) if gaps else None
 
 
-def _has_many_fields(message: bytes) -> bool:
+def _has_manyread_fields(message: bytes) -> bool:
     """Whether a message has more fields at its top than any sensible request; what is no message has few."""
     try:
-        return any(count >= _FIELDS_MAX for count, _ in enumerate(_fields(message, 0, len(message))))
+        return any(count >= _FIELDS_MAX for count, _ in enumerate(read_fields(message, 0, len(message))))
     except (ValueError, IndexError):
         return False
 
@@ -488,14 +488,14 @@ def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
     spans: dict[str, tuple[int, int, int]] = {}
     entry_fields_max = 5  # one more than a tensor of plain values has
     try:
-        for number, wire_type, start, end in _fields(message, 0, len(message)):
+        for number, wire_type, start, end in read_fields(message, 0, len(message)):
             if number != 2:
                 continue
-            entry = list(islice(_fields(message, start, end), entry_fields_max))
+            entry = list(islice(read_fields(message, start, end), entry_fields_max))
             if wire_type != 2 or [(field[0], field[1]) for field in entry] != [(1, 2), (2, 2)]:
                 return None
             name = message[entry[0][2] : entry[0][3]].decode()
-            tensor = list(islice(_fields(message, entry[1][2], entry[1][3]), entry_fields_max))
+            tensor = list(islice(read_fields(message, entry[1][2], entry[1][3]), entry_fields_max))
             values = [field for field in tensor if field[0] not in _SHAPE_OR_DTYPE]
             if name in spans or len(tensor) == entry_fields_max or len(values) != 1 or values[0][1] != 2:
                 return None
@@ -503,23 +503,3 @@ def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
     except (ValueError, IndexError):
         return None
     return spans
-
-
-def _fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Field number, wire type, start and end of the value of each field; ValueError for groups and nonsense."""
-    while position < end:
-        tag, position = read_varint(message, position)
-        wire_type = tag & 7
-        if wire_type == 0:
-            _, stop = read_varint(message, position)
-        elif wire_type == 2:
-            size, position = read_varint(message, position)
-            stop = position + size
-        elif wire_type in {1, 5}:
-            stop = position + (8 if wire_type == 1 else 4)
-        else:
-            raise ValueError("groups")
-        if stop > end:
-            raise ValueError("a field beyond the end")
-        yield tag >> 3, wire_type, position, stop
-        position = stop

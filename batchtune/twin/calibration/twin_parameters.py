@@ -71,30 +71,27 @@ def fit_run_of(
     threads_most = (
         batcher.batch_threads if traffic.clients is None else min(batcher.batch_threads, traffic.clients)
     )
-    if server is None or not timed:
-        return FitRun(
-            batcher=batcher,
-            traffic=traffic,
-            targets=targets,
-            sds=sds,
-            rows_seen=_rows_guessed(batcher, traffic, server),
-            threads_seen=threads_most,
-            length=length,
-        )
-    executing, waits_s = _executing(server, timed, threads_most)
-    return FitRun(
+    run = FitRun(
         batcher=batcher,
         traffic=traffic,
         targets=targets,
         sds=sds,
+        rows_seen=_rows_guessed(batcher, traffic, server),
+        threads_seen=threads_most,
+        length=length,
+    )
+    if server is None or not timed:
+        return run
+    executing, waits_s = _executing(server, timed, threads_most)
+    often = tuple(int(rows) for rows, _, count in timed if count >= FEWEST_BATCHES)
+    return replace(
+        run,
         timed=timed,
         executing=executing,
         waits_s=waits_s,
         overhead_s=measured.overhead_mean_s if batcher.max_batch_size is not None else None,
-        rows_seen=tuple(int(rows) for rows, _, count in timed if count >= FEWEST_BATCHES)
-        or (int(timed[-1][0]),),
+        rows_seen=often or (int(timed[-1][0]),),
         threads_seen=min(threads_most, max(1, math.ceil(2.0 * executing - 1.0 - 0.1))),
-        length=length,
     )
 
 

@@ -50,13 +50,33 @@ def play(
     # Clients of a closed loop that are refused come again at once, and use up a simulation's requests in no
     # time.
     longer_when_refused = 20
+    think_s = traffic.think_s
+    answering = (
+        [replace(device, delay_s=device.delay_s + think_s) for device in devices] if think_s else devices
+    )
+
+    def closed(count: int, warm_up_s: float) -> Summary:
+        summary = closed_summary(
+            traffic.clients or 1,
+            count,
+            traffic.rows_of(count),
+            batcher,
+            answering,
+            lengths=traffic.lengths_of(count),
+            warm_up_s=warm_up_s,
+            spread_s=float(devices[0].tau_s[1]),
+            quantiles=tuple(quantiles),
+            replicas=replicas,
+            routing=routing,
+            seed=traffic.seed,
+        )
+        latency_s, mean_latency_s = summary.latency_s - think_s, summary.mean_latency_s - think_s
+        return replace(summary, latency_s=latency_s, mean_latency_s=mean_latency_s)
+
     if traffic.clients is not None:
-        warm_up_s = _closed_warm_up_s(batcher, traffic, devices[0], count)
-        played = _play_closed(batcher, traffic, devices, count, quantiles, warm_up_s, replicas, routing)
-        if np.all(played.error_ratio < many_refused_ratio):
-            return played
-        count *= longer_when_refused
-        return _play_closed(batcher, traffic, devices, count, quantiles, 0.0, replicas, routing)
+        played = closed(count, _closed_warm_up_s(batcher, traffic, devices[0], count))
+        few_refused = np.all(played.error_ratio < many_refused_ratio)
+        return played if few_refused else closed(count * longer_when_refused, 0.0)
     due_s = traffic.due_s(count)
     return open_summary(
         due_s,
@@ -69,39 +89,6 @@ def play(
         replicas=replicas,
         routing=routing,
         seed=traffic.seed,
-    )
-
-
-def _play_closed(
-    batcher: Batcher,
-    traffic: Traffic,
-    devices: Sequence[Device],
-    count: int,
-    quantiles: Sequence[float],
-    warm_up_s: float,
-    replicas: int,
-    routing: Routing,
-) -> Summary:
-    if traffic.think_s:
-        devices = [replace(device, delay_s=device.delay_s + traffic.think_s) for device in devices]
-    summary = closed_summary(
-        traffic.clients or 1,
-        count,
-        traffic.rows_of(count),
-        batcher,
-        devices,
-        lengths=traffic.lengths_of(count),
-        warm_up_s=warm_up_s,
-        spread_s=float(devices[0].tau_s[1]),
-        quantiles=tuple(quantiles),
-        replicas=replicas,
-        routing=routing,
-        seed=traffic.seed,
-    )
-    return replace(
-        summary,
-        latency_s=summary.latency_s - traffic.think_s,
-        mean_latency_s=summary.mean_latency_s - traffic.think_s,
     )
 
 

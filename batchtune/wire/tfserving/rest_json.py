@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import read_varint
+from batchtune.wire.encoding import VARINT, read_fields, read_varint, read_varints
 from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.
@@ -25,9 +25,6 @@ from batchtune.wire.signature import MAX_RANK, as_bytes
 # (tensorflow/core/ops/batch_ops.cc). It is read from the file, so that nobody needs TensorFlow for that.
 
 _OP: Final = b"BatchFunction"
-
-_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
-_WIDTHS: Final = {_DOUBLE: 8, _FLOAT: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +94,7 @@ def _batching_of(node: bytes) -> GraphBatching:
     for value in _messages(values.get(b"allowed_batch_sizes", b""), 2):
         for listed in _messages(value, 1):  # AttrValue.list
             for part in _values(listed, 3):  # ListValue.i, packed or not
-                sizes += [part] if isinstance(part, int) else _packed(part)
+                sizes += [part] if isinstance(part, int) else read_varints(part)
     return GraphBatching(
         max_batch_size=number(b"max_batch_size"),
         batch_timeout_micros=number(b"batch_timeout_micros"),
@@ -116,32 +113,9 @@ def _first(message: bytes, field: int) -> bytes | int:
 
 def _values(message: bytes, field: int) -> Iterator[bytes | int]:
     """The values of one field, as they come; ValueError or IndexError where the bytes are no message."""
-    position = 0
-    while position < len(message):
-        key, position = read_varint(message, position)
-        number, kind = key >> 3, key & 7
-        value: bytes | int
-        if kind == _VARINT:
-            value, position = read_varint(message, position)
-        elif kind == _BYTES:
-            length, position = read_varint(message, position)
-            value, position = message[position : position + length], position + length
-        elif kind in _WIDTHS:
-            value, position = b"", position + _WIDTHS[kind]
-        else:
-            raise ValueError(f"no wire type {kind}")
-        if position > len(message):
-            raise ValueError("the message is cut short")
+    for number, wire_type, begin, end in read_fields(message, 0, len(message)):
         if number == field:
-            yield value
-
-
-def _packed(values: bytes) -> list[int]:
-    numbers, position = [], 0
-    while position < len(values):
-        number, position = read_varint(values, position)
-        numbers.append(number)
-    return numbers
+            yield read_varint(message, begin)[0] if wire_type == VARINT else message[begin:end]
 
 
 def encode_predict_json(

@@ -170,7 +170,6 @@ def _noisy_share(runs: Sequence[Measurement]) -> float:
 
 State = Literal["kept", "missed", "open", "not measured"]
 
-LIMITED: Final[tuple[Metric, ...]] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
 AT_LEAST: Final = frozenset({"throughput"})
 
 

@@ -449,7 +449,7 @@ def measure(
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
     watched = run if limit is None or slo is None else run.by(limit, slo)
     streamed = {} if samples.streams is None else streamed_figures(run, slo)
-    client = client_activity(samples, window, limit_s=limit_s)
+    client = client_activity(samples, window)
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
     rows = samples.rows[good].astype(np.float64)
     throughput_rps = rate_estimate(done_ns, ends, weights=np.full(len(done_ns), float(one_in)))

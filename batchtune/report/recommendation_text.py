@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TextIO
 
@@ -79,7 +79,8 @@ def print_answer(
 
     asked = workload(scenario, chosen, with_slo=False, brief=True)
     print_text(*filter(None, (run, asked)), stream=stream)
-    tell("Recommended", use_text(chosen), bold=True)
+    unsure = "" if chosen.established else " (not confirmed)"
+    tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
     gains = " ".join(gain_sentences(chosen))
     tell("Gain", *filter(None, [gains]), bold=True)
     tell("", figures_sentence(chosen))
@@ -92,8 +93,8 @@ def print_answer(
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
     tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
     tell("Warning", *filter(None, [" ".join([*qualifying_sentences(chosen), *_warnings(chosen)])]))
-    commands = (next_step, *(deployment or "").splitlines(), why)
-    tell("Next", *filter(None, commands), whole=True)
+    commands = {"confirm": next_step, "deploy": deployment, "explain": why}
+    tell("Next", *_steps(commands), whole=True)
 
 
 def use_text(chosen: Recommendation) -> str:
@@ -104,6 +105,14 @@ def use_text(chosen: Recommendation) -> str:
     texts = [", ".join(f"{name} {value}" for name, value in parameters_of(part)) for part in parts]
     words = "; ".join(f"{head}{text}" for head, text in zip(heads, texts, strict=True) if text)
     return ", ".join(filter(None, (name_without_parameters(whole), words)))
+
+
+def _steps(commands: Mapping[str, str | None]) -> Iterator[str]:
+    """What to do next: one command a line, the first line of each with the purpose in front."""
+    for purpose, command in commands.items():
+        for line in (command or "").splitlines():
+            yield f"{purpose:<9}{line}"
+            purpose = ""
 
 
 def _warnings(chosen: Recommendation) -> Iterator[str]:
@@ -119,8 +128,8 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
             said.add(caveat.code)
-            advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
-            yield f"{capitalised(caveat.text)}{whose}{advice}."
+            advice = () if caveat.code == "emulated_device" else (f"{capitalised(caveat.advice)}.",)
+            yield " ".join([f"{capitalised(caveat.text)}{whose}.", *advice])
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
@@ -179,7 +188,7 @@ def print_recommendation(
             stream=stream,
         )
     print_text(*marks.lines(), stream=stream, indent="   ")
-    commands = {"To establish it": next_step, "Deploy": deployment}
+    commands = {"Confirm": next_step, "Deploy": deployment}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
     print_text(*shown, stream=stream, whole=True)
 

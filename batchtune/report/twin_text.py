@@ -113,21 +113,22 @@ def print_plan(
     replicas = plan.replicas
     lines = [
         (
-            f"Median {replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}; "
-            f"{_left(plan):,} are enough with 95 % probability."
+            f"Confidence: {_left(plan):,} are enough with 95 % probability (median {replicas.value:,.0f}, "
+            f"95 % interval {replicas.low:,.0f} to {replicas.high:,.0f})."
         ),
+        f"Configuration of each replica: {configuration.label()}.",
         (
-            f"Each: {configuration.label()}; at most {interval(plan.per_replica_rps)} requests/s of the "
-            f"{rounded(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
+            f"One replica: takes at most {interval(plan.per_replica_rps)} requests/s within these limits, by the "
+            f"model of the server; {rounded(plan.saturation_rps)} saturate it."
         ),
+        *([] if plan.measured is None else [f"Measured: {measured_text(plan.measured, plan.twin_rps)}."]),
         (
-            f"Then: {latencies}; mean batch {rounded(plan.mean_batch_rows)} rows; devices "
-            f"busy {percentage(plan.busy_ratio)} of the time."
+            f"Predicted, with requests sent {_ROUTES[plan.routing]}: {latencies}; mean batch "
+            f"{rounded(plan.mean_batch_rows)} rows; devices busy {percentage(plan.busy_ratio)} of the time."
         ),
-        *([] if plan.measured is None else [f"One replica: {measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
-        f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
-        f"Confidence: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
+        f"Cross-check: {counted(plan.by_saturation_alone, 'replica')} at 90 % of saturation, whatever the latency.",
+        (f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}."),
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
@@ -138,7 +139,7 @@ def accuracy_text(twin: Twin) -> str:
     """How far off its predictions were, as a clause for somebody who knows no search."""
     error = twin.error
     if not error.left_out or math.isnan(error.mape):
-        return "too few different trials to try the model of the server on any that it was not made from"
+        return "too few different trials to test the model of the server on any that it had not seen"
     medians = ", ".join(
         f"{words} {percentage(ratio)}"
         for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
@@ -146,8 +147,8 @@ def accuracy_text(twin: Twin) -> str:
     )
     trials = counted(error.left_out, "trial")
     return (
-        f"the model of the server was wrong by {percentage(error.mape)} on the average of {trials} that it was not "
-        f"made from (medians: {medians})"
+        f"the model of the server was {percentage(error.mape)} off on average over {trials} that it had not seen "
+        f"(medians: {medians})"
     )
 
 
@@ -157,11 +158,11 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
     if measured.missed_rps is None:
-        ends, text = f"{held}/s and more", f"measured to hold {held} requests/s or more"
+        ends, text = f"{held}/s and more", f"one replica held {held} requests/s or more"
     elif measured.held_rps:
-        ends, text = f"{held}-{missed}/s", f"measured to hold {held} requests/s, and less than {missed}"
+        ends, text = f"{held}-{missed}/s", f"one replica held {held} requests/s, and holds less than {missed}"
     else:
-        ends, text = f"0-{missed}/s", f"measured to hold less than {missed} requests/s"
+        ends, text = f"0-{missed}/s", f"one replica holds less than {missed} requests/s"
     if measured.hold(twin_rps):
         return text
     says = f"the twin says {rounded(twin_rps)}/s, outside the measured {ends}: the measured rate counts"

@@ -279,7 +279,7 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
         case "none":
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
-            never = "" if other.keeps else ", which held at no rate tried"
+            never = "" if other.keeps else ", which met the SLO at no rate tried"
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{never}."
 
 
@@ -438,18 +438,19 @@ def _streams_sentence(promises: Sequence[Promise]) -> str:
     return f"At that rate {what} ({first.name}) is nearest to its limit: {texts[0]}{rest}."
 
 
-def question_text(question: OpenQuestion) -> str:
-    """What keeps an answer from being established, as a clause."""
+def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
+    """What keeps an answer from being confirmed, as a clause."""
+    met = _met(chosen)
     match question.code:
         case "no_run":
-            return "no run at a fixed rate met the SLO, only closed loops did"
+            return f"no run at a fixed rate {met}, only closed loops did"
         case "unconfirmed":
             runs = counted(question.held + question.missed, "confirmation run")
             if not question.held + question.missed:
                 return "no confirmation run was made"
             if not question.missed:
-                return f"only {runs} met the SLO, {FRESH} are needed"
-            return f"only {question.held} of {runs} met the SLO"
+                return f"only {runs} {met}, {FRESH} are needed"
+            return f"only {question.held} of {runs} {met}"
         case "wide":
             if question.high is None:
                 return "no rate was clearly missed, so no upper bound is measured"
@@ -481,14 +482,21 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def confidence_sentence(chosen: Recommendation) -> str:
-    """Whether it is established: the confirmation runs that say so, or every open question."""
+    """Whether it is confirmed: the confirmation runs that say so, or every open question."""
     if not chosen.established:
-        return f"not established: {'; '.join(map(question_text, chosen.open_questions))}."
+        return f"not confirmed: {'; '.join(question_text(question, chosen) for question in chosen.open_questions)}."
     held, runs = _confirmed(chosen)
     return (
-        f"confirmed: {held} of {counted(runs, 'confirmation run')} met the SLO, and no other configuration that "
+        f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration that "
         "was tried can be more than 10 % better."
     )
+
+
+def _met(chosen: Recommendation) -> str:
+    """What a run did that counts: it met the SLO, or, where no latency is limited, the limit on errors."""
+    if any(name != "errors" for name in chosen.slo):
+        return "met the SLO"
+    return f"had at most {percentage(chosen.slo['errors'])} errors" if "errors" in chosen.slo else "succeeded"
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:

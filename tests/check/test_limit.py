@@ -48,7 +48,9 @@ def test_a_limit_is_kept_or_missed_where_the_whole_interval_says_so(text, state)
 
 def test_what_is_said_names_figure_interval_and_limit():
     (finding,) = judge_limits(parse_limits(["p95=20ms"]), RUN)
-    assert limit_text(finding) == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: open"
+    assert limit_text(finding) == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: undecided"
+    (met,) = judge_limits(parse_limits(["errors=1%"]), RUN)
+    assert limit_text(met).endswith(": at most 1 %: met")
 
 
 @pytest.mark.parametrize(

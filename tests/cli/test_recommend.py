@@ -640,7 +640,7 @@ def test_an_answer_that_is_open_names_the_command_that_goes_on_though_a_trial_fa
     with pytest.raises(InconclusiveError, match="whether another would is not known") as raised:
         conclude(run, SCENARIO, missed, json=True)
     command = to_establish(run, SCENARIO, missed)
-    assert raised.value.hint == f"to establish it: {command}"
+    assert raised.value.hint == f"to confirm it: {command}"
     assert json.loads(capsys.readouterr().out)["to_establish"] == command
 
 

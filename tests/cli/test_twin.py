@@ -252,7 +252,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
-    assert "One replica: measured to hold 4,000 requests/s, and less than 6,500." in " ".join(text.split())
+    assert "Measured: one replica held 4,000 requests/s, and holds less than 6,500." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])
@@ -274,12 +274,18 @@ def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
 @pytest.mark.parametrize(
     ("held_rps", "missed_rps", "twin_rps", "reads", "outside"),
     [
-        (450.0, None, 5e3, "measured to hold 450 requests/s or more", ""),
-        (450.0, None, 100.0, "measured to hold 450 requests/s or more", "450/s and more"),
-        (0.0, 1e3, 800.0, "measured to hold less than 1,000 requests/s", ""),
-        (0.0, 1e3, 5e3, "measured to hold less than 1,000 requests/s", "0-1,000/s"),
-        (9340.0, 11.2e3, 1e4, "measured to hold 9,340 requests/s, and less than 11,200", ""),
-        (9340.0, 11.2e3, 36.7e3, "measured to hold 9,340 requests/s, and less than 11,200", "9,340-11,200/s"),
+        (450.0, None, 5e3, "one replica held 450 requests/s or more", ""),
+        (450.0, None, 100.0, "one replica held 450 requests/s or more", "450/s and more"),
+        (0.0, 1e3, 800.0, "one replica holds less than 1,000 requests/s", ""),
+        (0.0, 1e3, 5e3, "one replica holds less than 1,000 requests/s", "0-1,000/s"),
+        (9340.0, 11.2e3, 1e4, "one replica held 9,340 requests/s, and holds less than 11,200", ""),
+        (
+            9340.0,
+            11.2e3,
+            36.7e3,
+            "one replica held 9,340 requests/s, and holds less than 11,200",
+            "9,340-11,200/s",
+        ),
     ],
 )
 def test_what_was_measured_reads_as_a_range(

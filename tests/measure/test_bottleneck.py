@@ -377,7 +377,7 @@ def test_a_late_event_loop_is_told_by_the_edge_of_its_bucket() -> None:
     found = find_bottleneck(
         run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0, emulated=True), SETTINGS
     )
-    assert (found.kind, "waits more than 2.56 ms" in text_of(found.text)) == ("front_end", True)
+    assert (found.kind, "late by more than 2.56 ms" in text_of(found.text)) == ("front_end", True)
 
 
 @pytest.mark.parametrize("code", ["host_busy", "host_pressure", "host_steal"])
@@ -461,7 +461,7 @@ def forbidden(case: Case) -> Iterator[str]:
         yield "in flight"
     if case.batching is not True:
         yield from ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
-        yield "fuller batches"
+        yield "larger batches"
     yield "batching was off"  # of a sweep and of a comparison: they measured it
 
 
@@ -471,5 +471,5 @@ def test_no_advice_contradicts_its_case(kind: Kind) -> None:
         text = text_of(advice_for(kind, case))
         assert text
         assert [words for words in forbidden(case) if words in text] == [], (case, text)
-        assert not (case.batches_full and "or fuller batches" in text), (case, text)
+        assert not (case.batches_full and "or larger batches" in text), (case, text)
         assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case

@@ -13,11 +13,11 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import as_text, coded
 from batchtune.report.recommendation_text import print_answer
-from batchtune.report.words import capacity_text, gain_text
+from batchtune.report.words import capacity_text, capitalised, gain_text
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
-from tests.tune.answer.ledgers import CAPACITY, SCENARIO, capacity_ledger, helping_ledger
+from tests.tune.answer.ledgers import CAPACITY, SCENARIO, SEARCH, capacity_ledger, helping_ledger
 from tests.tune.tune_fakes import planted, scenario_of
 
 pytestmark = pytest.mark.smoke
@@ -35,16 +35,16 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
-Why         Batching helps: a batch of 14 rows takes 6.1 ms where 14 rows one by
-            one take 18.2 ms; batches hold 13.6 rows on average, 87.2 % close
+Why         Batching helps: a batch of 14 rows takes 6.1 ms; 14 rows one by one
+            take 18.2 ms; batches hold 13.6 rows on average, 87.2 % close
             because they are full: batching is worth ×2.90 [2.80, 3.00].
 Bottleneck  The device; batch threads execute 99.1 % of the time. A faster
-            device, a smaller model or more replicas: fuller batches would
-            hardly be cheaper than these.
+            device, a smaller model or more replicas; larger batches would save
+            little.
 Confidence  Confirmed: 3 of 3 confirmation runs met the SLO, and no other
             configuration that was tried can be more than 10 % better.
-Next        batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
-            batchtune recommend RUN --why
+Next        deploy   batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
+            explain  batchtune recommend RUN --why
 """
 GOLDEN_CAPACITY = """\
 fake by gRPC, 1 row per request, poisson arrivals
@@ -174,7 +174,7 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
     gain = Estimate(value=2.86, low=2.86, high=float("inf"))
     reference = replace(capacity.references[0], capacity=none, keeps=False, gain=gain)
     text = said(replace(capacity, references=(reference,)), scenario=CAPACITY)
-    assert "At least ×2.86 capacity over no batching, which held at no rate tried." in text
+    assert "At least ×2.86 capacity over no batching, which met the SLO at no rate tried." in text
     assert "no batching none 700 30.0 1 at least ×2.86" in text
 
 
@@ -199,10 +199,20 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
 ) -> None:
     weak = replace(chosen, established=False, open_questions=(question,), may_find_more=True)
     text = printed(weak, next_step="batchtune sweep S --resume R", offer="--budget 3m")
-    assert f"Confidence Not established: {words}." in re.sub(r"\s+", " ", text)
-    assert "Next        batchtune sweep S --resume R" in text
+    assert f"Confidence Not confirmed: {words}." in re.sub(r"\s+", " ", text)
+    assert "Next        confirm  batchtune sweep S --resume R" in text
     assert "may find more" not in text
     assert "Confirmed" not in text
+
+
+def test_without_a_latency_limit_runs_are_judged_by_their_errors_and_no_slo_is_named() -> None:
+    unlimited = scenario_of(slo={}, search=SEARCH)
+    text = said(recommend(helping_ledger(), scenario=unlimited))
+    assert "Confirmed: 3 of 3 confirmation runs had at most 1 % errors, and no other" in text
+    assert "SLO" not in text
+    few = said(recommend(helping_ledger()[:7], scenario=unlimited))
+    assert "Not confirmed: only 1 confirmation run had at most 1 % errors, 3 are needed" in few
+    assert "SLO" not in few
 
 
 def test_a_longer_search_is_an_offer_where_nothing_is_open(chosen: Recommendation) -> None:
@@ -241,7 +251,7 @@ def test_figures_of_the_search_are_not_called_fresh() -> None:
     text = said(recommend(helping_ledger()[:4], scenario=SCENARIO))
     assert "p95 9.00 ms in 1 run of the search" in text
     assert "confirmation runs" not in text
-    assert "Not established: no confirmation run was made" in text
+    assert "Not confirmed: no confirmation run was made" in text
 
 
 def test_a_noisy_host_is_told_only_where_something_is_open(chosen: Recommendation) -> None:
@@ -259,9 +269,8 @@ def test_what_speaks_against_a_reference_is_said_and_an_emulated_device_last(cho
     text = said(
         replace(chosen, caveats=(caveat("emulated_device"),), references=(limited, *chosen.references[1:]))
     )
-    assert (
-        f"of the CPU that it has (no batching): {limited.caveats[0].advice}. The device is emulated" in text
-    )
+    advice = capitalised(limited.caveats[0].advice)
+    assert f"of the CPU that it has (no batching). {advice}. The device is emulated" in text
 
 
 @pytest.mark.parametrize(
@@ -284,9 +293,7 @@ def test_what_sets_no_parameter_has_a_name(
 def test_that_batching_cannot_pay_is_the_reason_where_it_does_not_help(chosen: Recommendation) -> None:
     unable = coded("cannot_pay", most_rows=32, least_rows=1, times=31.5)
     alone = replace(chosen, batching_helps="no", cannot_pay=unable, reason=as_text("noise"))
-    words = (
-        "batching cannot pay here: a batch of 32 rows takes 31.5 times as long as one of 1 row, so the device"
-    )
+    words = "batching cannot pay here: a batch of 32 rows takes 31.5 times as long as one of 1 row, so larger"
     assert f"Why Batching does not help: {words}" in said(alone)
 
 

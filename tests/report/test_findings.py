@@ -66,7 +66,7 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
         (coded("batches_hold", mean_rows=13.62), "batches hold 13.6 rows on average"),
         (
             coded("event_loop_late", lag_s=0.00256),
-            "1 in 100 looks at the server's event loop waits more than 2.56 ms",
+            "the server's event loop was late by more than 2.56 ms in 1 of 100 checks",
         ),
         (coded("unbatched_above", name="p95", value_s=math.inf, limit_s=0.06), UNBOUNDED),
         (coded("worth", gain=Estimate(value=2.1, low=1.8, high=2.5)), "batching is worth ×2.10 [1.80, 2.50]"),

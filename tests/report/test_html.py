@@ -90,7 +90,7 @@ def test_the_first_screen_reads_as_the_terminal(tmp_path):
     assert deploy.headline == "Batching with"
     assert gain.headline == "×2.90 [2.80, 3.00] throughput over no batching"
     assert "2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 confirmation runs." in gain.lines
-    assert sure.headline == "Established"
+    assert sure.headline == "Confirmed"
     assert (
         sure.lines[0] == "SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 % to spare)."
     )
@@ -98,7 +98,7 @@ def test_the_first_screen_reads_as_the_terminal(tmp_path):
     _, _, sure, _ = answers_of(
         replace(account, chosen=replace(account.chosen, established=False, open_questions=open_))
     )
-    assert sure.headline == "Not established"
+    assert sure.headline == "Not confirmed"
     assert "Only 1 confirmation run met the SLO, 3 are needed." in sure.lines
 
 
@@ -161,7 +161,7 @@ def test_an_answer_that_is_not_established_is_amber_where_it_says_what_to_deploy
     text = write_report(quickstart_run(tmp_path)).read_text()
     assert re.search(r'<section class="answer open">\s*<h2>What to deploy\?', text)
     first_screen = text.split('id="why"')[0]
-    assert "Established" not in first_screen
+    assert "Confirmed" not in first_screen
     step, deploy = re.findall(r'<div class="command">.*?<code>(.*?)</code>', first_screen)
     assert step.startswith("batchtune sweep ")
     assert " --resume " in step

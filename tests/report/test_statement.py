@@ -143,10 +143,10 @@ def test_a_rule_whose_contender_was_not_run_is_told(found: Recommendation) -> No
 def test_what_is_open_is_told_with_what_would_settle_it(found: Recommendation) -> None:
     weak = replace(found, established=False, open_questions=(OpenQuestion(code="unconfirmed"),))
     step = "batchtune sweep s.yaml --resume RUN --budget 60s"
-    assert f"Confidence: not established: no confirmation run was made. To establish it: {step}" in said(
+    assert f"Confidence: not confirmed: no confirmation run was made. Confirm: {step}" in said(
         weak, next_step=step
     )
-    assert "confirmed:" not in said(weak)
+    assert "Confidence: confirmed:" not in said(weak)
 
 
 def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommendation) -> None:

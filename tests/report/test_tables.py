@@ -125,7 +125,7 @@ def tables_of(root: Path) -> dict[str, Callable[[io.StringIO], object]]:
             "\n".join(
                 line
                 for line in answered("recommend", swept.path, "--why", cwd=root).stdout.splitlines()
-                if not line.startswith(("Deploy: ", "To establish it: "))
+                if not line.startswith(("Deploy: ", "Confirm: "))
             )
         ),
     }

@@ -56,9 +56,6 @@ _NO_ANSWER: Final = (
     TargetError,
 )
 
-_STARTING: Final = ("flags", "k8s", "kserve")
-"""Dialects in which a server's own flags are written."""
-
 
 def run_recommend(
     path: Path | None,
@@ -235,7 +232,7 @@ def _way_on(
         return None
     step = to_establish(run, scenario, trials, asked=asked)
     if step is not None:
-        error.hint = f"to establish it: {step}"
+        error.hint = f"to confirm it: {step}"
     return step
 
 

@@ -47,10 +47,7 @@ _QUIET_HOST = "stop other work on this machine, or repeat"
 _KNOWN: Final[Mapping[str, tuple[Touches, str, str]]] = {
     "client_late": (
         "latency",
-        (
-            "the load generator sent requests late: 1 in 100 by more than {lag_s}, {late_ratio:.2%} by more than "
-            "{tolerance_s}"
-        ),
+        "the load generator sent requests late, 1 in 100 by more than {lag_s}",
         _MORE_CLIENT,
     ),
     "client_behind": (
@@ -125,7 +122,7 @@ _KNOWN: Final[Mapping[str, tuple[Touches, str, str]]] = {
     "growing_backlog": (
         "everything",
         "answers came at {ratio:.1%} of the offered rate: the queue was growing",
-        "the rate is above capacity; latency depends on how long one measures",
+        "the rate is above capacity; latency depends on how long you measure",
     ),
     "not_steady": (
         "everything",

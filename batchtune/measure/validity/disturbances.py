@@ -28,15 +28,13 @@ class ClientActivity:
     """What the load generator did within the window.
 
     `send_lag_p99_s` is how late the client itself was (0 in a closed loop; waits for a free connection excluded), nan
-    when nothing was sent; `late_ratio` the share later than `late_after_s`; `sent_ratio` the share that it was ready to
-    send before the window ended; `connection_wait_p99_s` the wait for a free connection or stream; `cpu_ratio` of the
-    cores it may use, over the whole run; `longest_pause_s` the longest time that a worker stood still, 0 below 5 ms;
-    `paused_ratio` the share of its time that it stood still.
+    when nothing was sent; `sent_ratio` the share that it was ready to send before the window ended;
+    `connection_wait_p99_s` the wait for a free connection or stream; `cpu_ratio` of the cores it may use, over the
+    whole run; `longest_pause_s` the longest time that a worker stood still, 0 below 5 ms; `paused_ratio` the share of
+    its time that it stood still.
     """
 
     send_lag_p99_s: float
-    late_ratio: float
-    late_after_s: float
     sent_ratio: float
     connection_wait_p99_s: float
     cpu_ratio: float
@@ -45,20 +43,17 @@ class ClientActivity:
     paused_ratio: float = 0.0
 
 
-def client_activity(samples: Samples, window: Window, *, limit_s: float) -> ClientActivity:
-    """Sum up the client's side; `limit_s` is the latency that lag is judged against."""
+def client_activity(samples: Samples, window: Window) -> ClientActivity:
+    """Sum up the client's side."""
     sent = window.holds(samples.due_ns) & (samples.sent_ns != NEVER_NS)
     lag_ns = own_lag_ns(samples)[sent]
     lag_s, wait_s = lag_ns / 1e9, samples.connection_wait_ns[sent] / 1e9
-    late_after_s = max(LAG_TOLERANCE_S, 0.1 * limit_s)
     pauses_s = [
         length / 1e9 for start, length in samples.pauses_ns if window.start_ns <= start < window.end_ns
     ]
     sent_in_all = int(np.count_nonzero(samples.sent_ns != NEVER_NS))
     return ClientActivity(
         send_lag_p99_s=float(np.quantile(lag_s, 0.99)) if len(lag_s) else math.nan,
-        late_ratio=float(np.mean(lag_s > late_after_s)) if len(lag_s) else 0.0,
-        late_after_s=late_after_s,
         sent_ratio=float(np.mean(samples.due_ns[sent] + lag_ns < window.end_ns)) if len(lag_s) else 1.0,
         connection_wait_p99_s=float(np.quantile(wait_s, 0.99)) if len(wait_s) else math.nan,
         cpu_ratio=samples.client_cpu_ratio,
@@ -80,7 +75,7 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[S
     """Those of several workers whose own lag, backlog or CPU shows the client; none where a lone one sent."""
     slow = []
     for number, share in enumerate(samples.workers):
-        activity = client_activity(samples.of_worker(number), window, limit_s=limit_s)
+        activity = client_activity(samples.of_worker(number), window)
         caveats = client_caveats(activity, limit_s=limit_s, rate_rps=0.0)
         why = next((caveat.text.replace(" %", "%") for caveat in caveats if caveat.blames_client), None)
         if why is not None:
@@ -121,15 +116,8 @@ def client_caveats(
 ) -> list[Caveat]:
     """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
     caveats = []
-    if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s) or client.late_ratio > 0.01:
-        caveats.append(
-            caveat(
-                "client_late",
-                lag_s=client.send_lag_p99_s,
-                late_ratio=client.late_ratio,
-                tolerance_s=client.late_after_s,
-            )
-        )
+    if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
+        caveats.append(caveat("client_late", lag_s=client.send_lag_p99_s))
     if client.sent_ratio < 0.99:
         caveats.append(caveat("client_behind", sent_ratio=client.sent_ratio))
     if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):

@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 from batchtune.check.gate import margin_text
 from batchtune.report.gate.statement import (
     HEADINGS,
+    STATES,
     attribution_text,
     change_text,
     closing,
@@ -125,7 +126,7 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         why = "" if account.attribution is None else f"\n{attribution_text(account.attribution)}"
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):
-        ET.SubElement(case, "skipped", message=f"{finding.state}: {text}")
+        ET.SubElement(case, "skipped", message=f"{STATES.get(finding.state, finding.state)}: {text}")
     else:
         ET.SubElement(case, "system-out").text = text
     return case

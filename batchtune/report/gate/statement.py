@@ -34,6 +34,9 @@ UNITS: Final = {
 }
 """Heading and scale of each figure."""
 
+STATES: Final = {"open": "undecided", "kept": "met"}
+"""Words for states of gates and limits that are not their own."""
+
 HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "paired change", "margin", "verdict")
 
 
@@ -110,14 +113,14 @@ def test_text(account: Account) -> str:
     rate = f"{rounded(conclusion.error_rate * 100)} %"
     if not conclusion.confirms:
         return (
-            f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
+            f"{counted(conclusion.blocks, 'block')}, one look. False alarms: at most {rate} of checks {over}."
         )
     fresh = f" and {conclusion.fresh_blocks} confirmation blocks" if conclusion.fresh_blocks else ""
     blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
-    return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if confirmation blocks agree."
+    return f"{blocks}False alarms: at most {rate} of checks {over}, before confirmation blocks."
 
 
 def attribution_text(attribution: Attribution) -> str:
@@ -154,7 +157,7 @@ def account_document(account: Account) -> dict[str, Any]:
 
 
 def limit_text(finding: LimitFinding) -> str:
-    """`p95 21 ms [20, 23]: at most 20 ms: open`."""
+    """`p95 21 ms [20, 23]: at most 20 ms: undecided`."""
     metric, figure = finding.limit.metric, finding.figure
 
     def shown(value: float) -> str:
@@ -164,13 +167,16 @@ def limit_text(finding: LimitFinding) -> str:
 
     least = "at least" if metric in AT_LEAST else "at most"
     ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
-    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {finding.state}"
+    state = STATES.get(finding.state, finding.state)
+    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {state}"
 
 
 def advice_text(account: Account) -> str:
     """What would settle an open check, or follows from a clear one; empty: nothing."""
     conclusion = account.conclusion
     match conclusion.verdict:
+        case "REGRESSED":
+            return "keep the baseline; find the cause, then check again"
         case "INCONCLUSIVE":
             return _settling(account)
         case "INVALID" if not conclusion.target_failed:
@@ -243,9 +249,9 @@ def _state_text(finding: Finding) -> str:
         case "regressed", None:
             return "REGRESSED"
         case state, False:
-            return f"{state}: not confirmed"
+            return f"{STATES.get(state, state)}: not confirmed"
         case state, _:
-            return state
+            return STATES.get(state, state)
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:

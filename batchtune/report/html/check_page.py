@@ -159,7 +159,7 @@ def _counting(account: Account) -> str:
     """What a bar means for the verdict."""
     if account.conclusion.is_void:
         return "The check is void, so that no bar counts."
-    return "A bar that lies beyond its margin fails the check; one that holds it is open."
+    return "A bar that lies beyond its margin fails the check; one that crosses it is undecided."
 
 
 def _changes(mine: Sequence[tuple[Finding, str]], state: State, colour: str, symbol: str) -> Trace:
@@ -375,7 +375,7 @@ def _answers(account: Account) -> tuple[Fact, ...]:
 def _moved(findings: Sequence[Finding]) -> Fact:
     moved = [finding for finding in findings if finding.state in ("regressed", "improved")]
     lines = [finding_text(finding) for finding in moved[1:]]
-    lines += [f"open: {finding_text(finding)}" for finding in findings if finding.state == "open"]
+    lines += [f"undecided: {finding_text(finding)}" for finding in findings if finding.state == "open"]
     headline = "Nothing by its margin" if findings else "Not measured"
     if moved:
         headline = f"{moved[0].gate.name} {change_text(moved[0], ends=False)}"

@@ -48,9 +48,6 @@ RUN_SHARE, FRESH_SHARE = 0.055, 0.08
 RANDOM_POINTS = 3
 """Of several models, beside the middle of the space and what is best for each alone."""
 
-SPARE_CLIENTS = 64
-"""Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
-
 MIDDLE, LARGE = 16, 128
 """Requests of the middle and of the large batch that are scouted, at most."""
 

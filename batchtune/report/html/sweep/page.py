@@ -432,11 +432,11 @@ def _gain(chosen: Recommendation) -> Fact:
 
 def _sure(chosen: Recommendation) -> Fact:
     lines = [f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises]
-    lines += [sentence(question_text(question)) for question in chosen.open_questions]
+    lines += [sentence(question_text(question, chosen)) for question in chosen.open_questions]
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
     return Fact(
         question="How confident is this?",
-        headline="Established" if chosen.established else "Not established",
+        headline="Confirmed" if chosen.established else "Not confirmed",
         lines=(*lines, basis, *offer_sentences(chosen, None)),
         tone="good" if chosen.established else "open",
     )

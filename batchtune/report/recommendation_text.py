@@ -182,7 +182,7 @@ def print_recommendation(
         stream=stream,
     )
     for alternative in chosen.alternatives[:3]:
-        searched = "" if alternative.confirmations else " (not confirmed)"
+        searched = "" if alternative.confirmations else " (without confirmation runs)"
         print_text(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
             stream=stream,

@@ -113,7 +113,7 @@ def print_plan(
     replicas = plan.replicas
     lines = [
         (
-            f"Confidence: {_left(plan):,} are enough with 95 % probability (median {replicas.value:,.0f}, "
+            f"Confidence: no more than {_left(plan):,} are needed with 95 % probability (median {replicas.value:,.0f}, "
             f"95 % interval {replicas.low:,.0f} to {replicas.high:,.0f})."
         ),
         f"Configuration of each replica: {configuration.label()}.",

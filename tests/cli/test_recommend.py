@@ -60,7 +60,7 @@ def test_without_why_some_lines_end_with_the_command_that_says_more(run, capsys)
     assert recommend(run, why=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
-    assert lines[-1].strip() == f"batchtune recommend {run.path} --why"
+    assert lines[-1].strip() == f"explain  batchtune recommend {run.path} --why"
 
 
 def test_the_command_that_says_more_asks_for_the_same_slo(run, capsys):

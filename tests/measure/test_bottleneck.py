@@ -462,7 +462,7 @@ def forbidden(case: Case) -> Iterator[str]:
     if case.batching is not True:
         yield from ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
         yield "larger batches"
-    yield "batching was off"  # of a sweep and of a comparison: they measured it
+    yield "batching is off"  # of a sweep and of a comparison: they measured it
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -168,7 +168,7 @@ def test_alternatives_are_told_as_trades() -> None:
         planted(2, batching=BATCH_8, throughput=1840, p95_s=0.010),
     ]
     text = said(recommend(ledger, scenario=SCENARIO))
-    assert "20 % less throughput buys 50 % lower p95 (not confirmed)." in text
+    assert "20 % less throughput buys 50 % lower p95 (without confirmation runs)." in text
 
 
 @pytest.mark.parametrize(

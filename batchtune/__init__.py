@@ -1,3 +1,3 @@
-"""Which batching parameters should this model be served with, on this hardware, under this traffic and SLO?"""
+"""Finds the batching parameters to serve a model with, on this hardware, under this traffic and SLO."""
 
 __version__ = "0.1.0"

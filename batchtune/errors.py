@@ -1,4 +1,4 @@
-"""Which failures do we expect, and with which exit code does each one end a command?
+"""The failures that are expected, and the exit code with which each one ends a command.
 
 BatchtuneError                        70  never raised itself
 ├── UsageError                         2  the command line or a file given on it is wrong

@@ -1,4 +1,4 @@
-"""How do dataclasses become plain values for JSON, and how are they read again?
+"""Turns dataclasses into plain values for JSON, and reads them again.
 
 A class that says more of itself than its fields, or has a version, has its own `to_dict` and `from_dict`; every other
 one is its fields by name. JSON has neither nan nor inf: they travel as the strings "nan", "inf" and "-inf".
@@ -30,17 +30,17 @@ class Coded:
 
 
 def coded(code: str, **figures: Any) -> Coded:
-    """The finding of this code with its figures."""
+    """Make a finding of a code and its figures."""
     return Coded(code, figures)
 
 
 def as_text(text: str) -> Coded:
-    """A finding that has been worded before."""
+    """Make a finding of a text that was worded before."""
     return Coded("text", {"text": text})
 
 
 def to_plain(value: Any) -> Any:
-    """Mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes."""
+    """Convert a value to mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
@@ -53,7 +53,7 @@ def to_plain(value: Any) -> Any:
 
 
 def fields_to_plain(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name."""
+    """Convert the fields of a dataclass to plain types, by name."""
     return {own.name: to_plain(getattr(value, own.name)) for own in fields(value)}
 
 
@@ -64,7 +64,7 @@ def check_version(values: Mapping[str, Any], version: int) -> None:
 
 
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:
-    """The inverse of `fields_to_plain`, also after a journey through JSON, whose keys are strings.
+    """Make a dataclass from what `fields_to_plain` gave, also after a journey through JSON, whose keys are strings.
 
     Keys that are no field are passed over, fields that are absent have their default. A whole number is a float too.
 

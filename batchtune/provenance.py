@@ -1,4 +1,4 @@
-"""Where, when and with what was this measured, and may two measurements be compared?
+"""Where, when and with what a run was measured, and whether two measurements may be compared.
 
 Nothing here is ever fatal: what cannot be found out is None.
 """
@@ -62,7 +62,7 @@ def collect(
     root: Path = Path("/"),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything about this run that a reader of its numbers may ask, as plain values for JSON.
+    """Collect what a reader of this run's figures may ask (machine, versions, commit), as plain types for JSON.
 
     `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for;
     `extra` is added as it is.
@@ -99,7 +99,7 @@ def collect(
 
 
 def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The differences that forbid comparing numbers of two provenances, one readable line each; empty: none.
+    """List the differences that forbid comparing figures of two provenances, one line each; empty if there are none.
 
     A value that is known on one side only counts as a difference; one that neither knows does not.
     """
@@ -161,7 +161,7 @@ def _in_container(root: Path) -> bool:
 
 
 def gpus(root: Path = Path("/")) -> dict[str, Any]:
-    """The NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
+    """List the NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
     return (
         _gpu_by_nvml()
         or _gpu_by_nvidia_smi()

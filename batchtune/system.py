@@ -23,14 +23,14 @@ from typing import Any, Final, Self
 
 
 def schedulable_cpus() -> frozenset[int]:
-    """The CPUs that this process may run on, and what it starts."""
+    """The CPUs that this process and its children may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def schedulable_cores(*, root: Path = Path("/")) -> int:
-    """Cores that this process may run on: CPUs that share a core (simultaneous multithreading) count once.
+    """Number of cores that this process may run on; CPUs that share a core (simultaneous multithreading) count once.
 
     A CPU of which /sys under `root` does not say whom it shares with counts as a core.
     """
@@ -61,7 +61,7 @@ def usable_cpus(cpus: Collection[int] | None = None, *, root: Path = Path("/")) 
 
 
 def usable_threads(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> int:
-    """How many threads can keep those CPUs busy: part of a CPU is a thread's worth."""
+    """Number of threads that can keep those CPUs busy; part of a CPU counts as a thread."""
     return max(1, math.ceil(usable_cpus(cpus, root=root)))
 
 
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """A small file of /proc or /sys, stripped; "" where it cannot be read."""
+    """Read a small file of /proc or /sys, stripped; "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -105,7 +105,7 @@ INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 
 
 def hear_interrupts() -> None:
-    """From now on each of them raises KeyboardInterrupt; those that are ignored (nohup) stay so."""
+    """Make the signals that interrupt raise KeyboardInterrupt from now on; those that are ignored (nohup) stay so."""
     for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
@@ -120,7 +120,7 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Collect the first that would raise KeyboardInterrupt; the second raises at once. For the main thread only."""
+    """Within, collect the first interrupt instead of raising; the second raises at once. For the main thread only."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

@@ -31,7 +31,7 @@ _PERCENT = re.compile(rf"({NUMBER}) ?%")
 
 
 def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
-    """Seconds from a duration with its unit: `20ms`, `1.5s`, `3m`, `1m30s`, `500us`; `0` needs none.
+    """Parse a duration with its unit to seconds: `20ms`, `1.5s`, `3m`, `1m30s`, `500us`; `0` needs none.
 
     `units` are those that the hint proposes where the text is a bare number.
 
@@ -55,7 +55,7 @@ def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> floa
 
 
 def with_unit(number: object, units: tuple[str, str]) -> str:
-    """`write 20ms or 20s`, as the hint of a number without its unit."""
+    """Write the hint of a number without its unit, such as `write 20ms or 20s`."""
     return f"write {number}{units[0]} or {number}{units[1]}"
 
 
@@ -67,7 +67,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_rate_rps(text: str) -> float:
-    """Requests per second from `500`, `500/s`, `30/min`, `2k/s` or `500rps`.
+    """Parse a rate to requests per second: `500`, `500/s`, `30/min`, `2k/s` or `500rps`.
 
     Raises:
         UsageError: anything else.
@@ -81,7 +81,7 @@ def parse_rate_rps(text: str) -> float:
 
 
 def parse_ratio(text: str) -> float:
-    """A ratio from `1%` or `0.01`.
+    """Parse a ratio: `1%` or `0.01`.
 
     Raises:
         UsageError: anything else.
@@ -95,7 +95,8 @@ def parse_ratio(text: str) -> float:
 
 
 def rounded(value: float | None) -> str:
-    """Three significant digits, fewer where these are the value: `12,300`, `6.40`, `20`, `0.05`; never an exponent.
+    """Format a number with three significant digits, fewer where these are the value: `12,300`, `6.40`, `20`, `0.05`;
+    never an exponent.
 
     `–` for None and nan, `unbounded` for infinity.
     """
@@ -119,7 +120,7 @@ def three_digits(value: float | None) -> str:
 
 
 def rounded_duration(seconds: float) -> str:
-    """As `rounded`, in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; `–` for nan."""
+    """Format seconds in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; `–` for nan."""
     if not math.isfinite(seconds):
         return rounded(seconds)
     shown_s = float(f"{seconds:.3g}")
@@ -131,12 +132,12 @@ def rounded_duration(seconds: float) -> str:
 
 
 def percentage(ratio: float | None) -> str:
-    """A ratio as `rounded` per cent: `12.3 %`, `5 %`."""
+    """Format a ratio as per cent: `12.3 %`, `5 %`."""
     return "–" if ratio is None or math.isnan(ratio) else f"{rounded(ratio * 100)} %"
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`, `1,200 runs`."""
+    """Format a count with its noun: `1 run`, `3 runs`, `1,200 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

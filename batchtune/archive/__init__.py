@@ -1,4 +1,4 @@
-"""Where is a run kept, and what is left of it after a crash?
+"""Where a run is kept, and what is left of it after a crash.
 
     results/<name>/<UTC>-<id>/
         scenario.yaml            as run

@@ -1,4 +1,4 @@
-"""Which runs are there, what did each ask, and what came of it?"""
+"""Lists the runs there are: what each asked, and what came of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def swept_scenarios(root: Path = Path("results")) -> list[str]:
 
 
 def kind_by_name(run: Run) -> Kind:
-    """What was run, by the end of its folder's name; a sweep has none."""
+    """Tell what was run by the end of its folder's name; a sweep's has none."""
     kinds: tuple[Kind, ...] = ("load", "compare", "noise", "check")
     return next((kind for kind in kinds if run.path.name.endswith(f"-{kind}")), "sweep")
 

@@ -53,7 +53,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a file.
+    """Read a JSON object from a file.
 
     Raises:
         ArchiveError: missing, or no JSON object.
@@ -68,7 +68,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file.
+    """Read all bytes of a file.
 
     Raises:
         ArchiveError: missing, or it cannot be read.
@@ -93,13 +93,14 @@ PARAMETERS_JSON: Final = "parameters.json"
 
 
 def parameters_name(configuration: Configuration) -> str:
-    """What the file is called in the run, and by the server."""
+    """File name of the parameters, in the run and for the server: that of TensorFlow Serving, of Triton, or of kind
+    http."""
     names = {"triton": CONFIG_PBTXT, "http": PARAMETERS_JSON}
     return names.get(configuration.dialect, BATCHING_PARAMETERS)
 
 
 def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """The file for the server that was measured, with a comment that says what is in it."""
+    """Write the parameters file for the server that was measured, with a comment that says what is in it."""
     if recommendation.configuration.dialect == "triton":
         return tritons_file(recommendation, model_config)
     if recommendation.configuration.dialect == "http":
@@ -114,7 +115,7 @@ UNKNOWN: Final = "PATH"
 
 
 def versions_of(model: str) -> list[Path]:
-    """The version directories of a model; none where its directory is not known."""
+    """List the version directories of a model; none where its directory is not known."""
     path = Path(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
     if not path.is_dir() or lies_bare(path):
         return []
@@ -130,7 +131,7 @@ def beside(file: Path, *names: str) -> Path:
 
 
 def own_file(file: Path, name: str) -> Path:
-    """The parameters of one of several models, for each of its version directories."""
+    """Path of the parameters of one of several models, which every version directory of it gets."""
     return beside(file, "models", name, OWN_PARAMETERS)
 
 
@@ -141,8 +142,7 @@ def server_files(
     *,
     model_config: Mapping[str, Any] | None = None,
 ) -> dict[Path, str]:
-    """What the server takes, `file` first; without batching TF Serving takes none. Of several models the list of them,
-    and the parameters that are a model's own, are beside it."""
+    """Make the files that the server takes, by path, `file` first; without batching TF Serving takes none."""
     configuration = recommendation.configuration
     if not models:
         is_none = configuration.batching is None and configuration.dialect == "tfserving"
@@ -160,7 +160,7 @@ def server_files(
 
 
 def write_server_files(files: Mapping[Path, str]) -> None:
-    """Write each whole.
+    """Write each file whole: a crash leaves the old one or the new one.
 
     Raises:
         ArchiveError: one cannot be written.
@@ -174,7 +174,7 @@ def write_server_files(files: Mapping[Path, str]) -> None:
 
 
 def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """The whole config.pbtxt where the run has what the model's configuration was, else only its batching part."""
+    """Write the whole config.pbtxt if the model's configuration was kept in the run, else only its batching part."""
     configuration = recommendation.configuration
     if model_config is None or configuration.dialect != "triton":
         return format_triton(configuration.batching, rows_per_request=recommendation.rows_per_request)
@@ -183,7 +183,7 @@ def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any]
 
 
 def append_trial(path: Path, trial: Trial) -> None:
-    """Add a line to the ledger; on disk when this returns.
+    """Append a trial to the ledger; it is on disk when this returns.
 
     Raises:
         OSError: the file cannot be written.
@@ -197,7 +197,7 @@ def append_trial(path: Path, trial: Trial) -> None:
 
 
 def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
-    """Add what a request cost both sides of a check in CPU time, in one of its blocks.
+    """Append the CPU seconds a request of both sides of a check, in block `block`.
 
     Raises:
         ArchiveError: the file cannot be written.
@@ -277,7 +277,7 @@ class Run:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Be the only process that measures for this run, until `release` or the end of this process.
+        """Lock the run, so that only this process measures for it, until `release` or the end of this process.
 
         Raises:
             ArchiveError: another process does, or the directory cannot be written.
@@ -302,7 +302,7 @@ class Run:
         self._lock = lock
 
     def release(self) -> None:
-        """End `hold`; without it nothing happens."""
+        """Unlock the run; no error where it was not locked."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -327,7 +327,7 @@ class Run:
             ) from error
 
     def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:
-        """Keep what a request cost both sides of a check in CPU time, in one of its blocks."""
+        """Append the CPU seconds a request of both sides of a check, in block `block`."""
         append_duet(self.path / DUETS, block, cpu_s)
 
     def ledger(self) -> list[Trial]:
@@ -343,7 +343,7 @@ class Run:
         return trials
 
     def scenario(self) -> Scenario:
-        """The scenario as it was run.
+        """Read the scenario as it was run.
 
         Raises:
             ScenarioError: it cannot be read any more.
@@ -353,7 +353,7 @@ class Run:
         return read_kept_scenario(self.path / SCENARIO)
 
     def provenance(self) -> dict[str, Any]:
-        """On what it ran.
+        """Read the provenance: machine, versions and commit that it ran on.
 
         Raises:
             ArchiveError: missing or corrupt.
@@ -397,12 +397,12 @@ class Run:
         return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
-        """Keep what the search says of itself."""
+        """Write the summary of the search."""
         document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / SEARCH, document.encode())
 
     def search(self) -> SearchSummary | None:
-        """What the search said of itself; None for a run that was killed before its end, or is older than that file.
+        """Read the summary of the search; None for a run that was killed before its end, or is older than that file.
 
         Raises:
             ArchiveError: corrupt.
@@ -418,7 +418,7 @@ class Run:
             raise ArchiveError(what, hint=hint) from error
 
     def write_comparison(self, comparison: Mapping[str, Any]) -> None:
-        """Keep what a comparison or a noise floor says, as plain types."""
+        """Write the result of a comparison or of a noise floor, as plain types."""
         document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
         write_whole(self.path / COMPARISON, document.encode())
 
@@ -436,13 +436,13 @@ class Run:
         write_server_files(files)
 
     def server_files(self, recommendation: Recommendation) -> dict[Path, str]:
-        """What the server takes, by where the run keeps it."""
+        """Make the files that the server takes, by the path at which the run keeps them."""
         models = self.scenario().target.models if recommendation.models else ()
         file = self.path / parameters_name(recommendation.configuration)
         return server_files(file, recommendation, models, model_config=self.model_config())
 
     def remove_recommendation(self) -> None:
-        """Drop what an earlier sweep recommended.
+        """Delete what an earlier sweep recommended.
 
         Raises:
             ArchiveError: the directory cannot be written.
@@ -484,7 +484,7 @@ class Run:
             raise ArchiveError(f"{path}: not a recommendation: {error}") from error
 
     def model_config(self) -> dict[str, Any] | None:
-        """The configuration that the model had on Triton before the run; None: it was no Triton."""
+        """Read the configuration that the model had on Triton before the run; None: it was no Triton."""
         path = self.path / MODEL_CONFIG
         if not path.exists():
             return None
@@ -587,7 +587,7 @@ def _folder(name: str) -> str:
 
 
 def write_original(folder: Path, original: OriginalModel) -> None:
-    """Keep it in a run's folder; on disk when this returns.
+    """Write what a server had before the run into the run's folder; it is on disk when this returns.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -597,7 +597,7 @@ def write_original(folder: Path, original: OriginalModel) -> None:
 
 
 def read_original(run: Run) -> OriginalModel | None:
-    """None: the run changed no model of a Triton.
+    """Read what a Triton model had before the run; None if the run changed no model of a Triton.
 
     Raises:
         ArchiveError: corrupt.

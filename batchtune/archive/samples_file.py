@@ -1,4 +1,4 @@
-"""How is what happened to each request kept? As Parquet: a row a request, what concerns them all as JSON beside it."""
+"""Keeps what happened to each request as Parquet: a row a request, what concerns them all as JSON beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def to_parquet(samples: Samples) -> bytes:
-    """The content of the file that `read_parquet` reads back."""
+    """Write samples as the content of a Parquet file that `read_parquet` reads."""
     described = {
         "schema_version": SCHEMA_VERSION,
         "started_ns": samples.started_ns,
@@ -49,7 +49,7 @@ def to_parquet(samples: Samples) -> bytes:
 
 
 def read_parquet(path: Path) -> Samples:
-    """The samples in a file; one older than `pauses_ns`, `workers`, `endpoints` or `one_in` has none.
+    """Read samples from a Parquet file; an older one may lack `pauses_ns`, `workers`, `endpoints` or `one_in`.
 
     Raises:
         ArchiveError: missing, corrupt or of another schema.

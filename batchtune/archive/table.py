@@ -1,4 +1,4 @@
-"""What does a run look like as a table: a row a trial, or a row a request, with the unit in each column's name?"""
+"""A run as a table: a row a trial, or a row a request, with the unit in each column's name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ HIGHER_IS_BETTER: Final = frozenset(
 
 
 def trial_table(trials: Sequence[Trial]) -> Table:
-    """A row a trial, in order, with TRIAL_COLUMNS, of several models with COMPANY_COLUMNS among them."""
+    """Make a table of the trials, one row each, in order, with TRIAL_COLUMNS; of several models with COMPANY_COLUMNS
+    too."""
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
     columns = [*TRIAL_COLUMNS, *flags]
@@ -97,7 +98,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
 
 
 def parquet(table: Table) -> bytes:
-    """The content of a Parquet file."""
+    """Write a table as the content of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

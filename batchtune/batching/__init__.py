@@ -1,5 +1,5 @@
-"""Which batching parameters are meant, are they legal, and how does each server write them down?
+"""Batching parameters: which there are, whether they are legal, and how each server writes them down.
 
 Out goes `parameters.Configuration`: the knobs in TensorFlow Serving's names. One file reads and writes each dialect.
-Start with `parameters.validate`, `tfserving.parse_tfserving_text`, `triton.format_triton`.
+Start with `parameters.validate`, `formats.read_batching_file`, `tfserving_file.rendered`.
 """

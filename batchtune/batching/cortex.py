@@ -1,4 +1,4 @@
-"""How does Cortex's API specification write the parameters?
+"""Reads and writes the parameters in Cortex's API specification.
 
 `server_side_batching` has `max_batch_size` (2 to 1024) and `batch_interval` (above 0), both required;
 `processes_per_replica`, 1 where it is absent, becomes TF Serving's `num_batch_threads`. The rest keeps TF Serving's

@@ -1,4 +1,4 @@
-"""Which flags, and which file of parameters, does a command in a script give a server?
+"""Reads a server's flags and parameters file from a command in a script.
 
 A `docker run`, whose server is in the container, or a line that starts the server itself.
 """
@@ -71,17 +71,17 @@ class ServerCommand:
 
 
 def is_docker_run(text: str) -> bool:
-    """Whether a text has such a command, or one for a compose file."""
+    """Whether a text holds a `docker run` (or podman) command, or one for a compose file."""
     return _RUN.search(text) is not None or _COMPOSE.search(text) is not None
 
 
 def names_server(text: str) -> bool:
-    """Whether a server's program stands somewhere in a text."""
+    """Whether a text names the program of a server: tensorflow_model_server, batchtune-model-server or tritonserver."""
     return _NAMED.search(text) is not None
 
 
 def parse_docker_run(text: str, *, source: str) -> ServerCommand:
-    """What the only `docker run` of a text says; the rest of it, a shell script's, is left alone.
+    """Read the server's flags and parameters file from the only `docker run` of a text, which may be a shell script.
 
     A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
 
@@ -112,7 +112,7 @@ def parse_docker_run(text: str, *, source: str) -> ServerCommand:
 
 
 def parse_server_command(text: str, *, source: str) -> ServerCommand:
-    """The command of a shell script, or of a service, that starts a server on the machine itself.
+    """Read the server's flags and parameters file from the line of a shell script or service that starts it.
 
     Raises:
         BatchingParametersError: `source:line: …`: no line that begins with it, a second one, one that a shell must
@@ -135,7 +135,8 @@ def parse_server_command(text: str, *, source: str) -> ServerCommand:
 
 
 def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:
-    """What the words say that start a server, its program the first of them; a path in a container is not ours.
+    """Split the words of a server's command line, its program first, into flags, parameters file and what cannot be
+    used; `in_container`: a path in a flag is the container's.
 
     Raises:
         BatchingParametersError: `source:line: …`: a Triton, or words that the server does not get as they are.

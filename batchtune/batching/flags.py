@@ -1,4 +1,4 @@
-"""How are the parameters written as `--name=value` flags?
+"""Reads and writes the parameters as `--name=value` flags.
 
 For servers that take them so, and for people. tensorflow_model_server does not: it prints `unknown argument`
 and starts with its defaults, so it needs the parameters file.
@@ -29,7 +29,7 @@ _HASH = "\ue000"
 
 
 def format_flags(parameters: BatchingParameters | None) -> str:
-    """One line for a shell; None gives `--enable_batching=false`."""
+    """Write the parameters as flags on one line for a shell; None gives `--enable_batching=false`."""
     if parameters is None:
         return "--enable_batching=false"
     words = ["--enable_batching=true"]
@@ -40,7 +40,8 @@ def format_flags(parameters: BatchingParameters | None) -> str:
 
 
 def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
-    """What flags say that begin on this line, quoted as for a shell; those that are no parameter are the server's.
+    """Read parameters from flags that begin on line `line`, quoted as for a shell; other flags are kept as settings of
+    the server.
 
     Raises:
         BatchingParametersError: `source:line: …`: no flag, a value of another type, a flag that is misspelt or given

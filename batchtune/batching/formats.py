@@ -1,4 +1,4 @@
-"""For which server was a file of batching parameters written, and what does it say?
+"""Reads a file of batching parameters, whichever server it was written for.
 
 What is in it decides, not only its name: TensorFlow Serving's text proto, a Triton model's config.pbtxt, Cortex's API
 specification, Kubernetes manifests as `k8s` and `kserve` write them or `kubectl get` tells them, a script with a
@@ -72,7 +72,7 @@ _QUEUE_FIELDS: Final = _words(
 
 
 def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
-    """The batching part of a model's configuration; without `dynamic_batching` it is off.
+    """Read the batching part of a Triton model's config.pbtxt; without `dynamic_batching` batching is off.
 
     Raises:
         BatchingParametersError: `source:line: …`: a field that ModelConfig lacks, a value of another type, another
@@ -198,7 +198,7 @@ _TRITON: Final = re.compile(
 
 
 def read_batching_file(path: Path) -> BatchingFile:
-    """What a file says.
+    """Read the batching parameters of a file, whichever server it was written for.
 
     Raises:
         BatchingParametersError: it cannot be read; else as `parse_batching`.
@@ -213,7 +213,7 @@ def read_batching_file(path: Path) -> BatchingFile:
 
 
 def parse_batching(text: str, *, source: str) -> BatchingFile:
-    """What a text says; `source` is its file's name.
+    """Read the batching parameters of a text, whichever server it was written for; `source` names it in errors.
 
     Raises:
         BatchingParametersError: `source:line: …` for what its server would not understand, refuse, or do otherwise.

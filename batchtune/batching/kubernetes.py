@@ -1,4 +1,4 @@
-"""How do a Deployment and a KServe InferenceService get the parameters?
+"""Reads and writes the parameters in manifests of a Deployment or a KServe InferenceService.
 
 A ConfigMap holds the server's file, the container mounts it and names it in its args; a label with the file's digest
 makes new pods where only the file has changed, and tells them from the old ones. What is not said here (image,
@@ -67,7 +67,8 @@ _Dumper.add_representer(_Literal, _literally)
 
 
 def format_k8s(configuration: Configuration, file: ParametersFile, *, model: str) -> str:
-    """A ConfigMap, and the part of a Deployment that mounts it; Deployment and container are called as the model."""
+    """Write a ConfigMap with the parameters, and the part of a Deployment that mounts it; both are named after the
+    model."""
     name = kubernetes_name(model)
     container = {"name": name, **_container(configuration, file, f"/models/{model}")}
     pod = {"containers": [container], **_volumes(configuration, name)}
@@ -78,7 +79,7 @@ def format_k8s(configuration: Configuration, file: ParametersFile, *, model: str
 
 
 def format_kserve(configuration: Configuration, file: ParametersFile, *, model: str) -> str:
-    """A ConfigMap, and the part of an InferenceService that mounts it."""
+    """Write a ConfigMap with the parameters, and the part of an InferenceService that mounts it."""
     name = kubernetes_name(model)
     served = _container(configuration, file, f"/mnt/models/{model}")
     predictor = {"model": served, **_volumes(configuration, name)}
@@ -89,7 +90,7 @@ def format_kserve(configuration: Configuration, file: ParametersFile, *, model: 
 
 
 def digest_of(configuration: Configuration, file: ParametersFile) -> str:
-    """The label of the pods that have these parameters."""
+    """Value of the label that tells pods with these parameters from others."""
     return "p" + hashlib.sha256((file.text + repr(configuration.flags)).encode()).hexdigest()[:12]
 
 
@@ -101,7 +102,7 @@ def kubernetes_name(model: str) -> str:
 
 
 def parse_manifests(text: str, *, source: str) -> Manifests:
-    """What the manifests of a server say, in YAML or JSON, one by one or in a list.
+    """Read the server's flags and parameters file from its manifests, in YAML or JSON, one by one or in a list.
 
     Raises:
         BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a

@@ -1,4 +1,4 @@
-"""Which lengths share a batching queue? The boundaries that the bundled server's `--length_buckets` takes.
+"""Length buckets: the boundaries that the bundled server's `--length_buckets` takes.
 
 TensorFlow Serving has one queue a signature, whatever the length of its requests.
 
@@ -38,7 +38,7 @@ BUCKETS_MAX: Final = 64
 
 
 def parse_length_buckets(given: object) -> Boundaries:
-    """Rising boundaries from `32,64,128`, a list or a single length; "none", "" and () give none, "auto" itself.
+    """Read boundaries from "32,64,128", a list or a single length; "none", "" and () give (), "auto" stays "auto".
 
     Raises:
         BatchingParametersError: anything else, boundaries that do not rise, or too many.
@@ -60,14 +60,14 @@ def parse_length_buckets(given: object) -> Boundaries:
 
 
 def format_length_buckets(boundaries: Boundaries) -> str:
-    """As the flag takes them; "none" for none."""
+    """Write boundaries as the flag `--length_buckets` takes them; () gives "none"."""
     if boundaries == AUTO_BUCKETS:
         return AUTO_BUCKETS
     return ",".join(map(str, boundaries)) or NO_BUCKETS
 
 
 def rounded_up(length: int) -> int:
-    """The end of the bin that holds a length."""
+    """Round a length up to the end of its histogram bin: exact to 32, then 16 bins an octave."""
     exact_to = 32
     if length <= exact_to:
         return max(length, 1)
@@ -77,7 +77,8 @@ def rounded_up(length: int) -> int:
 
 
 def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) -> tuple[int, ...]:
-    """The boundaries of at most so many queues with the fewest elements; as few as have about as few.
+    """Choose the boundaries of at most `most` queues for which requests, padded to their boundary, have the fewest
+    elements; fewer queues where they do about as well.
 
     The last queue takes what is longer than the last boundary, so that one queue has none.
     """

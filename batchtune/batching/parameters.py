@@ -1,4 +1,4 @@
-"""Which batching parameters are there, and which combinations does TF Serving accept?
+"""The batching parameters, and the combinations that TF Serving accepts.
 
 Names, defaults, rules and texts: TF Serving's `session_bundle_config.proto` and `bundle_factory_util.cc`,
 TensorFlow's `shared_batch_scheduler.h`.
@@ -120,7 +120,8 @@ class Configuration:
         return "; ".join([" ".join(words), *own])
 
     def of_model(self, name: str) -> Configuration:
-        """What one model of several is batched with, the shared threads included; the whole where it has no own."""
+        """Return the configuration of one model of several: its own parameters with the shared threads, or all where it
+        has none of its own."""
         own = dict(self.models).get(name)
         if own is None or self.batching is None:
             return replace(self, models=())
@@ -143,7 +144,7 @@ class Configuration:
         return value // units if value % units == 0 else value / units
 
     def server_values(self, rows_per_request: int = 1) -> dict[str, Any]:
-        """What a server of kind http is told, by its own names; without batching each request is a batch."""
+        """Return what a server of kind http is told, by its own names; without batching each request is a batch."""
         if self.batching is None:
             ours: dict[str, Any] = {"max_batch_size": rows_per_request, "batch_timeout_micros": 0}
         else:
@@ -154,7 +155,7 @@ class Configuration:
 
     @property
     def instances_flag(self) -> str:
-        """The flag that says without batching how many requests run at once; "": as many as come."""
+        """Name of the flag that bounds, without batching, the requests that run at once; "" where nothing does."""
         return {"triton": triton_words.INSTANCES, "http": "num_batch_threads"}.get(self.dialect, "")
 
     def flag_word(self, name: str) -> str:
@@ -173,7 +174,8 @@ class Configuration:
         return {name: text for name, text in self.flags if self.flag_word(name) != name}
 
     def to_dict(self) -> dict[str, Any]:
-        """`batching` is null where it is off and "unknown" where nobody tells."""
+        """Return plain types for JSON: `batching` is null where it is off, and "unknown" where the server does not
+        tell."""
         known = None if self.batching is None else to_dict(self.batching)
         fields: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
         if self.models:
@@ -212,7 +214,7 @@ class Configuration:
 
 
 def validate(parameters: BatchingParameters) -> None:
-    """Return if TF Serving's model server would accept these parameters.
+    """Check that TF Serving's model server would accept these parameters.
 
     Stricter than the server in two places, where it would silently do something else: sizes out of order
     (it takes the first entry that is large enough) and splitting without a maximum (it would execute 0 rows).
@@ -240,7 +242,7 @@ def validate(parameters: BatchingParameters) -> None:
 
 
 def require_sensible(parameters: BatchingParameters) -> None:
-    """As `validate`, for what somebody wrote into a file.
+    """Check parameters that somebody wrote into a file: as `validate`, and no number beyond `SENSIBLE_MOST`.
 
     Raises:
         BatchingParametersError: no server accepts it, or a number is beyond `SENSIBLE_MOST`.
@@ -253,7 +255,7 @@ def require_sensible(parameters: BatchingParameters) -> None:
 
 
 def to_dict(parameters: BatchingParameters) -> dict[str, Any]:
-    """The fields that are present, in the message's order; sizes as a list."""
+    """Return the fields that are present, in the message's order; sizes as a list."""
     present: dict[str, Any] = {}
     for name in PARAMETER_NAMES:
         value = getattr(parameters, name)
@@ -264,7 +266,8 @@ def to_dict(parameters: BatchingParameters) -> dict[str, Any]:
 
 
 def from_dict(mapping: Mapping[str, Any]) -> BatchingParameters:
-    """Parameters from names and plain values; None means absent. Values are typed here, ruled by `validate`.
+    """Make parameters from names and plain values; None means absent. Types are checked here, rules between values by
+    `validate`.
 
     Raises:
         BatchingParametersError: an unknown name (the hint says which was meant) or a value of another type.
@@ -292,7 +295,7 @@ def require_ports(flags: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """A hint that names the known word nearest to `word`, or all of them when none is near."""
+    """Write a hint that names the known word nearest to `word`, or all known words when none is near."""
     names = list(known)
     near = get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
@@ -450,5 +453,5 @@ class BatchingFile:
 
 
 def requests_a_batch(max_batch_size: int | None, rows_per_request: int) -> int:
-    """How many requests fill a batch, at least 1; a size of None is TensorFlow Serving's default."""
+    """Number of requests that fill a batch, at least 1; `max_batch_size` None is TensorFlow Serving's default."""
     return max(1, (max_batch_size or DEFAULT_MAX_BATCH_SIZE) // rows_per_request)

@@ -1,4 +1,4 @@
-"""What does a protobuf text say, field by field and line by line, whatever its message type?
+"""Reads and writes protobuf text, field by field and line by line, whatever its message type.
 
 The grammar is protobuf's text format without extensions, `Any` and field numbers:
 `name: scalar`, `name { … }`, `name < … >`, `name: [a, b]`, separators `,` and `;`, comments from `#`.
@@ -72,7 +72,7 @@ _MAPS: Final = frozenset(
 def format_triton(
     parameters: BatchingParameters | None, *, kind: InstanceKind = "KIND_AUTO", rows_per_request: int = 1
 ) -> str:
-    """The batching part of a `config.pbtxt`; None gives one without a dynamic batcher.
+    """Write the batching part of a `config.pbtxt`; None gives one without a dynamic batcher.
 
     An absent `max_batch_size` is written as TF Serving's default, because Triton's own means "no batches".
     `rows_per_request` turns the limit on waiting batches into Triton's on waiting requests (at least 1).
@@ -105,7 +105,7 @@ def format_triton(
 
 
 def format_config_pbtxt(config: Mapping[str, Any]) -> str:
-    """The text of a config.pbtxt."""
+    """Write a whole config.pbtxt, given Triton's JSON of it."""
     return "".join(f"{line}\n" for line in _fields(config))
 
 
@@ -217,7 +217,7 @@ class _Token:
 
 
 def parse_text_proto(text: str, *, source: str) -> Message:
-    """The text as a message; `source` is a file name for error messages.
+    """Parse a protobuf text without its schema; `source` is a file name for error messages.
 
     Raises:
         BatchingParametersError: `source:line: …` where the text leaves the grammar.
@@ -226,7 +226,7 @@ def parse_text_proto(text: str, *, source: str) -> Message:
 
 
 def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingParametersError:
-    """An error that begins with `source:line:`."""
+    """Make an error that begins with `source:line:`."""
     return BatchingParametersError(f"{source}:{line}: {what}", hint=hint)
 
 
@@ -275,7 +275,8 @@ def message(field: Field, *, source: str) -> Message:
 def values_of(
     block: Message, kinds: Mapping[str, Callable[..., Any]], *, source: str, of: str
 ) -> dict[str, Any]:
-    """The fields of a message by name, the last of each: `kinds` says how each is read (`boolean`, `string`).
+    """Read the fields of a message by name, the last of each; `kinds` gives each field's reader, such as `boolean` or
+    `string`.
 
     Raises:
         BatchingParametersError: a field that the message `of` does not have, or a value of another type.
@@ -289,7 +290,7 @@ def values_of(
 
 
 def described(value: Scalar | Message) -> str:
-    """The value as one would quote it in an error message."""
+    """Quote a value for an error message."""
     if isinstance(value, Message):
         return "a block { … }"
     return f'"{value.text}"' if value.kind == "string" else value.text

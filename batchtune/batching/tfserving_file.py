@@ -1,4 +1,4 @@
-"""How does TF Serving's `--batching_parameters_file` write the parameters?
+"""Reads and writes TF Serving's `--batching_parameters_file`.
 
 The text format of `BatchingParameters` (`session_bundle_config.proto`): most fields are wrapper messages and
 need `{ value: N }`; `allowed_batch_sizes` and `pad_variable_length_inputs` are plain.
@@ -26,7 +26,7 @@ from batchtune.batching.text_proto import Field, Message, Scalar, format_triton
 
 
 def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
-    """The parameters of a batching parameters file, as TF Serving's protobuf parser reads it.
+    """Read a batching parameters file, as TF Serving's protobuf parser does.
 
     The rules between values are `validate`'s.
 
@@ -59,7 +59,7 @@ def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingPara
 
 
 def format_tfserving_text(parameters: BatchingParameters) -> str:
-    """A batching parameters file: one line a field, only the fields that are present."""
+    """Write a batching parameters file: one line a field, only the fields that are present."""
     lines: list[str] = []
     for name, value in to_dict(parameters).items():
         if name == "allowed_batch_sizes":
@@ -145,7 +145,7 @@ def rendered(
     rows_per_request: int = 1,
     file: ParametersFile | None = None,
 ) -> str:
-    """The configuration as a file; a comment names what the dialect cannot say.
+    """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot say.
 
     `model` is the name that it is served by. `file` is what the server itself reads, for `k8s` and `kserve`; absent:
     TensorFlow Serving's.
@@ -178,7 +178,7 @@ def rendered(
 
 
 def parameters_file(configuration: Configuration) -> ParametersFile:
-    """TensorFlow Serving's, with a comment that says what is in it.
+    """Make TensorFlow Serving's parameters file of a configuration, with a comment that says what is in it.
 
     No batching has no parameters: the comment alone says so.
     """
@@ -191,5 +191,5 @@ def parameters_file(configuration: Configuration) -> ParametersFile:
 
 
 def without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
-    """A line of comment for each flag that this server has not."""
+    """Write a comment line for each flag that this server does not have."""
     return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)

@@ -1,4 +1,4 @@
-"""What does a model's Triton configuration say of batching, and how is only that changed?
+"""The batching part of a model's Triton configuration: read, and changed alone.
 
 A configuration is the JSON of `GET /v2/models/M/config`: the whole ModelConfig, spelt out by Triton, which the
 repository's load takes back as its parameter `config`. (extension_model_configuration.md, model_config.proto)
@@ -31,7 +31,7 @@ class FoundBatching:
     preferred_batch_size: tuple[int, ...] = ()
 
     def words(self) -> str:
-        """Such as `max_batch_size 8, dynamic_batching with a delay of 500 µs, 1 instance`."""
+        """Describe the batching, such as `max_batch_size 8, dynamic_batching with a delay of 500 µs, 1 instance`."""
         batching = (
             f"dynamic_batching with a delay of {self.max_queue_delay_microseconds} µs"
             if self.dynamic_batching
@@ -45,7 +45,7 @@ class FoundBatching:
 
 
 def found_batching(config: Mapping[str, Any]) -> FoundBatching:
-    """What a configuration says of batching.
+    """Read the batching part of a model's configuration.
 
     Raises:
         BatchingParametersError: the model has no batch dimension, or another batcher than the dynamic one.
@@ -78,7 +78,7 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
 def configuration_as_found(
     server_batching: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
 ) -> Configuration:
-    """The configuration that says what was found; with `batching`, the dynamic batcher is on in any case."""
+    """Make a Configuration of the batching found; `batching` True switches the dynamic batcher on in any case."""
     if not (batching or server_batching.dynamic_batching):
         instances = (INSTANCES, str(server_batching.instance_count))
         return Configuration(batching=None, dialect="triton", flags=tuple(sorted({*flags, instances})))
@@ -99,7 +99,7 @@ def configuration_as_found(
 
 
 def with_batching(config: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """The configuration of a model with another batching part; everything else stays as it is.
+    """Return a model's configuration with another batching part; everything else stays as it is.
 
     `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default follows
     `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named, as
@@ -131,7 +131,8 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
 
 
 def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[str, ...]:
-    """What a model's configuration says of its dynamic batcher that another batching part leaves out, as `name value`.
+    """List what the model's configuration says of its dynamic batcher and `configuration` would leave out, as `name
+    value`.
 
     The delay is none of it, nor is what Triton spells out where nobody said anything.
     """
@@ -153,7 +154,7 @@ def _said(value: Any) -> str:
 
 
 def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What a model runs with where its batching part is not the `wanted` one; empty: it is.
+    """Describe the batching that a model runs with where it is not the `wanted` one; "" where it is.
 
     A field that Triton leaves out has protobuf's default.
 

@@ -1,4 +1,4 @@
-"""Which words has Triton for the knobs, and which knobs of its own? (model_config.proto)"""
+"""Triton's names for the knobs, and the knobs of its own. (model_config.proto)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it still as good as it was: which gates, after how many blocks, with which error rate?
+"""Whether a server is still as good as it was: the gates, blocks and error rates of a check.
 
-Out goes a `Conclusion`. Start with `paired.run_check`.
+Out goes a `Conclusion`. Start with `paired_check.run_check`.
 """

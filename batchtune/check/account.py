@@ -38,7 +38,7 @@ class Account:
     stored: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON; without an error rate where the baseline was stored."""
+        """Return plain types for JSON; no error rate where the baseline was stored."""
         return {
             **self.conclusion.to_dict(),
             "schema_version": CHECK_VERSION,
@@ -77,8 +77,7 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
 def attributed(
     conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
 ) -> Attribution | None:
-    """Where a change comes from; None where no gate of time or rate tells one, and of several models, of which the
-    server has one account."""
+    """Say where a change comes from; None where no gate of time or rate found one, or for several models."""
     if any(trial.parts or trial.model for trial in trials):
         return None
     moved = {
@@ -124,7 +123,7 @@ def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
 
 
 def read_account(run: Path) -> Account:
-    """The account in the folder of a run: the inverse of its `to_dict`.
+    """Read the account from the folder of a run.
 
     Raises:
         ArchiveError: there is none, it is cut short, or of another version.

@@ -1,4 +1,4 @@
-"""What is kept of a baseline in a small file, and may it be compared with what is measured here?
+"""A baseline in a small file, and whether it may be compared with what is measured here.
 
 The figures of each run, a fingerprint of the workload and of the host. The file is meant to be committed.
 """
@@ -49,7 +49,7 @@ class Baseline:
     best: Mapping[Metric, float] = field(default_factory=dict)
 
     def medians(self) -> dict[Metric, float]:
-        """Of each figure that every run has."""
+        """Median of each figure that every run has."""
         by_metric = {metric: [run.get(metric, math.nan) for run in self.runs] for metric in METRICS}
         return {
             metric: statistics.median(values)
@@ -58,7 +58,7 @@ class Baseline:
         }
 
     def after(self, before: Baseline) -> Baseline:
-        """With the best of both."""
+        """Return this baseline with the best medians of both."""
         best = {**before.medians(), **before.best}
         for metric, value in self.medians().items():
             worse = _gate(metric).worsening(best.get(metric, value), value)
@@ -80,7 +80,7 @@ class Baseline:
         return {"kind": KIND, "schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
-        """Each run that ended beside one of the baseline's; a confirmation takes these from the other end."""
+        """Pair each new run with one of the baseline's; a confirmation takes these from the other end."""
         kept = self.runs if phase == "screen" else self.runs[::-1]
         return [
             {metric: (before.get(metric, math.nan), after[metric]) for metric in METRICS}
@@ -116,7 +116,10 @@ def baseline_of(
 
 
 def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
-    """What is asked of the server, its life and its CPUs: not the model or its settings, which a check is about."""
+    """Return the scenario fields that must match for two runs to be comparable: load, requests, CPUs, launch.
+
+    Model and batching settings are left out, since those are what a check compares.
+    """
     document = scenario.document()
     workload = {key: document.get(key) for key in ("request", "load", "objective", "slo")}
     load = {key: value for key, value in document["load"].items() if key != "seed"}
@@ -132,7 +135,8 @@ def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
 def differences(
     baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any], *, relaunches: bool
 ) -> tuple[list[str], list[str]]:
-    """What differs in the workload, which forbids comparing, and in the host, which makes it a tripwire at best."""
+    """List what differs in the workload, which forbids comparing, and in the host, which makes the verdict less
+    certain."""
     host = comparable(baseline.host, provenance)
     asked = json.loads(json.dumps(workload_of(scenario, relaunches=relaunches)))
     ours, theirs = (_hostless(workload, is_same_host=not host) for workload in (baseline.workload, asked))
@@ -145,7 +149,7 @@ def differences(
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
-    """Keep it.
+    """Write a baseline to a file.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -154,7 +158,7 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The baseline in a file, or in the folder of a run that wrote one.
+    """Read a baseline from a file, or from the folder of a run that wrote one.
 
     Raises:
         BaselineError: there is none, it is of another version, or holds too few runs.

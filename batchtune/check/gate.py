@@ -1,4 +1,4 @@
-"""Which figure is guarded, which way is worse, and from which change on does it count?"""
+"""Gates: the figure that is guarded, which way is worse, and from which change on it counts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Look:
 
 
 def looks_up_to(blocks_max: int) -> tuple[int, ...]:
-    """The looks of a check of at most so many blocks the last at its end."""
+    """Numbers of blocks after which a check of at most `blocks_max` blocks looks at its figures; the last is at its
+    end."""
     return (*(look for look in LOOKS if look < blocks_max), blocks_max)
 
 
@@ -85,7 +86,7 @@ def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ER
 def bounds(
     differences: Sequence[float], *, low_level: float, high_level: float
 ) -> tuple[float, float, float]:
-    """The Hodges-Lehmann median of the differences with its one-sided bounds; ±inf where the level allows none."""
+    """Compute the Hodges-Lehmann median of the differences with one-sided bounds; ±inf where the level allows none."""
     averages = walsh_averages(differences)
     if not len(averages):
         return math.nan, -math.inf, math.inf
@@ -202,28 +203,29 @@ class Gate:
 
     @property
     def name(self) -> str:
-        """`p95`; of several models `ranker:p95`."""
+        """Name of the gate, such as `p95`, or `ranker:p95` of several models."""
         return figure_name(self.model, self.metric)
 
     @property
     def is_absolute(self) -> bool:
-        """Whether it compares by difference; else by ratio."""
+        """Whether the gate compares by difference; else by ratio."""
         return self.metric == "errors"
 
     @property
     def limit(self) -> float:
-        """The margin in the unit of `worsening`."""
+        """The gate's margin in the unit of `worsening`."""
         return self.limit_of(self.margin)
 
     def limit_of(self, margin: float) -> float:
-        """Any margin in the unit of `worsening`."""
+        """Convert a margin to the unit of `worsening`."""
         if self.is_absolute:
             return margin
         return -math.log1p(-margin) if self.metric in _LOWER_IS_WORSE else math.log1p(margin)
 
     def worsening(self, before: float, after: float) -> float:
-        """How much worse `after` is: above 0 for worse. A logarithm of a ratio, of errors the difference; nan where
-        either is not known, or both are 0 or infinite. A rate of 0 on one side is the farthest change."""
+        """Signed change for the worse, above 0 if `after` is worse: log(after / before), of throughput with the sign
+        flipped, of errors the difference. nan where either is unknown, or both are 0 or infinite; a rate of 0 on one
+        side is the farthest change."""
         if math.isnan(before) or math.isnan(after):
             return math.nan
         if self.is_absolute:
@@ -237,8 +239,10 @@ class Gate:
         return max(-_FARTHEST, min(worse, _FARTHEST))
 
     def change(self, worsening: float) -> float:
-        """The change of the figure itself, as a share of what it was; of errors in shares of all requests. An end
-        without a bound stays infinite."""
+        """Relative change of the figure; of errors the difference, as a share of all requests.
+
+        An end without a bound stays infinite.
+        """
         if self.is_absolute:
             return worsening
         if math.isinf(worsening):
@@ -246,7 +250,7 @@ class Gate:
         return math.expm1(-worsening if self.metric in _LOWER_IS_WORSE else worsening)
 
     def worsening_of(self, change: float) -> float:
-        """The inverse of `change`."""
+        """Convert a relative change of the figure to a worsening: the inverse of `change`."""
         if math.isinf(change):
             return -change if self.metric in _LOWER_IS_WORSE else change
         if change <= -1.0 and not self.is_absolute:  # a loss of all
@@ -255,12 +259,12 @@ class Gate:
 
 
 def figure_name(model: str, metric: Metric) -> str:
-    """What a figure is called among those of all models."""
+    """Name of a figure among those of several models."""
     return f"{model}:{metric}" if model else metric
 
 
 def default_gates(objective: str) -> tuple[Gate, ...]:
-    """What is guarded under this objective where nobody says."""
+    """Gates of an objective where the user names none."""
     return tuple(
         Gate(metric=metric, margin=DEFAULT_MARGINS[metric], is_default=True)
         for metric in OBJECTIVE_METRICS[objective]
@@ -314,7 +318,7 @@ def parse_margins(texts: Sequence[str]) -> dict[str, float]:
 
 
 def margin_text(gate: Gate, margin: float) -> str:
-    """`5 %`; of errors `0.1 points`."""
+    """Write a margin, such as `5 %`, or `0.1 points` of errors."""
     return f"{rounded(margin * 100)} {'points' if gate.is_absolute else '%'}"
 
 
@@ -333,7 +337,8 @@ def _gate(name: str, margin: float) -> Gate:
 
 
 def listed(texts: Iterable[str]) -> list[str]:
-    """The items of comma-separated lists; of an empty one an empty item, so that a variable that is not set is told."""
+    """Split comma-separated lists into their items; an empty list gives an empty item, so that a variable that is not
+    set is reported."""
     return [
         item.strip() for text in texts for item in text.split(",") if item.strip() or not text.strip(" ,")
     ]
@@ -379,7 +384,7 @@ class Finding:
         return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON: null for a bound that the blocks do not give, and for what was not measured."""
+        """Return plain types for JSON: null for a missing bound and for what was not measured."""
         change = {name: _known(getattr(self.change, name)) for name in ("value", "low", "high")}
         return {
             "metric": self.gate.metric,

@@ -1,4 +1,4 @@
-"""What did all checks say so far? One line each in results/history.jsonl, and when which figure changed."""
+"""The history of all checks, one line each in results/history.jsonl, and when which figure changed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ChangePoint:
 
     @property
     def change(self) -> float:
-        """As a share of what it was."""
+        """Relative change at this point."""
         return self.after / self.before - 1.0 if self.before else math.nan
 
 
 def change_points(values: Sequence[float], *, seed: int = 1) -> list[ChangePoint]:
-    """Every change that is found, in the order of time; values must be finite. Of fewer than LEAST there is none."""
+    """Find every lasting change in a series of finite values, in the order of time; fewer than LEAST have none."""
     series = np.asarray(values, dtype=np.float64)
     edges = sorted(_splits(series, 0, np.random.default_rng(seed))) if len(series) >= LEAST else []
     bounds = [0, *edges, len(series)]
@@ -111,8 +111,8 @@ _VOID: Final = frozenset({"INVALID", "INCOMPARABLE"})
 
 
 def are_equal(before: Scenario, after: Scenario) -> bool:
-    """Whether two sides are the same server of the same model, byte by byte: what a check of them flags is a false
-    alarm. A model that is no folder or file here is compared by its name."""
+    """Whether two sides are the same server of the same model, byte by byte, so that whatever a check of them flags is
+    a false alarm."""
     documents = [side.document() for side in (before, after)]
     models = [document["target"].pop("model", None) for document in documents]
     for document in documents:
@@ -139,8 +139,8 @@ def _same_files(before: Path, after: Path) -> bool:
 def history_line(
     account: Account, provenance: Mapping[str, Any], *, commit: str | None = None, unchanged: bool = False
 ) -> dict[str, Any]:
-    """What later checks are compared with: the figures of both sides, the verdict, the host, the candidate's commit
-    (None: the working tree's), and whether both sides were equal."""
+    """Make a line of the history: figures of both sides, verdict, host, the candidate's commit, and whether both sides
+    were equal."""
     document = account.to_dict()
     gates = {
         figure_name(gate["model"], gate["metric"]): {
@@ -172,7 +172,7 @@ def history_line(
 
 
 def append_history(root: Path, line: Mapping[str, Any]) -> Path:
-    """Add one line to the history under `root`; two checks at once wait for each other.
+    """Append a line to the history under `root`; two checks at once wait for each other.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -209,7 +209,7 @@ class Series:
 
 
 def read_history(root: Path) -> list[dict[str, Any]]:
-    """Every whole line of the history under `root`; one that a kill cut short, or somebody edited, is passed over.
+    """Read every whole line of the history under `root`; broken lines are passed over.
 
     Raises:
         ArchiveError: there is none, or it holds lines of a newer version.
@@ -232,7 +232,7 @@ def read_history(root: Path) -> list[dict[str, Any]]:
 
 
 def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """Each figure by scenario and CPU, of the checks that measured it and count, with its changes."""
+    """Collect each figure by scenario and CPU, of the checks that measured it and count, with its changes."""
     points: dict[tuple[str, str | None, str], list[tuple[str, str | None, float]]] = {}
     for line in lines:
         if line.get("verdict") in _VOID:
@@ -278,7 +278,7 @@ class TrackRecord:
 
 
 def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
-    """By all checks, in the order of time."""
+    """Count how often failures were right and equal sides failed, over all checks in the order of time."""
     valid = [line for line in lines if line.get("verdict") not in _VOID]
     equal = [line for line in valid if line.get("unchanged")]
     failed = [

@@ -1,4 +1,4 @@
-"""Does a load test keep absolute limits: so much latency or CPU at most, so many requests/s at least?"""
+"""Absolute limits of a load test: so much latency or CPU at most, so many requests/s at least."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Part:
 
     @property
     def change(self) -> float:
-        """As a share of what it was; nan where it is not known."""
+        """Relative change of this part; nan where it is not known."""
         return self.after / self.before - 1.0 if self.before > 0.0 else math.nan
 
 
@@ -59,7 +59,7 @@ class Attribution:
 
     @property
     def largest(self) -> list[Part]:
-        """The parts to name: those that moved most."""
+        """The parts that moved most."""
         moved = [part for part in self.parts if _moved(part, MOVED)]
         return sorted(moved, key=lambda part: -abs(part.change))[:3]
 
@@ -70,8 +70,8 @@ class Attribution:
 def attribute(
     before: Sequence[Measurement], after: Sequence[Measurement], *, cpu_s: tuple[float, float] | None = None
 ) -> Attribution:
-    """What moved between the runs of two sides; `cpu_s` is the server's CPU time of a request of both, where that was
-    measured apart."""
+    """Compare the runs of two sides part by part; `cpu_s` is the server's CPU time of a request of both, where it was
+    measured separately."""
     size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
     batch = _batch_time(before, after)
     queue = _part("queue", before, after, lambda run: run.queue_mean_s)
@@ -190,7 +190,8 @@ class LimitFinding:
     state: State
 
     def to_dict(self) -> dict[str, Any]:
-        """`figure` in the unit of `limit`: seconds, requests/s, a share of all requests."""
+        """Return plain types for JSON; `figure` is in the unit of `limit`: seconds, requests/s, or a share of all
+        requests."""
         return {
             "metric": self.limit.metric,
             "limit": self.limit.value,
@@ -200,7 +201,7 @@ class LimitFinding:
 
 
 def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
-    """`p95=20ms,throughput=500/s,errors=1%,cpu=200us`, in one text or several.
+    """Parse absolute limits such as `p95=20ms,throughput=500/s,errors=1%,cpu=200us`, in one text or several.
 
     Raises:
         UsageError: no such figure, or a limit that its unit does not allow.
@@ -212,7 +213,7 @@ def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
 
 
 def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
-    """Each limit against the figure of one load test, with its interval where it has one."""
+    """Judge each limit against the figure of one load test, with its interval where it has one."""
     figures = run_figures(trial)
     return [_judged(limit, _estimate(limit.metric, trial, figures[limit.metric])) for limit in limits]
 

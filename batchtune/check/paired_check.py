@@ -1,4 +1,4 @@
-"""How many blocks are needed, and what do they say: the course of a paired check from the first look to the verdict?
+"""The course of a paired check from the first look to the verdict: how many blocks it takes, and what they say.
 
 The screen stops at the first look where some gate is flagged or all are cleared. What it flags, and what is
 still open, is measured once more, on fresh blocks after both servers were started anew, by the same rule and judged by
@@ -51,7 +51,8 @@ def paired_figures(
     candidate: str,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks.
+    """Collect the figures of each block that both sides completed, by their last complete attempts, in the order of the
+    blocks.
 
     `cpu`: CPU seconds a request by block, where they were to be measured apart; nan where that told nothing. Only these
     count where at least half of them are told, else those of the runs: both are never mixed.
@@ -74,7 +75,7 @@ def variant_figures(
     *,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """The same of two variants; of several models the figures of all of them, of each block that all ended."""
+    """Collect the figures of two variants by block, as `paired_figures`; of several models those of all."""
     if not before.scenario.target.models:
         return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
     arms = [
@@ -97,7 +98,7 @@ def _side_by_side(before: Trial, after: Trial, *, model: str = "") -> dict[str, 
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:
-    """Every figure of one run; nan where it was not measured. The capacity of a run that held no rate is 0."""
+    """Return every figure of one run; nan where it was not measured. The capacity of a run that held no rate is 0."""
     measured = trial.measurement
     if measured is None:
         return dict.fromkeys(METRICS, math.nan)
@@ -168,12 +169,12 @@ class Conclusion:
 
     @property
     def is_void(self) -> bool:
-        """The figures are not the servers', or of another workload."""
+        """Whether the figures are not the servers', or of another workload."""
         return self.verdict in ("INVALID", "INCOMPARABLE")
 
     @property
     def exit_code(self) -> int:
-        """As README.md lists them."""
+        """Exit code of the check, as README.md lists them."""
         match self.verdict:
             case "OK" | "IMPROVED":
                 return 0
@@ -189,7 +190,7 @@ class Conclusion:
                 return NoFeasibleConfigurationError.exit_code
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
+        """Return plain types for JSON."""
         return {
             "schema_version": CHECK_VERSION,
             "verdict": self.verdict,
@@ -213,7 +214,7 @@ def run_check(
     error_rate: float = ERROR_RATE,
     on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
 ) -> Conclusion:
-    """Measure until it is clear, or `blocks_max` blocks are used up; confirm what is flagged."""
+    """Measure blocks until the verdict is clear or `blocks_max` are used up; what is flagged is measured again."""
     counts = looks_up_to(blocks_max)
     settled: dict[tuple[Phase, Gate], Finding] = {}
 
@@ -276,7 +277,7 @@ def run_check(
 def judge_fixed(
     gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, error_rate: float = ERROR_RATE
 ) -> Conclusion:
-    """The verdict on blocks that were all measured beforehand: one look, and nothing is confirmed."""
+    """Judge blocks that were all measured beforehand: one look, and nothing is confirmed."""
     (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
     findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
     return Conclusion(

@@ -1,5 +1,5 @@
-"""How do we ask: who sends what when, and when did the answer come?
+"""The load: who sends what when, and when the answer came.
 
-Out goes `record.samples.Samples`: each request's due, send and answer times, and its outcome.
-Start with `fleet.LoadFleet`, `worker.driver`, `calibration.calibrate`.
+Out goes `samples.Samples`: each request's due, send and answer times, and its outcome.
+Start with `fleet.LoadFleet`, `worker_process.Driver`, `calibration.calibrate`.
 """

@@ -1,4 +1,4 @@
-"""How fast is the client itself? Measured once per run against a server that does nothing."""
+"""Measures how fast the client itself is, once per run, against a server that does nothing."""
 
 from __future__ import annotations
 

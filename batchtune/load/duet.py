@@ -43,11 +43,13 @@ class DuetPlan:
 
     @property
     def begins_ns(self) -> NDArray[np.int64]:
-        """When each turn begins after the start, and when one more would."""
+        """Start of each turn, nanoseconds after the start of the load, shape (turns + 1,); the last entry is when one
+        more would begin."""
         return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
 
     def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
-        """The part of one server: its clients rest between its turns, its schedule goes on in the next of them."""
+        """Return one server's share of the arrivals: clients pause outside its turns, a schedule goes on in its next
+        turn."""
         begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
         duration_s = float(self.begins_ns[-1]) / 1e9
         if isinstance(arrivals, ClosedLoop):
@@ -78,7 +80,8 @@ class Reading:
 def run_duet(
     fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
 ) -> list[tuple[float, float]]:
-    """CPU seconds a request of both servers, for each pair of turns that can be told; a job and a clock a server.
+    """Measure the CPU seconds a request of two servers, loaded in turns: one (first, second) for each pair of turns
+    that could be measured. `jobs` and `clocks` hold one entry a server.
 
     Raises:
         MeasurementInvalidError, TargetError, UsageError: as `LoadFleet.run`.
@@ -95,7 +98,7 @@ def run_duet(
 
 
 def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
-    """CPU seconds a request of both servers in each pair.
+    """Compute CPU seconds a request of both servers in each pair of turns.
 
     Left out: a pair of which a request of either turn was still under way when the clocks were read, or the clocks
     were read when the next turn had begun.
@@ -140,7 +143,7 @@ class ClockReader:
         self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)
 
     def start(self) -> int:
-        """Begin, and say when the load is to start (CLOCK_MONOTONIC)."""
+        """Start the thread. Returns when the load is to start (CLOCK_MONOTONIC, ns)."""
         self._start_ns = time.monotonic_ns() + START_DELAY_NS
         self._thread.start()
         return self._start_ns

@@ -1,4 +1,4 @@
-"""Does a model answer a request, one of twice and one of eight times its rows, and how long does that take?
+"""Probes a model: whether it answers a request, and ones of twice and eight times its rows, and how long that takes.
 
 Asked one by one before anything is measured, so that what a sweep would trip over is told at once: a shape or a range
 that the signature leaves open, a batch dimension that is fixed. What was left open is guessed and tried.
@@ -48,7 +48,7 @@ from batchtune.wire.signature import Signature
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
-    """The set with `expected` filled from the server's own answers to each request alone.
+    """Return the set with `expected` filled in: the server's own answers to each request, asked one at a time.
 
     Raises:
         TargetError: the server does not answer one of them, or with an error or nonsense.
@@ -67,7 +67,7 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
 
 
 def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -> None:
-    """Ask the first request once: a URL, a body or an app that is wrong is told before any load.
+    """Send the first request once, so that a wrong URL, body or app is reported before any load.
 
     Raises:
         TargetError: no answer, one without an end, a redirect, another status, a page, or without what must be in it.
@@ -126,7 +126,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
-    """The server's answer to each request of the set, asked one after the other.
+    """Yield the server's answer to each request of the set, asked one after another.
 
     Raises:
         TargetError: it does not answer one of them, or with an error.
@@ -189,14 +189,15 @@ class FirstTries:
 
     @property
     def recorded(self) -> bool:
-        """Whether the requests come from a file: nothing about them is guessed."""
+        """Whether the requests come from a file, so that nothing about them had to be guessed."""
         return isinstance(self.request.inputs, FileInputs)
 
 
 def first_tries(
     endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
 ) -> FirstTries:
-    """Ask the model; `batched` False: that it takes one request's rows at a time is no fault.
+    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and of larger ones.
+    `batched` False: a model that takes one request's rows only is no error.
 
     Raises:
         TargetError: it refuses a request, or one of twice the rows; the hint says what that means.

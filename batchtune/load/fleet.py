@@ -216,17 +216,17 @@ class LoadFleet:
         return None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
 
     def retire(self, _name: str, _why: str) -> bool:
-        """A worker of this machine is no better elsewhere: all stay."""
+        """Return False: workers on this machine cannot be replaced by better ones, so all stay."""
         return False
 
     @property
     def process_ids(self) -> list[int]:
-        """The workers that run now."""
+        """Process numbers of the workers that run now."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     @property
     def client_cores(self) -> int:
-        """How many cores the workers can keep busy: each is one thread."""
+        """CPU cores that the workers can keep busy; each worker is one thread."""
         return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))
 
     def _run(
@@ -323,7 +323,7 @@ class LoadFleet:
 def summed_up(
     job: LoadJob, parts: Sequence[Samples], *, client_cores: int, names: Sequence[str] = ()
 ) -> Samples:
-    """The parts of a job as the whole that was asked for."""
+    """Merge the workers' samples into those of the whole job."""
     offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
     return replace(merge(parts, names=names), offered_rps=offered_rps, client_cores=client_cores)
 
@@ -354,7 +354,7 @@ def _death(worker: _Worker) -> MeasurementInvalidError:
 
 @contextlib.contextmanager
 def interrupts_noted_here() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C instead of raising; only the main thread can hear any."""
+    """Within, collect Ctrl-C in a list instead of raising; off the main thread the list stays empty."""
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
@@ -368,7 +368,7 @@ RECENT_NS: Final = 1_000_000_000
 
 
 def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
-    """What all workers tell live; the quantiles are the workers', weighted by their answers of the last second."""
+    """Sum up the live figures of several workers; quantiles are means weighted by the answers of the last second."""
     answering = [live for live in lives if live.throughput_rps > 0.0]
     throughput_rps = sum(live.throughput_rps for live in answering)
 

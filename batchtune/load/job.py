@@ -1,4 +1,4 @@
-"""What is a load job, what is each worker's part of it, and what came of that?"""
+"""A load job, the part that each worker has of it, and the samples that come of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
 
 
 def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
-    """What is wrong with these outputs; "" when every expected one is there and equal to float precision.
+    """Compare outputs with the expected ones, to float precision. Returns what differs, "" if nothing.
 
     REST does not name a lone output: it is then compared under the name "".
     """
@@ -72,7 +72,7 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
 
 
 def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
-    """The outputs by name; REST does not name a lone output: it is then "".
+    """Decode the outputs of an answer by name; the lone output of a REST answer has no name and is called "".
 
     Raises:
         ValueError: bytes that are no answer of this protocol.
@@ -164,7 +164,7 @@ class WorkerJob:
 
     @property
     def gaps_max(self) -> int:
-        """Gaps between tokens that there is room for; 0: the answers hold no tokens."""
+        """Gaps between tokens that memory is set aside for; 0 where answers are not streams of tokens."""
         return GAPS_MAX if self.requests.protocol == "openai" else 0
 
     def rows(self, count: int) -> NDArray[np.int32]:
@@ -188,7 +188,8 @@ class WorkerReport:
 
 
 def split(job: LoadJob, workers: int) -> list[WorkerJob]:
-    """The parts of a job for so many workers: together they send the same requests at the same times as one would.
+    """Split a job into the parts of so many workers, which together send the same requests at the same times as one
+    worker would.
 
     An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user. Nothing here needs the
     workers to be on one machine. A worker has a part for each endpoint, one after another: whatever the number of
@@ -216,7 +217,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
 def samples_of(
     columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int, *, one_in: int = 1
 ) -> Samples:
-    """Copy the rows that the worker issued, one of so many, out of the shared memory, as offsets from `start_ns`."""
+    """Copy what a worker recorded out of shared memory: one row of `one_in`, times as offsets from `start_ns`."""
     issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
     good = np.count_nonzero(columns.outcomes()[: report.issued] == Status.OK + ENDED)
     status = np.array(columns.outcomes()[issued])

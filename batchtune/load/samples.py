@@ -90,7 +90,7 @@ class Streams:
     gaps_one_in: int = 1
 
     def of_rows(self, rows: Any) -> Streams:
-        """Those of some of the requests; gaps are of all."""
+        """Select the requests of `rows`; the gaps stay those of all requests."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TOKEN_COLUMNS})
 
 
@@ -141,7 +141,7 @@ class Samples:
 
     @property
     def latency_ns(self) -> NDArray[np.int64]:
-        """From due to done, shape (n,); NEVER_NS for a request that did not end."""
+        """Latency from due to done, shape (n,), nanoseconds; NEVER_NS for a request that did not end."""
         latency_ns: NDArray[np.int64] = np.where(
             self.done_ns == NEVER_NS, NEVER_NS, self.done_ns - self.due_ns
         )
@@ -149,12 +149,12 @@ class Samples:
 
     @property
     def client_cpu_ratio(self) -> float:
-        """The part of the client's cores that the client used; 0 when nothing ran."""
+        """Share of the client's CPU cores that was used, 0 to 1; 0 when nothing ran."""
         available_s = self.wall_s * self.client_cores
         return self.client_cpu_s / available_s if available_s > 0 else 0.0
 
     def between(self, first: int, last: int) -> Samples:
-        """Rows `first` to `last`, without `last`; what concerns them all is kept."""
+        """Select rows `first` to `last - 1`; figures of the whole job stay as they are."""
         rows = self._chosen(slice(first, last))
         if first and rows.streams is not None:  # the gaps are of all rows, and go with the first
             none = np.zeros(0, dtype=np.int64)
@@ -162,14 +162,15 @@ class Samples:
         return rows
 
     def thinned(self, one_in: int) -> Samples:
-        """One row of so many in turn, drawn at random; 1: all."""
+        """Keep one row of each `one_in` in turn, drawn at random; 1 keeps all."""
         if one_in == 1:
             return self
         failures = int(np.count_nonzero(self.status != Status.OK))
         return replace(self._chosen(drawn_rows(len(self), one_in)), one_in=one_in, failures=failures)
 
     def of_worker(self, number: int) -> Samples:
-        """What the worker of this number sent, as if alone; pauses are not told apart."""
+        """Select what worker `number` sent, as if it had been alone; pauses are dropped, since they are not known by
+        worker."""
         share = self.workers[number]
         return replace(
             self._chosen(np.flatnonzero(self.worker == number)),
@@ -188,7 +189,7 @@ class Samples:
         return replace(self, **columns, worker=worker, endpoint=endpoint, streams=streams)
 
     def errors(self) -> dict[str, int]:
-        """How many requests ended with each status other than OK, those with none left out."""
+        """Count the requests by status, OK and statuses without requests left out."""
         counts = np.bincount(self.status, minlength=len(Status))
         return {
             status.name: int(counts[status])
@@ -198,18 +199,18 @@ class Samples:
 
 
 def kept_one_in(count: int, kept_max: int = KEPT_MAX) -> int:
-    """Of how many requests in turn one is kept, so that about `kept_max` are."""
+    """Return n so that keeping one request of n keeps about `kept_max` of `count`."""
     return max(1, math.ceil(count / kept_max))
 
 
 def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
-    """The number of one row of each `one_in` in turn. A fixed stride would meet the same payloads again and again."""
+    """Draw one row number of each `one_in` in turn. A fixed stride would meet the same payloads again and again."""
     firsts = np.arange(0, count, one_in)
     return firsts + np.random.default_rng(count).integers(0, np.minimum(one_in, count - firsts))
 
 
 def joined(chunks: Sequence[Samples]) -> Samples:
-    """Consecutive slices of one worker's samples, whole again."""
+    """Put consecutive slices of one worker's samples together again."""
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
     }
@@ -218,7 +219,7 @@ def joined(chunks: Sequence[Samples]) -> Samples:
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
-    """What one worker sent to several endpoints at once, a part to each, as its samples.
+    """Merge what one worker sent to several endpoints at once, one part an endpoint.
 
     The parts share one process, and each part notes when that stood still: the longest account is kept.
     """
@@ -264,7 +265,7 @@ def _all_streams(parts: Sequence[Samples]) -> Streams | None:
 
 
 def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
-    """The samples of several workers of one job as one, in the order of due times; exact.
+    """Merge the samples of several workers of one job, in the order of due times, without loss.
 
     `names`: of the workers; empty: "worker 0", "worker 1" …
 
@@ -370,7 +371,7 @@ _BY_GRPC_CODE: Final = {
 
 
 def of_grpc(code: int, text: str) -> Status:
-    """The class of a gRPC answer whose status `code` is not 0."""
+    """Classify a gRPC answer by its status code, which is not 0, and its text."""
     status = _by_words(text)
     if status is not None:
         return status
@@ -380,7 +381,7 @@ def of_grpc(code: int, text: str) -> Status:
 
 
 def of_http(code: int, text: str) -> Status:
-    """The class of an HTTP answer whose status `code` is not 200."""
+    """Classify an HTTP answer by its status code, which is not 200, and its text."""
     status = _by_words(text)
     if status is not None:
         return status
@@ -392,7 +393,7 @@ def of_http(code: int, text: str) -> Status:
 
 
 def of_lost_connection(reason: str) -> Status:
-    """The class of requests whose HTTP/2 connection ended under them."""
+    """Classify the requests whose HTTP/2 connection was lost for this reason."""
     lowered = reason.lower()
     return Status.MALFORMED if "malformed" in lowered or "protocol" in lowered else Status.RESET
 
@@ -451,16 +452,17 @@ class Columns:
         self.outcome = self._view[outcome_at : outcome_at + capacity]
 
     def times(self, name: str) -> NDArray[np.int64]:
-        """The whole column as an array over the same memory, shape (capacity,)."""
+        """View a whole column as an array over the same memory, shape (capacity,)."""
         column: memoryview = getattr(self, name)
         return np.frombuffer(column, dtype=np.int64)
 
     def outcomes(self) -> NDArray[np.uint8]:
-        """The outcome column as an array over the same memory, shape (capacity,)."""
+        """View the outcome column as an array over the same memory, shape (capacity,)."""
         return np.frombuffer(self.outcome, dtype=np.uint8)
 
     def keep_gaps(self, gaps_ns: NDArray[np.int64], ended_ns: NDArray[np.int64]) -> None:
-        """Append the gaps of a stream and when each ended, one in as many as the table has room for."""
+        """Append the gaps of a stream and when each ended (ns); once the table is full only one in 2, 4, … of all gaps
+        is kept."""
         header, table = self.header, self.gaps
         stride = header[GAP_STRIDE] or 1
         gaps_ns, ended_ns = gaps_ns[::stride], ended_ns[::stride]
@@ -485,13 +487,13 @@ class Columns:
 
 
 def size_bytes(capacity: int, gaps_max: int = 0) -> int:
-    """The bytes of memory that columns of `capacity` rows map."""
+    """Bytes of memory that a table of `capacity` rows takes."""
     columns = len(_TIME_COLUMNS) + (len(_TOKEN_COLUMNS) if gaps_max else 0)
     return 8 * (_HEADER_WORDS + columns * capacity + 2 * gaps_max) + max(capacity, 1)
 
 
 def new_memory(capacity: int, gaps_max: int = 0) -> int:
-    """A file descriptor of fresh zeroed memory for `Columns`; the caller closes it."""
+    """Create zeroed memory for `Columns` and return its file descriptor; the caller closes it."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("batchtune-samples")
     else:

@@ -38,7 +38,8 @@ OF_A_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def start_undisturbed(process: SpawnProcess) -> None:
-    """Start a child that inherits a mask without those signals; it ends when its parent does."""
+    """Start a child process that a terminal's signals (Ctrl-C, hang-up, Ctrl-backslash) do not reach; it ends when its
+    parent does."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
     try:
         resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
@@ -193,14 +194,14 @@ class Driver:
         return self._report(wall_s, cpu_s)
 
     def abandon(self) -> WorkerReport:
-        """Close without having started."""
+        """Close the connections of a job that is not started, and report that nothing was sent."""
         self._pacer.close()
         self._client.close()
         self._stopped = True
         return self._report(0.0, 0.0)
 
     def stop(self) -> None:
-        """Send nothing more, and do not wait long for the answers."""
+        """Send no more requests, and wait a second at most for the answers under way."""
         if not self._stopped and self._give_up_ns:
             self._stopped = True
             self._source.stop()

@@ -156,13 +156,14 @@ class Facts:
 
     @property
     def rows_in_flight(self) -> float | None:
-        """In a closed loop; an open loop has as many as there are."""
+        """Rows that the clients of a closed loop have in flight at once; None for an open loop, where they are not
+        bounded."""
         users = self.run.concurrency
         return None if users is None else users * self.settings.rows_per_request
 
     @property
     def server_cpu_ratio(self) -> float | None:
-        """Of the cores that the server may use."""
+        """Share of the server's CPU cores that is busy, 0 to 1."""
         used, cores = self.server_cpus_used, self.settings.server_cores
         return None if used is None or not cores else used / cores
 
@@ -251,7 +252,7 @@ class Facts:
 
     @property
     def device_used_ratio(self) -> float | None:
-        """Of the device, by its own counters (NVML); None: it has none."""
+        """Share of the time in which the GPU is busy, by its own counters (NVML); None without a GPU."""
         utilisation = self.settings.device_utilisation
         return (
             utilisation
@@ -261,7 +262,7 @@ class Facts:
 
     @property
     def device_room(self) -> float | None:
-        """How much of the device is used while batch threads are busy; None: nothing tells.
+        """Share of the device in use while batch threads are busy, 0 to 1; None where it is not known.
 
         Without counters of its own the device is the CPU, or an emulated one, which tells whether batches share it.
         """
@@ -303,18 +304,18 @@ class Facts:
 
     @property
     def failing_replica(self) -> str:
-        """Which of several endpoints fails more than the others, in a sentence; "" where none does."""
+        """Name the endpoint that fails more than the others, in a sentence; "" if there is none."""
         return next((caveat.text for caveat in self.run.caveats if caveat.code == "endpoint_failing"), "")
 
     @property
     def unexplained_error_ratio(self) -> float:
-        """The requests that failed for another reason than too high a rate, which an open loop is advised on."""
+        """Share of requests that failed for another reason than too high a rate."""
         of_a_rate = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
         late = of_a_rate if self.run.concurrency is None and not self.failing_replica else ()
         return sum(self.error_ratio(name) for name in self.run.errors.keys() - set(late))
 
     def figures(self) -> dict[str, float]:
-        """Everything known, for the report."""
+        """All known figures by name, for the report."""
         server = self.run.server
         known = {
             "client_cpu_ratio": self.run.client_cpu_ratio,
@@ -354,7 +355,7 @@ class Bottleneck:
 def find_bottleneck(
     measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True
 ) -> Bottleneck:
-    """The first of the list that the figures show, from the least to the most trustworthy ground.
+    """Name what limits the run: the first condition of an ordered list that the figures meet.
 
     Host and client come first because they spoil every other figure; the device comes after what keeps it idle or
     its batches small. `blame_host` False looks past a noisy host to the server, which is then not blamed for what the

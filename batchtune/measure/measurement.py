@@ -1,4 +1,4 @@
-"""What does one run mean? Rates, quantiles, errors, the server's side, a verdict, and reasons for distrust."""
+"""What one run means: rates, quantiles, errors, the server's side, a verdict, and reasons for distrust."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def padding_share(per_element: float) -> str:
 
 
 def saved_text(per_element: float, *, in_one_queue: float) -> str:
-    """`padding saved: 84 %`: how much less padding there is for the same requests; "" where there is none to save."""
+    """Describe how much padding is saved for the same requests, such as `padding saved: 84 %`; "" if none."""
     if in_one_queue <= 0.0:
         return ""
     saved = 1.0 - per_element / in_one_queue
@@ -130,7 +130,8 @@ class CountedRequests:
                 return replace(self, latencies_s=shares)
 
     def design_effect(self, limit_s: float) -> float:
-        """Of the share of requests slower than `limit_s`; where few are, at least that of a batch."""
+        """Factor by which requests that come together widen the variance of the share slower than `limit_s`; at least
+        that of a batch where few are slower."""
         effect = self.shown_effect(limit_s)
         # Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect.
         few_misses = 10
@@ -138,7 +139,7 @@ class CountedRequests:
         return max(effect, self.requests_per_batch) if few else effect
 
     def shown_effect(self, limit_s: float) -> float:
-        """As far as the misses themselves show it: 1 without any."""
+        """Design effect as estimated from the misses alone; 1 without misses."""
         return design_effect(self.latencies_s > limit_s, time_slices(self.due_ns))
 
 

@@ -1,4 +1,4 @@
-"""Which latency quantiles and which rate do these samples show, and how sure is that?
+"""Latency quantiles, rates and differences, each with its interval.
 
 Intervals are distribution-free: order statistics, widened by the design effect because requests that share a
 batch finish together (`reference/measurement.md` 2.3). No shape of the latency distribution is assumed.
@@ -311,7 +311,7 @@ def ratio_estimate(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 
 
 def typical(values: Iterable[float]) -> Estimate | None:
-    """The same for the figure of one arm over its blocks: its centre, and how well the blocks tell it."""
+    """Estimate the typical value of one variant's figure over its blocks: its centre with an interval."""
     return ratio_estimate((1.0, value) for value in values)
 
 
@@ -376,7 +376,7 @@ def spread_about_zero(differences: Sequence[float]) -> Estimate:
 
 
 def walsh_averages(differences: Sequence[float]) -> NDArray[np.float64]:
-    """All averages of two differences, each with itself too, ascending; empty without any."""
+    """Compute the averages of all pairs of differences, each with itself too, ascending; empty without differences."""
     averages: NDArray[np.float64] = _walsh_rows(np.asarray([differences], dtype=np.float64))[0]
     return averages
 

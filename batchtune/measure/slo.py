@@ -1,4 +1,4 @@
-"""Does the service keep its promise? Verdicts on the share of requests that miss a latency limit."""
+"""Verdicts on limits: whether the share of requests that miss a latency limit is small enough."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def strict_decision(
 def times_longer(
     requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
 ) -> float | None:
-    """How many times as long a run like this one must last for either verdict; None: beyond LONGEST_TIMES.
+    """Estimate how many times as long a run like this must last for a PASS or a FAIL; None: beyond LONGEST_TIMES.
 
     A guess: that misses go on at this ratio and come together as they did.
     """

@@ -1,4 +1,4 @@
-"""Which models can be tried without bringing one?
+"""Models to try when there is none at hand.
 
 `python -m batchtune.sample_models NAME` builds one with seeded weights, exports it once into the cache directory
 and prints its base path. Building imports the framework; importing this package does not.

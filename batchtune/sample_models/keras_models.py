@@ -1,4 +1,4 @@
-"""How are the sample models written in Keras, and how do they become a SavedModel?"""
+"""The sample models in Keras, exported as SavedModels."""
 
 from __future__ import annotations
 

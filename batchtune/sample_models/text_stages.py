@@ -20,7 +20,7 @@ LABELS = np.array([b"negative", b"positive"], dtype=object)
 
 
 def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """`text` [batch] to `embedded` [batch, 200, width]: the pieces after the 200th are left out."""
+    """Turn `text` [batch] into `embedded` [batch, 200, width]; word pieces after the 200th are left out."""
     indices, embeddings = tables()
     places = 200
     rows = np.zeros((len(tensors["text"]), places), np.int64)  # 0 is padding
@@ -31,13 +31,13 @@ def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def postprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """`scores` [batch, 2], and the `label` of the higher one."""
+    """Return `scores` [batch, 2], and the `label` of the higher one."""
     scores = tensors["scores"]
     return {"scores": scores, "label": LABELS[scores.argmax(axis=1)]}
 
 
 def cleaned(text: str) -> str:
-    """Small letters without accents; what is no letter or digit parts words."""
+    """Lower the case and remove accents; whatever is no letter or digit separates words."""
     letters = []
     for letter in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(letter)
@@ -47,7 +47,7 @@ def cleaned(text: str) -> str:
 
 
 def pieces_of(text: str, indices: Mapping[str, int]) -> Iterator[str]:
-    """Each word's longest known pieces, from its start; a letter that is not known is passed over."""
+    """Split each word into its longest known pieces, from its start; an unknown letter is passed over."""
     for word in text.split():
         start = 0
         while start < len(word):
@@ -60,7 +60,7 @@ def pieces_of(text: str, indices: Mapping[str, int]) -> Iterator[str]:
 
 @cache
 def tables() -> tuple[dict[str, int], NDArray[np.float32]]:
-    """The index of each piece, and the embedding of each index."""
+    """Return the index of each word piece, and the embedding of each index."""
     folder = Path(__file__).parent
     pieces = (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
     return {piece: index for index, piece in enumerate(pieces) if piece}, np.load(folder / "embeddings.npy")

@@ -1,4 +1,4 @@
-"""Which pieces do the two convolutional sample models share?"""
+"""The pieces that the two convolutional sample models share."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
         return self.classified(self.words(words) + self.positions.weight)
 
     def classified(self, hidden: Any) -> Any:
-        """The scores of embedded words."""
+        """Compute the class scores of embedded words."""
         hidden = self.after_attention(hidden + self._attended(hidden))
         hidden = self.after_forward(hidden + self.forwarded(hidden))
         return self.scores(hidden.mean(dim=1))
@@ -125,7 +125,8 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
 
 
 def imdb_transformer() -> Any:
-    """With embeddings as small as Keras draws them: with torch's own unit variance, two classes saturate."""
+    """Make the transformer, with embeddings as small as Keras draws them: with torch's own unit variance two classes
+    saturate."""
     model = ImdbTransformer()
     nn.init.uniform_(model.words.weight, -0.05, 0.05)
     nn.init.uniform_(model.positions.weight, -0.05, 0.05)
@@ -163,7 +164,8 @@ def convolution(
     padding: int | tuple[int, int] | None = None,
     relu: bool = True,
 ) -> list[Any]:
-    """Convolution, batch normalisation, ReLU; `padding` None keeps the size at stride 1 where `size` is odd."""
+    """Make a block of convolution, batch normalisation and ReLU; `padding` None keeps the size at stride 1 where `size`
+    is odd."""
     around = size // 2 if padding is None else padding
     layer = nn.Conv2d(given, gives, size, stride=stride, padding=around, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -171,7 +173,7 @@ def convolution(
 
 
 def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
-    """The way around a branch: nothing where the shape stays, else a convolution of size 1."""
+    """Make the way around a branch: nothing where the shape stays, else a convolution of size 1."""
     if given == gives and stride == 1:
         return nn.Identity()
     return nn.Sequential(*convolution(given, gives, 1, stride=stride, relu=False))

@@ -1,4 +1,4 @@
-"""How do the sample models of PyTorch become files that a server loads?
+"""The sample models in PyTorch, exported as files that a server loads.
 
 `model.pt2` (torch.export) or `model.pt` (TorchScript), with a free batch dimension, and `signature.yaml` beside it,
 which names the tensors. Each batch normalisation is folded into the convolution before it, as any runtime for

@@ -1,4 +1,4 @@
-"""Which sample model has work of its own on the CPU before its network? The text classifier, told from its words.
+"""A sample model with work of its own on the CPU before its network: the text classifier, given words.
 
 `text_classifier` takes a text. The network is the transformer of `imdb_transformer` from the embedding on; cleaning,
 the vocabulary of 18,278 pieces and the embedding are stages before it (`text_stages.py`).
@@ -42,7 +42,7 @@ class EmbeddedTransformer(ImdbTransformer):
 
 
 def write_stages(version_path: Path) -> None:
-    """The stages, the vocabulary and the embeddings, beside the model."""
+    """Write the stages, the vocabulary and the embeddings beside the model."""
     vocabulary = ["", *pieces()]
     embeddings = np.random.default_rng(SEED).uniform(-0.05, 0.05, (len(vocabulary), IMDB.embedding))
     embeddings[0] = 0.0
@@ -53,6 +53,6 @@ def write_stages(version_path: Path) -> None:
 
 
 def pieces() -> list[str]:
-    """All strings of one, two and three letters."""
+    """List all strings of one, two and three letters."""
     sizes = range(1, text_stages.PIECE_MAX + 1)
     return ["".join(letters) for size in sizes for letters in product(ascii_lowercase, repeat=size)]

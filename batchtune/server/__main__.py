@@ -1,4 +1,4 @@
-"""What does `batchtune-model-server` do with its command line?"""
+"""The program `batchtune-model-server`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Device:
     batched_token_tokens: int = 8
 
     def kv_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-        """Tokens of keys and values that fit beside the rest; below 1: the server cannot start."""
+        """Tokens of keys and values that fit into memory beside the rest; below 1 the server cannot start."""
         aside = self.sequence_tokens * max_num_seqs + self.batched_token_tokens * max_num_batched_tokens
         return self.memory_tokens - aside
 
@@ -86,7 +86,10 @@ class Scheduler:
         return not (self.waiting or self.running)
 
     def step(self) -> tuple[float, list[Sequence]]:
-        """Seconds that a step takes, and the sequences that get a token at its end; 0 s: nothing is to be done."""
+        """Compute one step.
+
+        Returns its seconds, 0 where nothing is to be done, and the sequences that get a token at its end.
+        """
         for sequence in [running for running in self.running if running.gone]:
             self._release(sequence)
         budget, decoding, prefilled = self.max_num_batched_tokens, 0, 0
@@ -258,7 +261,7 @@ class Connection(asyncio.Protocol):
                 self._fail(404, "no such path")
 
     def token(self, sequence: Sequence, produced: int) -> None:
-        """Token number `produced` was produced."""
+        """Send the client its token number `produced`."""
         per_chunk = self._options.tokens_per_chunk
         done = produced >= sequence.output
         if self._document.get("stream"):
@@ -358,7 +361,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def options_of(words: list[str] | None = None) -> argparse.Namespace:
-    """The flags, in vLLM's words where it has them."""
+    """Parse the command line; flags have vLLM's names where it has them."""
     parser = argparse.ArgumentParser(prog="batchtune.server.emulated_llm", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)

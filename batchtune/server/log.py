@@ -1,4 +1,4 @@
-"""What does the server say on stderr?
+"""Writes what the server says on stderr.
 
 To say something never raises: who reads it may have gone, its disk may be full, and neither is a reason to stop
 serving.
@@ -15,33 +15,34 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} |
 
 
 def say(line: str) -> None:
-    """One line about what the server does."""
+    """Write a line about what the server does to stderr."""
     name = "batchtune-model-server"
     _write(f"{name}: {line.translate(_ESCAPES)}\n")
 
 
 def note(line: str) -> None:
-    """One line about what may surprise whoever measures this server."""
+    """Write a line about what may surprise whoever measures this server."""
     say(f"note: {line}")
 
 
 def warn(line: str) -> None:
-    """One line about what went wrong and did not end the process."""
+    """Write a line about what went wrong and did not end the process."""
     say(f"warning: {line}")
 
 
 def say_error(message: str, *, hint: str = "") -> None:
-    """Why the process ends."""
+    """Write why the process ends."""
     _write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
 def flush() -> None:
-    """Give what was said out of hand; before the process ends without Python's own end."""
+    """Flush stderr, before `os._exit`, which skips Python's own flush."""
     _write("")
 
 
 def let_go() -> None:
-    """Before Python's own end, which fails (exit code 120) over lines that nobody took: they go nowhere."""
+    """Flush stderr before Python exits, or point it at /dev/null: Python's own flush would fail (exit code 120) where
+    nobody reads it."""
     stream = sys.stderr
     if stream is None:
         return

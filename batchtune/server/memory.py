@@ -1,4 +1,4 @@
-"""How does the memory that a peak took go back to the system?
+"""Gives the memory that a peak took back to the system.
 
 By itself it stays, for two reasons. glibc gives each thread a heap of its own, and what is free at the end of one goes
 back only beyond a threshold that grows with the blocks a program frees, up to 64 MiB; `malloc_trim` gives back all that
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None)
 
 
 def share_one_heap() -> None:
-    """Let all threads use the main thread's heap; before there are any.
+    """Let all threads use the main thread's heap; call it before there are other threads.
 
     64 kB answers that nobody took left 75 MB in the heaps of 8 threads, and 9 so. Fixed thresholds would do as well,
     but then a batch of 2 MB costs 1 ms of page faults. Other C libraries have one heap, or none of these functions.
@@ -34,7 +34,7 @@ def share_one_heap() -> None:
 
 
 def trim() -> None:
-    """Give free memory back: 2 to 15 ms."""
+    """Give free memory back to the system; takes 2 to 15 ms."""
     gc.collect()
     malloc_trim = getattr(_libc, "malloc_trim", None)
     if malloc_trim is not None:
@@ -42,7 +42,7 @@ def trim() -> None:
 
 
 def resident_bytes() -> int:
-    """The memory of this process; 0 where the system does not say."""
+    """Resident memory of this process in bytes; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
     try:
         return int(statm.read_text().split()[1]) * _PAGE_BYTES
@@ -63,16 +63,16 @@ class Trimming:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look every few seconds, until `close`."""
+        """Check the memory every few seconds, until `close`."""
         self._timer = loop.call_later(_LOOK_S, self._look_on, loop)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Give memory back if there is more of it than in use, and it no longer grows."""
+        """Give memory back if much more is held than in use, and it no longer grows."""
         before_bytes, self._before_bytes = self._before_bytes, self._resident_bytes()
         self._used_bytes = min(self._used_bytes, self._before_bytes)
         change_bytes = self._before_bytes - before_bytes

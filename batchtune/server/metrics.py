@@ -43,7 +43,7 @@ class Histogram:
         self.total += value * times
 
     def add_all(self, values: Sequence[float], times: int = 1) -> None:
-        """As `add` for each value; a few bisections for all of them, which matters between two batches."""
+        """Add many values, each `times` times, with a few bisections for all of them."""
         ordered = sorted(values)
         at, end = 0, len(ordered)
         while at < end:
@@ -70,7 +70,7 @@ class Timings(list[float]):
             self.fold()
 
     def fold(self) -> Histogram:
-        """The histogram of all values so far."""
+        """Return the histogram of all values so far."""
         if self:
             self._histogram.add_all(self)
             self.clear()
@@ -78,12 +78,12 @@ class Timings(list[float]):
 
 
 def exponential_bounds(first: float, growth: float, count: int) -> tuple[float, ...]:
-    """first, first*growth, … (`count` bounds), as tensorflow::monitoring::Buckets::Exponential."""
+    """Return the `count` bounds first, first·growth, …, as tensorflow::monitoring::Buckets::Exponential."""
     return tuple(first * growth**power for power in range(count))
 
 
 def render_values(name: str, kind: str, values: Mapping[Labels, float]) -> Iterable[str]:
-    """The lines of a counter or gauge; nothing when it has no values yet."""
+    """Yield the Prometheus lines of a counter or gauge; none when it has no values yet."""
     if not values:
         return
     mangled = mangle(name)
@@ -93,7 +93,7 @@ def render_values(name: str, kind: str, values: Mapping[Labels, float]) -> Itera
 
 
 def render_histograms(name: str, histograms: Mapping[Labels, Histogram]) -> Iterable[str]:
-    """The lines of a histogram; buckets are cumulative."""
+    """Yield the Prometheus lines of a histogram; buckets are cumulative."""
     if not histograms:
         return
     mangled = mangle(name)
@@ -111,7 +111,7 @@ def render_histograms(name: str, histograms: Mapping[Labels, Histogram]) -> Iter
 
 
 def mangle(name: str) -> str:
-    """The exported name of /tensorflow/serving/…"""
+    """Turn a metric's name such as /tensorflow/serving/request_count into the exported one, with colons."""
     return "".join(char if char == "_" or (char.isascii() and char.isalnum()) else ":" for char in name)
 
 
@@ -179,7 +179,7 @@ class Sums:
                 sums[at] += amount
 
     def metrics(self) -> Iterable[_Metric]:
-        """Each figure as a counter, `<name>_<figure>_total`."""
+        """Yield each figure as a counter, `<name>_<figure>_total`."""
         with self._lock:
             sums = {key: list(own) for key, own in self._sums.items()}
         for at, figure in enumerate(self._figures):
@@ -204,11 +204,11 @@ class Queues(Protocol):
     """Who knows how much waits to be batched, and where."""
 
     def queue_depths(self) -> tuple[int, int]:
-        """(batches, rows) waiting now over all queues."""
+        """Batches and rows that wait now, over all queues."""
         ...
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Those in force, of each session that has queues by length."""
+        """Length boundaries in force, by the name of each session that has queues by length."""
         ...
 
 
@@ -280,31 +280,32 @@ class Metrics:
     # -- the front ends, on the event loop --
 
     def request_count(self, model_name: str, status: str) -> None:
-        """One request answered with this status, a gRPC code name such as OK."""
+        """Count a request answered with this status, a gRPC code name such as OK."""
         key = (model_name, status)
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
     def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
-        """Takes the micros of each request that ended OK; TF Serving's api is "Predict" over GRPC, "predict" over
-        REST."""
+        """Return the timings that take the microseconds of each request that ended OK; TF Serving's api is "Predict"
+        over GRPC, "predict" over REST."""
         return _times(self._request_latencies, (model_name, api, entrypoint))
 
     def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
-        """Takes the micros of each request from the session's submit to its outputs, queueing included."""
+        """Return the timings that take the microseconds of each request from the session's submit to its outputs,
+        queueing included."""
         return _times(self._runtime_latencies, (model_name, api, runtime))
 
     def example_count(self, model_name: str, examples: int) -> None:
-        """The examples of one Classify or Regress request."""
+        """Count the examples of one Classify or Regress request."""
         _histogram(self._example_counts, model_name, _EXAMPLE_BOUNDS).add(examples)
 
     def event_loop_lag(self, micros: float) -> None:
-        """How late the event loop ran something that was due."""
+        """Record by how many microseconds the event loop was late."""
         self._loop_lag.add(micros)
 
     # -- BatchObserver, on batch threads --
 
     def on_batch(self, record: BatchRecord) -> None:
-        """One batch has run, or failed."""
+        """Count a batch that has run, or failed."""
         # Counted at once: between two batches the caches are cold. 0.2 µs a request in batches of 32.
         batches_max = 16
         with self._lock:
@@ -313,22 +314,24 @@ class Metrics:
                 self._fold_batches()
 
     def on_unbatched_run(self, rows: int, execution_micros: float) -> None:
-        """One request has run alone, batching being off: no metric of TF Serving's shows it. Of more than 128 rows the
-        next power of two is told."""
+        """Count a request that ran alone, batching being off; TF Serving has no metric of it.
+
+        Of more than 128 rows the next power of two is counted.
+        """
         if rows > 128:  # a client may send any number: at most 150 series, 16 kB of the page
             rows = 1 << (rows - 1).bit_length()
         with self._lock:
             self._count_execution(rows, execution_micros)
 
     def on_rejected(self, reason: str) -> None:
-        """One request refused or dropped: queue_full, too_large, expired."""
+        """Count a request that was refused or dropped; `reason`: queue_full, too_large or expired."""
         with self._lock:
             _count(self._rejections, reason)
 
     # -- reading --
 
     def first_values(self, names: Iterable[str]) -> dict[str, int]:
-        """The first value of each counter or gauge, by its name with slashes; 0 where there is none."""
+        """Return the first value of each counter or gauge, by its name with slashes; 0 where there is none."""
         values_by_name: dict[str, int] = {}
         for line in self.render().splitlines():
             mangled = line.partition("{")[0]
@@ -337,7 +340,7 @@ class Metrics:
         return {name: values_by_name.get(mangle(name), 0) for name in names}
 
     def render(self) -> str:
-        """Everything, as Prometheus text."""
+        """Write all metrics as Prometheus text."""
         with self._lock:
             self._fold_batches()
             metrics = [*self._reference_metrics(), *self._own_metrics()]
@@ -504,7 +507,7 @@ class GpuSampler:
                 self._busy_s[at] += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 * passed_s
 
     def readings(self) -> list[GpuReading]:
-        """The figures of the last sample."""
+        """Return the figures of the last sample, one reading a GPU."""
         return [
             GpuReading(index=index, busy_micros=busy_s * 1e6, memory_used_bytes=used)
             for (index, _), busy_s, used in zip(self._handles, self._busy_s, self._memory_bytes, strict=True)

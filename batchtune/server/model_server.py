@@ -1,4 +1,4 @@
-"""How do the parts become one server process, and how does it end?
+"""One server process: its parts put together, and its end.
 
 The ports are bound first, so that a port in use is known before a model is loaded and the status of a model can be
 asked while it loads; then the models are loaded; then the ready line is written.
@@ -54,7 +54,7 @@ class FrontEnds:
     end: Callable[[], None]
 
     def addresses(self) -> str:
-        """Such as `gRPC on 127.0.0.1:8500, REST off`."""
+        """Describe where the server listens, such as `gRPC on 127.0.0.1:8500, REST off`."""
         named = (("gRPC", self.grpc), ("REST", self.rest))
         return ", ".join(f"{name} on {self.host}:{end.port}" if end else f"{name} off" for name, end in named)
 
@@ -152,7 +152,7 @@ class ModelServer:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; the exit code."""
+        """Serve until SIGTERM or SIGINT. Returns the exit code."""
         _allow_many_connections()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

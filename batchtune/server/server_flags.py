@@ -1,4 +1,4 @@
-"""What does the server's command line say?
+"""Parses the server's command line.
 
 The flags are tensorflow_model_server's, with its defaults (main.cc, server.h), and some of our own. Those without
 a meaning here are accepted with a note; those that promise protection we do not give, and unknown ones, are refused.
@@ -194,7 +194,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
 
 
 def help_text() -> str:
-    """All flags with their defaults."""
+    """Write all flags with their defaults."""
     lines = [
         "usage: batchtune-model-server --model_base_path=DIR [--model_name=NAME] [flags]",
         "",

@@ -1,4 +1,4 @@
-"""What do the flags and the files that they name ask of the server? Everything that can be wrong before it starts."""
+"""Checks what the flags, and the files that they name, ask of the server: all that can be wrong before it starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from batchtune.wire.status import StatusError
 
 
 def batching_settings(flags: ServerFlags) -> BatchingSettings:
-    """The settings to start with.
+    """Make the batching settings to start with.
 
     Raises:
         UsageError: a file that cannot be read, parameters that TF Serving refuses, more threads than a system has,
@@ -56,7 +56,7 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
 
 
 def read_batching_parameters(path: Path) -> BatchingParameters:
-    """A text BatchingParameters file, checked.
+    """Read and check a text BatchingParameters file.
 
     Raises:
         UsageError: with TF Serving's texts.
@@ -71,7 +71,7 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
 
 
 def own_batching_parameters(version_directory: Path) -> BatchingParameters | None:
-    """A version's batching_params.pbtxt; None where there is none.
+    """Read a version's batching_params.pbtxt; None where there is none.
 
     Raises:
         StatusError: INVALID_ARGUMENT.
@@ -86,7 +86,7 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
 
 
 def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStages | None:
-    """What a version's stages.yaml declares, allowed by the flags; None where there is none.
+    """Read a version's stages.yaml and check that the flags allow it; None where there is none.
 
     Raises:
         StatusError: INVALID_ARGUMENT, or FAILED_PRECONDITION where --allow_model_code is needed.
@@ -113,7 +113,7 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
 
 
 def backend_options(flags: ServerFlags) -> BackendOptions:
-    """How frameworks are set up."""
+    """Make the options by which frameworks are set up."""
     parallelism = flags.tensorflow_session_parallelism
     return BackendOptions(
         device=flags.device,
@@ -127,7 +127,7 @@ def backend_options(flags: ServerFlags) -> BackendOptions:
 
 
 def repository_options(flags: ServerFlags) -> RepositoryOptions:
-    """How versions are looked for and loaded."""
+    """Make the options by which versions are looked for and loaded."""
     return RepositoryOptions(
         poll_wait_s=max(flags.file_system_poll_wait_seconds, 0),
         load_threads=flags.num_load_threads or 1,
@@ -138,7 +138,7 @@ def repository_options(flags: ServerFlags) -> RepositoryOptions:
 
 
 def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> ConcurrencyLimit | None:
-    """Cortex's limit of requests in work; None: no limit.
+    """Make Cortex's limit of requests in work; None: no limit.
 
     Raises:
         UsageError: a max_batch_size that could never fill.
@@ -156,7 +156,8 @@ def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> Concurr
 
 
 def monitoring_path(flags: ServerFlags) -> str | None:
-    """Where the metrics are served: prometheus_config of --monitoring_config_file; None: nowhere.
+    """Return the path at which metrics are served, from prometheus_config of --monitoring_config_file; None: not
+    served.
 
     Raises:
         UsageError: a file that is no text MonitoringConfig.
@@ -177,7 +178,7 @@ def monitoring_path(flags: ServerFlags) -> str | None:
 
 
 def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
-    """The TLS of gRPC as --ssl_config_file has it (ssl_config.proto); None: not encrypted.
+    """Make the TLS context of gRPC from --ssl_config_file (ssl_config.proto); None: not encrypted.
 
     Raises:
         UsageError: a file that is no text SSLConfig, or whose keys and certificates cannot be used.
@@ -211,7 +212,7 @@ def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
 
 
 def grpc_limits(flags: ServerFlags) -> ServerLimits:
-    """What --grpc_channel_arguments asks; of arguments without effect a note is written.
+    """Make the limits that --grpc_channel_arguments asks for; a note is written of arguments without effect.
 
     Raises:
         UsageError: not `key=value,key=value`, or a limit that is no positive number.

@@ -1,5 +1,5 @@
-"""What would the server do under other parameters or other traffic? Calibrated from a few measurements.
+"""A simulator of the server, fitted to a few measurements: what it would do under other parameters or traffic.
 
 Out goes `model.twin.Twin`: draws of the server's parameters that all agree with what was measured.
-Start with `calibration.calibrate.calibrate`, `model.twin.Twin.predict`, `model.replicas.Fleet.plan`.
+Start with `calibration.calibrate.calibrate`, `model.twin.Twin.predict`, `model.replicas.Replicas.plan`.
 """

@@ -1,6 +1,6 @@
-"""Which bytes travel? HTTP/1.1, HTTP/2, gRPC and tensors, for both ends, without the TensorFlow runtime.
+"""Bytes on the wire: HTTP/1.1, HTTP/2, gRPC and tensors, for both ends, without the TensorFlow runtime.
 
 Out go bytes, and `signature.Signature`: what a model takes and gives.
-Start with `grpc.client_connection.GrpcClientConnection`, `grpc.server.serve`,
+Start with `grpc.client_connection.GrpcClientConnection`, `grpc.server_connection.serve`,
 `tfserving.tensors.encode_predict_request`.
 """

@@ -40,7 +40,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number at `position` and where it ends; IndexError where the message does, ValueError above 70 bits."""
+    """Read the number at `position`.
+
+    Returns it and the position after it; IndexError where the message ends, ValueError above 70 bits.
+    """
     value = shift = 0
     while True:
         byte = message[position]

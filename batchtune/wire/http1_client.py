@@ -1,4 +1,4 @@
-"""How does a load client exchange one HTTP/1.1 request at a time over a connection, at a C client's cost?
+"""HTTP/1.1 for a load client, at a C client's cost: one request at a time over a connection.
 
 Request bytes are prepared once by the caller. The head of an answer that was seen before (the same bytes, parsed
 by httptools that first time) is recognised by one dictionary look-up, so that an ordinary answer costs no parsing;
@@ -34,19 +34,20 @@ class Http1Events(Protocol):
     """What the owner of connections hears. Each tag given to `send` ends in `answered` or in `lost`, once."""
 
     def ready(self, connection: Http1ClientConnection) -> None:
-        """The connection (and its TLS) is up."""
+        """Called when the connection, and its TLS, is up."""
 
     def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:
-        """An answer has begun and is not complete; not called for an answer that arrives in one piece."""
+        """Called when an answer has begun and is not complete; not for an answer that arrives in one piece."""
 
     def piece(self, tag: int, data: bytes) -> None:
-        """A piece of the body of a good answer has arrived; called only by connections that stream."""
+        """Called with each piece of the body of a good answer, by connections that stream."""
 
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
-        """The answer is complete; `body` is given if it was asked for, and always when the status is not 200."""
+        """Called when the answer is complete; `body` is given if it was asked for, and always when the status is not
+        200."""
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
-        """The connection is gone; `tag` is the request left without an answer, or NO_TAG."""
+        """Called when the connection is gone; `tag` is the request left without an answer, or NO_TAG."""
 
 
 class Http1ClientConnection(asyncio.Protocol):

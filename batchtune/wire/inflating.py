@@ -1,4 +1,4 @@
-"""How is what comes compressed inflated, without holding up the event loop or filling memory?
+"""Inflates compressed requests, without holding up the event loop or filling memory.
 
 16 kB of gzip may hold 16 MB, which take 100 ms. What turns out small is inflated on the event loop; the rest on one
 thread, in the order of arrival, for zlib lets go of the interpreter, and only where there is room: inflated requests
@@ -59,7 +59,7 @@ class Packed:
 
     @property
     def plain_bytes_max(self) -> int:
-        """The bytes that come out; of a gzip what it says of itself."""
+        """Most bytes that can come out; of a gzip, the length that it names at its end."""
         ratio_max = 1_032  # deflate's: 258 bytes for 2 bits
         bytes_max = min(self.bytes_max, ratio_max * len(self.content))
         if self.wbits != GZIP or not self.heeds_end:
@@ -83,7 +83,7 @@ class Inflating:
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, packed: Packed) -> None:
-        """Inflate now or later.
+        """Inflate a request now if it is small, else on a thread once there is room.
 
         Raises:
             StatusError: RESOURCE_EXHAUSTED while too much waits.

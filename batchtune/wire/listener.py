@@ -40,17 +40,17 @@ class Connection(Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Of requests that are not whole."""
+        """Bytes held of requests that are not whole."""
         ...
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that it has not taken."""
+        """Bytes held of answers that the client has not taken."""
         ...
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether it is our doing that nothing arrives."""
+        """Whether nothing arrives because we do not read."""
         ...
 
     def refuse_arriving(self) -> None:
@@ -58,15 +58,15 @@ class Connection(Protocol):
         ...
 
     def close_if_due(self) -> None:
-        """Close where it is too old, or has been silent for too long."""
+        """Close the connection if it is too old, or has been silent for too long."""
         ...
 
     def drain(self) -> None:
-        """Answer what has arrived, take no more, close."""
+        """Answer the requests that have arrived, take no more, then close."""
         ...
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         ...
 
 
@@ -115,11 +115,11 @@ class Listener:
         self._sockets.append(server)
 
     def opened(self, connection: Connection) -> None:
-        """Take note of a new connection."""
+        """Count a new connection."""
         self.connections.add(connection)
 
     def closed(self, connection: Connection) -> None:
-        """The connection is gone, with all that it held."""
+        """Count a connection out, with all that it held."""
         self.connections.discard(connection)
         self.arriving.note(connection, 0)
         self.unsent.note(connection, 0)
@@ -127,7 +127,8 @@ class Listener:
             self._all_closed.set()
 
     def sweep(self) -> None:
-        """Close what is silent or too old; cut off clients that are slow for too long, or make us keep too much."""
+        """Close connections that are silent or too old, and those of clients that are slow for too long or make us keep
+        too much."""
         connections = list(self.connections)
         for connection in connections:
             connection.close_if_due()
@@ -138,7 +139,10 @@ class Listener:
         self.unsent.sweep()
 
     async def drain(self, grace_s: float) -> bool:
-        """Accept no one, let every client finish, close; after `grace_s` cut off who has not. True: none was."""
+        """Accept no more connections, let every client finish, close; cut off after `grace_s` seconds who has not.
+
+        Returns whether none was cut off.
+        """
         self._stop_listening()
         for connection in list(self.connections):
             connection.drain()
@@ -212,7 +216,8 @@ class SharedBytes:
         self._outgoing = outgoing
 
     def note(self, client: Connection, held_bytes: int) -> None:
-        """Take note of what a client holds now; where that is too much for all, the idlest end at once."""
+        """Note how many bytes are held for a client now; where that is too much for all clients together, the idlest
+        end at once."""
         account = self._accounts.get(client)
         if account is None:
             if not held_bytes:
@@ -237,7 +242,8 @@ class SharedBytes:
             self.make_room()
 
     def make_room(self) -> None:
-        """End those that have not moved for longest, while too much is held; only idle ones where the rest has room."""
+        """End the clients that have not moved for longest, while too much is held; only idle ones where the others have
+        room."""
         self._end_oldest(self._untried, self._untried_bytes_max)
         self._end_oldest(self._accounts, self._idle_bytes_max)
 
@@ -256,7 +262,7 @@ class SharedBytes:
             self._end(client)
 
     def sweep(self) -> None:
-        """Tell the slow from the others; where many have to go, they do in several turns of the loop."""
+        """Tell slow clients from the others and end those that must go; many of them in several turns of the loop."""
         self.make_room()
         slow, slow_bytes, now_s = [], 0, self._now_s()
         doomed = []
@@ -333,7 +339,7 @@ class Turns:
         self._is_taking = False
 
     def slice_end_s(self) -> float:
-        """Tell when a slice that begins now is over, on the clock `now_s`."""
+        """Return when a slice of work that begins now is over, in seconds on the clock `now_s`."""
         # What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py).
         slice_s = 0.0005
         # What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64

@@ -44,14 +44,14 @@ MAX_RANK = 64
 
 
 def object_array(values: Sequence[Any]) -> NDArray[Any]:
-    """One dimension of Python objects."""
+    """Make a one-dimensional array of Python objects."""
     array = np.empty(len(values), object)
     array[:] = values
     return array
 
 
 def as_bytes(value: Any) -> bytes:
-    """An element of a string tensor; raises ValueError for what is neither text nor bytes."""
+    """Encode an element of a string tensor; raises ValueError for what is neither text nor bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -60,7 +60,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def little_endian(name: str) -> np.dtype[Any]:
-    """The dtype of this name as it travels."""
+    """Return the little-endian dtype of this name, as it travels."""
     if name == "bfloat16":
         import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
 

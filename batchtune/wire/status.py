@@ -1,4 +1,4 @@
-"""Which status does a request end with, in gRPC's names and numbers and as an HTTP code?
+"""The status that a request ends with, in gRPC's names and numbers and as an HTTP code.
 
 The HTTP mapping is TensorFlow Serving's (http_server.cc).
 """
@@ -63,5 +63,5 @@ class StatusError(Exception):
 
 
 def invalid_argument(message: str) -> StatusError:
-    """INVALID_ARGUMENT, the code of every broken rule."""
+    """Make a StatusError with the code INVALID_ARGUMENT."""
     return StatusError("INVALID_ARGUMENT", message)

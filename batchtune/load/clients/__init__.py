@@ -1,1 +1,1 @@
-"""How is a request sent and its answer read, over REST and gRPC, open loop and closed?"""
+"""Clients: send requests and read their answers, over REST and gRPC, in open and closed loops."""

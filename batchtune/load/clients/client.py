@@ -1,4 +1,4 @@
-"""Which client sends a job's requests, and which bytes does it send?"""
+"""Makes the client of a job and the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_client(
     in_flight_max: int,
     timeout_s: float,
 ) -> Client:
-    """A client for the set's transport that sends request `request_order[i % len(request_order)]` i-th.
+    """Make the client for the set's transport; request i is number `request_order[i % len(request_order)]` of the set.
 
     Raises:
         UsageError: the endpoint has no port for the protocol.
@@ -98,7 +98,7 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
 
 
 def http_path(endpoint: Endpoint, protocol: Protocol) -> str:
-    """Where a request of this protocol is posted."""
+    """Return the URL path that a request of this protocol is posted to."""
     if protocol == "http":
         return endpoint.path
     return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
@@ -110,7 +110,7 @@ def grpc_path(protocol: Protocol) -> str:
 
 
 def content_headers(protocol: Protocol, body: bytes) -> dict[str, str]:
-    """The HTTP headers that describe this body, its length aside."""
+    """Return the HTTP headers that describe this body, without Content-Length."""
     if protocol == "kserve_rest_binary":
         return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
     return {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""How does a load client get its connections, and how does it know how many more it may have?"""
+"""Opens a load client's connections, within the limit of open files."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Dialer:
 
     @property
     def on_the_way(self) -> int:
-        """How many connections are being opened, or are open and not ready."""
+        """Connections that are being opened, or are open and not ready yet."""
         return self.open_count - len(self._ready)
 
     def dial(self, wanted: int) -> None:
-        """See to it that `wanted` connections are on their way, within the limits."""
+        """Open connections until `wanted` are on their way, within the limits."""
         # Few, since a server that stands still accepts only as many as its listen queue holds, often 100.
         dials_at_once_max = 16
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Dialer:
         self._ready.add(protocol)
 
     def closed(self, protocol: asyncio.BaseProtocol) -> bool:
-        """Count a connection out; True if it had been ready."""
+        """Count a lost connection out. Returns whether it had been ready."""
         self.open_count -= 1
         self._transports.pop(protocol, None)
         was_ready = protocol in self._ready

@@ -1,4 +1,4 @@
-"""How are requests sent as gRPC calls over a few HTTP/2 connections, many streams on each?"""
+"""Sends requests as gRPC calls over a few HTTP/2 connections, many streams on each."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class GrpcClient:
             connection.flush()
 
     def fill(self) -> None:
-        """Give what the source has ready to the free streams, and dial if there are none."""
+        """Send the requests that wait on free streams, and open a connection if there are none."""
         while self._again or self._source.backlog():
             connection = self._connection_with_room()
             if connection is None:

@@ -91,10 +91,10 @@ class RestClient:
         return False
 
     def flush(self) -> None:
-        """Nothing is held back: each request is one write."""
+        """Do nothing: each request is written when it is sent."""
 
     def fill(self) -> None:
-        """Give what the source has ready to the free connections, and dial for the rest."""
+        """Send the requests that wait on free connections, and open connections for the rest."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.reusable:
@@ -233,7 +233,8 @@ class StreamReader:
         self._unique = (time.time_ns() << 16 ^ os.getpid()) & (1 << 64) - 1
 
     def begin(self, index: int, request: bytes) -> bytes:
-        """The bytes to send: each request that has the mark begins with words of its own, as long as the mark."""
+        """Return the bytes to send for request `index`: the mark in its prompt, if any, becomes a text that no other
+        request has."""
         self._in_flight[index] = _Stream()
         own = b"%016x" % (self._unique + index * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
         return request.replace(UNIQUE_MARK, own, 1)
@@ -262,7 +263,10 @@ class StreamReader:
             stream.rest, stream.fault = b"", f"an event of more than {LINE_MAX_BYTES} bytes"
 
     def end(self, index: int, body: bytes | None = None) -> str:
-        """Record the tokens of an answer; `body`: it came whole. Returns what is wrong with it, "": nothing."""
+        """Record the tokens of an answer that has ended.
+
+        Returns what is wrong with it, "" if nothing; `body` is an answer that came in one piece.
+        """
         own_quantile = 0.99
         stream = self._in_flight.pop(index, None)
         if stream is None:

@@ -26,19 +26,20 @@ class Source(Protocol):
     """What a client asks."""
 
     def take(self, now_ns: int) -> int:
-        """The request to send on a place that is free."""
+        """Return the index of the next request for a connection or stream that is free, negative if none is due."""
 
     def finished(self, now_ns: int) -> int:
-        """The request to send on a place whose request was just answered."""
+        """Return the index of the next request for a connection or stream whose request was answered, negative if none
+        is due."""
 
     def released(self, now_ns: int) -> None:
-        """A request ended, and its place cannot be used again."""
+        """Note that a request has ended and its connection or stream cannot be used again."""
 
     def failed(self, now_ns: int) -> None:
-        """A request ended with its connection, or without ever having one."""
+        """Note that a request failed with its connection, or never got one."""
 
     def backlog(self) -> int:
-        """How many requests could be sent now if there were places."""
+        """Requests that could be sent now if connections or streams were free."""
 
 
 class Client(Protocol):
@@ -48,16 +49,17 @@ class Client(Protocol):
         """Connect before the start, so that connecting is not measured."""
 
     def try_send(self, index: int) -> bool:
-        """Send request `index` now if there is a free place; `flush` may be needed to write it."""
+        """Send request `index` now if a connection or stream is free; `flush` may be needed to write it. Returns
+        whether it was sent."""
 
     def fill(self) -> None:
-        """Give what the source has ready to free places; dial if there are too few."""
+        """Send the requests that wait on free connections or streams; open more if there are too few."""
 
     def flush(self) -> None:
         """Write what is buffered."""
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all of which were sent."""
+        """Give up on these requests, all of which were sent and not answered."""
 
     def close(self) -> None:
         """Close every connection at once."""
@@ -78,7 +80,7 @@ class OpenSource:
         self.sender: Client
 
     def start(self, _start_ns: int, _end_ns: int) -> None:
-        """Arm the first wake; `columns.due` holds absolute times by now."""
+        """Set the timer for the first request; `columns.due` holds absolute times by now."""
         if self.count:
             self._wake_at(self._due[0])
 
@@ -88,7 +90,7 @@ class OpenSource:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing will become due any more."""
+        """Whether all requests of the schedule have been due."""
         return self.issued >= self.count
 
     def wake(self) -> None:
@@ -122,7 +124,7 @@ class OpenSource:
     finished = take
 
     def released(self, now_ns: int) -> None:
-        """The schedule goes on all the same."""
+        """Do nothing: the schedule does not depend on answers."""
 
     failed = released
 
@@ -179,7 +181,7 @@ class ClosedSource:
         return not self._turns and self._rests()
 
     def wake(self) -> None:
-        """Let the users go whose turn has begun, and those whose time to think is over."""
+        """Make the users ready whose turn has begun or whose think time is over, and send their requests."""
         now_ns = _monotonic_ns()
         while self._turns and self._turns[0][0] <= now_ns:
             begin_ns, self._end_ns = self._turns.popleft()

@@ -1,4 +1,4 @@
-"""Who sends the load where one machine does not suffice? Hosts on several, each with its part of every job.
+"""Sends the load from several machines: hosts, each with its part of every job.
 
 The job is split here, once, as for the processes of one machine; a host is told when to start by its own clock.
 """
@@ -65,7 +65,7 @@ class LostWorker(Exception):  # noqa: N818  # the fleet makes an error of it
 
 @contextlib.contextmanager
 def blaming(worker: Worker) -> Iterator[None]:
-    """What makes a measurement void at one host, its worker's death included, costs that host."""
+    """Within, turn whatever makes the measurement void into the loss of this worker."""
     try:
         yield
     except MeasurementInvalidError as error:
@@ -73,7 +73,7 @@ def blaming(worker: Worker) -> Iterator[None]:
 
 
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
-    """Each host with a CPU of its machine, dealt in turn from the highest, and a name.
+    """Give each host a CPU of its machine, in turn from the highest number down, and a name.
 
     Raises:
         MeasurementInvalidError: a host that does not say where it is.
@@ -95,7 +95,7 @@ def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Wo
 
 
 def placement(workers: Sequence[Worker]) -> str:
-    """Such as "3 workers: 2 on node-a (CPUs 6-7), 1 on node-b (CPU 3)"."""
+    """Describe where the workers are, such as "3 workers: 2 on node-a (CPUs 6-7), 1 on node-b (CPU 3)"."""
     nodes = Counter(worker.place.node for worker in workers)
     cpus = {node: cpu_list(worker.cpu for worker in workers if worker.place.node == node) for node in nodes}
     places = ", ".join(f"{count} on {node} ({cpus[node]})" for node, count in nodes.items())
@@ -103,7 +103,7 @@ def placement(workers: Sequence[Worker]) -> str:
 
 
 def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
-    """Refuse an endpoint on our own loopback where a host has another one."""
+    """Raise UsageError if the endpoint is on our loopback and a worker runs on another machine."""
     if not is_loopback(endpoint.host):
         return
     ours = this_place().machine
@@ -210,7 +210,7 @@ class ClusterFleet:
         return len({(worker.place.machine, worker.cpu) for worker in self._workers})
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """What all can send at most; one worker of each machine is asked.
+        """Measure the highest request rate of all workers together (requests/s), by asking one worker of each machine.
 
         Raises:
             WorkerLostError: one of them is gone; what is asked next goes to the others.
@@ -256,7 +256,7 @@ class ClusterFleet:
         return samples
 
     def retire(self, name: str, why: str) -> bool:
-        """Go on without the worker of this name; False: too few would be left, and it stays."""
+        """Go on without the worker of this name. Returns False, and keeps it, where too few would be left."""
         worker = next((worker for worker in self._workers if worker.name == name), None)
         if worker is None or len(self._workers) - 1 < self._enough:
             return False

@@ -1,4 +1,4 @@
-"""What does the head of a cluster ask of a place where a worker runs: a Ray node, this machine, a test's fake?"""
+"""What the head of a cluster asks of a place where a worker runs: a Ray node, this machine, a test's fake."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClockAccount:
 
     @property
     def uncertainty_ns(self) -> int:
-        """Of the instant at which the host started."""
+        """Uncertainty of the instant at which the host started, ± nanoseconds."""
         return self.before.uncertainty_ns
 
     @property
@@ -58,14 +58,14 @@ class ClockAccount:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it moved further than clocks drift."""
+        """Whether the clock moved further between the readings than clocks drift: it was set, or held."""
         # NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or
         # held.
         drift_max_ppm = 1000.0
         return abs(self.drift_ppm) - self.drift_uncertainty_ppm > drift_max_ppm
 
     def text(self) -> str:
-        """Such as "clock +50.013 ± 0.110 ms against the head's, drift +100 ± 12 ppm"."""
+        """Describe offset and drift, such as "clock +50.013 ± 0.110 ms against the head's, drift +100 ± 12 ppm"."""
         return (
             f"clock {self.before.offset_ns / 1e6:+,.3f} ± {self.uncertainty_ns / 1e6:.3f} ms against the head's, "
             f"drift {self.drift_ppm:+.0f} ± {self.drift_uncertainty_ppm:.0f} ppm"
@@ -79,7 +79,8 @@ class ClockAccount:
 def read_clock(
     theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, pings: int = PINGS
 ) -> ClockReading:
-    """The tightest of so many readings; `theirs_ns` is a round trip to the other clock."""
+    """Read the other clock `pings` times and return the reading with the least uncertainty; `theirs_ns` makes a round
+    trip to it."""
     readings = []
     for _ in range(pings):
         asked_ns = ours_ns()
@@ -136,21 +137,21 @@ class Host(Protocol):
         """CLOCK_MONOTONIC there, now."""
 
     def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
-        """Begin to connect, with a part for each endpoint; whatever ran before is ended."""
+        """Begin to connect, with one part of the job for each endpoint; a part that is still running is ended."""
 
     def ready(self) -> bool:
-        """Whether the part can start."""
+        """Whether all parts are connected and can start."""
 
     def start(self, start_ns: int) -> None:
-        """Start at this instant of the host's own clock."""
+        """Begin to send at this instant of the host's own CLOCK_MONOTONIC."""
 
     def stop(self) -> None:
-        """Send nothing more; before the start: send nothing."""
+        """Send no more requests; before the start, send none at all."""
 
     def look(self) -> Progress: ...
 
     def count(self) -> int:
-        """How many rows the ended part has."""
+        """Requests recorded in the part that has ended."""
 
     def rows(self, first: int, last: int, one_in: int) -> Samples:
         """Rows `first` to `last`, without `last`, of the ended part, or one of so many of them, drawn at random.
@@ -159,7 +160,7 @@ class Host(Protocol):
         """
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """What this worker can send at most, to a server beside it that does nothing."""
+        """Measure this worker's highest request rate (requests/s), against a server beside it that does nothing."""
 
     def close(self) -> None:
         """End the worker; never raises."""
@@ -175,7 +176,7 @@ def at_usual_priority() -> None:
 
 
 def this_place() -> Place:
-    """Where this process runs; a container with a loopback of its own is a machine of its own."""
+    """Describe where this process runs; a container with a loopback of its own counts as a machine of its own."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/net")
     machine = socket.gethostname()

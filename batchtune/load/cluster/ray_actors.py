@@ -1,4 +1,4 @@
-"""How are actors started on the nodes of a Ray cluster, asked, and ended?
+"""Starts actors on the nodes of a Ray cluster, asks them, and ends them.
 
 `ray` is imported here only, when a cluster is entered: the extra `batchtune[ray]`.
 """
@@ -30,7 +30,7 @@ _REASON_MAX_CHARS: Final = 300
 
 
 def require_ray(key: str) -> None:
-    """Raise UsageError where Ray is not installed; `key` is the scenario's that asks for it."""
+    """Raise UsageError if Ray is not installed; `key` is the scenario key that asks for it."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"{key} needs Ray, which is not installed", hint="pip install 'batchtune[ray]'")
 
@@ -86,14 +86,15 @@ class RayActors:
             self._connected = False
 
     def total(self, resource: str) -> float:
-        """How much of a resource the cluster has in all."""
+        """The amount of a resource that the whole cluster has."""
         total: float = self._ray.cluster_resources().get(resource, 0.0)
         return total
 
     def start(
         self, make: Callable[[], Any], bundle: Mapping[str, float], count: int | None, *, placement: str
     ) -> Iterator[RayActor]:
-        """An actor with what `make` makes there, for each bundle of resources; `count` None: one a node with room.
+        """Start `count` actors, each with the resources of `bundle`, and let each call `make`. None: one actor on each
+        node that has room.
 
         Raises:
             UsageError: no room in the cluster.
@@ -159,7 +160,7 @@ class RayActor:
         self._actor = actor
 
     def ask(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
-        """What the method answers there.
+        """Call a method of the object in the actor and return its result.
 
         Raises:
             HostLostError: the actor is gone, or silent for so long.
@@ -176,7 +177,7 @@ class RayActor:
         return answer
 
     def close(self) -> None:
-        """Let it close what it holds, and end it; never raises."""
+        """Close the object in the actor, then end the actor; never raises."""
         with contextlib.suppress(BatchtuneError):
             self.ask("close")
         with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):
@@ -277,6 +278,6 @@ def _reason(error: Exception) -> str:
 
 
 def listed(resources: Mapping[str, float]) -> str:
-    """Amounts of resources, in words."""
+    """Describe amounts of resources, such as "2 CPU, 1 GPU"."""
     shown = {name: amount for name, amount in resources.items() if not name.startswith("node:")}
     return ", ".join(f"{amount:g} {name}" for name, amount in shown.items()) or "none"

@@ -1,4 +1,4 @@
-"""How do workers run on the nodes of a Ray cluster? A Ray actor holds a station, which starts the worker beside it."""
+"""Workers on the nodes of a Ray cluster: a Ray actor holds a station, which starts the worker beside it."""
 
 from __future__ import annotations
 
@@ -220,7 +220,8 @@ AnyFleet = LoadFleet | ClusterFleet
 
 
 def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
-    """The fleet, not started yet.
+    """Make the load fleet that the scenario's `load` section asks for: local processes or workers on Ray. It is not
+    started yet.
 
     Raises:
         UsageError: Ray is asked for and not installed.
@@ -234,7 +235,8 @@ def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: 
 def client_max_rps(
     fleet: AnyFleet, requests: RequestSet, *, server_cpus: Sequence[int] | None = None
 ) -> float:
-    """What the fleet can send at most of these requests, to servers that do nothing."""
+    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that do
+    nothing."""
     if isinstance(fleet, ClusterFleet):
         return fleet.client_max_rps(requests)
     return calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps

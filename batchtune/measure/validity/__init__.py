@@ -1,1 +1,1 @@
-"""May a measurement be believed? Client, host, steady state, and the closed list of caveats."""
+"""Whether a measurement may be believed: client, host, steady state, and the closed list of caveats."""

@@ -1,4 +1,4 @@
-"""Why might a figure deserve less trust? The closed list, each with one piece of advice."""
+"""Reasons why a figure deserves less trust: the closed list, each with one piece of advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Caveat:
 
     @property
     def touches(self) -> Touches:
-        """Which figures it touches; a code of another version touches everything."""
+        """Names of the figures that this caveat makes less certain; an unknown code touches all."""
         return _KNOWN[self.code][0] if self.code in _KNOWN else "everything"
 
     @property
@@ -241,7 +241,7 @@ class ServerSettings:
 
     @property
     def batching(self) -> bool | None:
-        """Whether the server batches; None: not known."""
+        """Whether the server batches; None if unknown."""
         return self.max_batch_size is not None if self.known else None
 
 
@@ -293,7 +293,7 @@ def settings_of(
 
 
 def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -> int | None:
-    """How many requests the server's flags let it handle at once; None: they do not say, or set no limit.
+    """Number of requests that the server's flags let it handle at once; None: no limit, or unknown.
 
     Cortex's `processes_per_replica` × `threads_per_process` bind the bundled server; `grpc_max_threads` and
     `rest_api_num_threads` bind tensorflow_model_server, whose handlers wait for their batch.

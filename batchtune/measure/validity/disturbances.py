@@ -72,7 +72,8 @@ class SlowWorker:
 
 
 def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[SlowWorker, ...]:
-    """Those of several workers whose own lag, backlog or CPU shows the client; none where a lone one sent."""
+    """Find the load workers that show signs of a slow client: send lag, backlog or CPU. Empty for a load from one
+    worker."""
     slow = []
     for number, share in enumerate(samples.workers):
         activity = client_activity(samples.of_worker(number), window)
@@ -84,7 +85,8 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[S
 
 
 def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> SlowWorker | None:
-    """The first slow one where others keep up, and have the CPU for its share too; None: there is none."""
+    """Find a slow load worker that the others can replace: they keep up, and have CPU for its share. None if there is
+    none."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     names = {worker.name for worker in slow}
     busy = [
@@ -97,7 +99,7 @@ def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> S
 
 
 def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Caveat]:
-    """Name the workers that fell short where others did not; where all did, the client's own caveats say so."""
+    """Make a caveat for each load worker that fell short while others did not."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     if not 0 < len(slow) < len(samples.workers):
         return []
@@ -106,7 +108,8 @@ def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[
 
 
 def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
-    """How late the client itself sent each request, shape (n,); 0 for one that never found a connection."""
+    """Delay of the client itself in sending each request, nanoseconds, shape (n,); 0 for a request that never got a
+    connection."""
     lag = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
     return np.where(samples.sent_ns == NEVER_NS, 0, lag)
 
@@ -114,7 +117,10 @@ def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
 def client_caveats(
     client: ClientActivity, *, limit_s: float, rate_rps: float, client_max_rps: float | None = None
 ) -> list[Caveat]:
-    """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
+    """List every sign that the client, not the server, shaped the figures.
+
+    `client_max_rps`: its highest rate against a server that does nothing.
+    """
     caveats = []
     if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
         caveats.append(caveat("client_late", lag_s=client.send_lag_p99_s))
@@ -221,7 +227,7 @@ class HostNoise:
         )
 
     def caveats(self) -> tuple[Caveat, ...]:
-        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        """Make one caveat for each sensor beyond its limit, for `measure(…, notes=…)`."""
         caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
@@ -250,7 +256,7 @@ class HostGuard:
     _cpus: Collection[int] | None = None
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
-        """`cpus`: those that server and client may run on; None: those of this process."""
+        """Take the first reading. `cpus`: those of server and client; None: those of this process."""
         self._cpus = cpus
         self._before = read_host(cpus)
 

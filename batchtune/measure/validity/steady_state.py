@@ -1,4 +1,4 @@
-"""Which requests count? Those of the steady part: after the warm-up, before the schedule's end."""
+"""Which requests count: those of the steady part, after the warm-up and before the schedule's end."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class SloWatch:
 
     @property
     def design_effect(self) -> float:
-        """What the run shows, and at least what batches of the expected size do.
+        """Estimate the design effect from the run, at least that of batches of the expected size.
 
         The requests of a batch share their end, and neighbouring batches share a queue: 2·batch − 0.6 covers the
         exact chain from light load to four fifths of capacity.
@@ -248,7 +248,7 @@ def warm_up_needed_s(
     batch_rows: float = 1.0,
     rows_per_s: float | None = None,
 ) -> float:
-    """How long the start of a run is thrown away (measurement.md 2.2).
+    """Compute the warm-up time that is left out of a run, in seconds (measurement.md 2.2).
 
     The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and the
     time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is what a batch
@@ -259,7 +259,7 @@ def warm_up_needed_s(
 
 
 def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:
-    """From the end of the warm-up to the end of the schedule.
+    """Return the measured window: from the end of the warm-up to the end of the schedule.
 
     `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was stopped
     ends with the last request that became due. A window of `LONG_WINDOW_S` begins later where MSER-5 says so and what

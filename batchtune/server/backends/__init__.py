@@ -1,1 +1,1 @@
-"""How does a directory of files become a model that runs?"""
+"""Backends: a directory of files becomes a model that runs."""

@@ -1,4 +1,4 @@
-"""What does a small YAML file beside a model say, and on which line does each key stand?
+"""Reads small YAML files beside a model, with the line of each key.
 
 Its size, and what its aliases stand for, are bounded before any of it is put together.
 """
@@ -27,7 +27,7 @@ class FaultError(Exception):
 def tensor_specs(
     document: Mapping[str, Any], section: str, *, wildcard_allowed: bool
 ) -> tuple[TensorSpec, ...]:
-    """The tensors of a section `{name: {dtype: float32, shape: [200]}}`, in the file's order.
+    """Read the tensors of a section `{name: {dtype: float32, shape: [200]}}`, in the file's order.
 
     The batch dimension is put before the shape; -1 or null stand for any size where `wildcard_allowed`.
 
@@ -66,7 +66,7 @@ def _size(size: Any, key: str, *, wildcard_allowed: bool) -> int | None:
 
 
 def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
-    """A table with no keys but the known ones; raises FaultError."""
+    """Check that a section is a table with known keys only, and return it; raises FaultError."""
     if not isinstance(section, dict):
         raise FaultError(f"{key or 'the file'}: {section!r}; expected a table with {', '.join(known)}")
     for name in section:
@@ -79,14 +79,14 @@ def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def number(value: Any, key: str) -> float:
-    """A finite number of at least 0; raises FaultError."""
+    """Read a finite number of at least 0; raises FaultError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise FaultError(f"{key}: {value!r}; expected a number ≥ 0")
     return float(value)
 
 
 def whole_number(value: Any, key: str, *, least: int, most: int | None = None) -> int:
-    """A whole number of at least `least`, and of at most `most`; raises FaultError."""
+    """Read a whole number of at least `least`, and of at most `most`; raises FaultError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise FaultError(f"{key}: {value!r}; expected a whole number ≥ {least}")
     if most is not None and value > most:
@@ -108,14 +108,14 @@ class DeclaredFile:
     lines: Mapping[str, int]
 
     def fault(self, what: str, *, code: str = "INVALID_ARGUMENT") -> StatusError:
-        """`<path>:<line>: <key>: <what>`; the line is that of the key, or of what it would lie in."""
+        """Make an error `<path>:<line>: <key>: <what>`, with the line of the key that `what` begins with."""
         named = [key for key in self.lines if what.startswith(key) and what[len(key) : len(key) + 1] in ".:["]
         line = self.lines[max(named, key=len)] if named else 1
         return _fault(self.path, line, what, code)
 
 
 def read_declared(path: Path) -> DeclaredFile:
-    """The document in a file.
+    """Read a small YAML file, with the line of each key.
 
     Raises:
         StatusError: INVALID_ARGUMENT: it cannot be read, has a key twice, or is too large; with the line.

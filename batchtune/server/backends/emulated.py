@@ -1,4 +1,4 @@
-"""What does an emulated device do with a batch: how long does it hold it, and what does it answer?
+"""An emulated device: it holds each batch for its service time and answers sums of the inputs.
 
 `emulated.yaml`, every key but inputs and outputs optional:
 
@@ -101,7 +101,7 @@ class EmulatedFile(TypedDict):
 
 
 def read_emulated_file(path: Path) -> EmulatedFile:
-    """Read and check the file.
+    """Read and check an `emulated.yaml`.
 
     Raises:
         StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
@@ -204,18 +204,18 @@ class SharedTimetable:
         self._batches = 0
 
     def start(self, now_ns: float, held_ns: float) -> int:
-        """The number of a batch that would take `held_ns` alone."""
+        """Start a batch that would take `held_ns` alone on the device, and return its number."""
         self.advance(now_ns)
         self._batches += 1
         heapq.heappush(self._running, (self._work_ns + held_ns, self._batches))
         return self._batches
 
     def next_end_ns(self) -> int:
-        """When the next batch ends if none is started before: no batch ends sooner."""
+        """When the next batch ends (ns) if none is started before; no batch ends sooner."""
         return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
 
     def advance(self, now_ns: float) -> None:
-        """Move on to this instant, ending what was due until then."""
+        """Move on to instant `now_ns`, ending the batches that were due until then."""
         while self._running and self.next_end_ns() <= now_ns:
             self._at_ns = self.next_end_ns()
             self._work_ns, number = heapq.heappop(self._running)
@@ -225,7 +225,7 @@ class SharedTimetable:
         self._at_ns = now_ns
 
     def has_ended(self, number: int) -> bool:
-        """Whether this batch has ended; asked once it is true, it is forgotten."""
+        """Whether batch `number` has ended; it is forgotten once the answer was True."""
         ended = number in self._ended
         self._ended.discard(number)
         return ended
@@ -327,7 +327,7 @@ class EmulatedDevice:
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
-    """What the emulated device answers: output[i, j] = sum of row i over all inputs + j.
+    """Compute what the emulated device answers: output[i, j] = sum of row i over all inputs + j.
 
     Sums are of float64, then take the output's dtype; j counts the output's elements in row-major order.
     """
@@ -343,7 +343,7 @@ def _burn_cpu(nanoseconds: float) -> None:
 
 
 def load_emulated_model(version_directory: Path) -> LoadedModel:
-    """The emulated device that `emulated.yaml` describes, with one signature, serving_default.
+    """Load the emulated device that `emulated.yaml` describes, with one signature, serving_default.
 
     Raises:
         StatusError: INVALID_ARGUMENT naming the file, the key and what was expected.

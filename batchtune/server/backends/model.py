@@ -1,4 +1,4 @@
-"""What does a backend hand over when it has loaded a version of a model?"""
+"""What a backend hands over when it has loaded a version of a model, and the options that it is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchtune.wire.tfserving.rest_json import GraphBatching
 
 
 def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
-    """A batch of zeros, or of empty strings; a free dimension has length 1."""
+    """Make a batch of zeros, or of empty strings; a free dimension has length 1."""
     sizes = (spec.shape or (None,))[1:]
     length_of_free_dimension = 1
     shape = (rows, *(length_of_free_dimension if size is None else size for size in sizes))
@@ -52,7 +52,7 @@ def _nothing_to_close() -> None:
 
 
 def nothing_to_prepare(sizes: Sequence[int], at_once: int | None) -> None:
-    """Most backends run batches of every size alike."""
+    """Do nothing: most backends run batches of every size alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class BackendOptions:
 
     @property
     def wants_cuda(self) -> bool:
-        """Whether a GPU must be there, not only may."""
+        """Whether a GPU is required, not only used if present."""
         return self.device.startswith("cuda")
 
     @property
@@ -108,7 +108,7 @@ class BackendOptions:
 
 
 def out_of_memory(message: str) -> StatusError:
-    """The end of a batch for which memory is out; other batches are not affected.
+    """Make the error of a batch that did not fit into memory; other batches are not affected.
 
     Not every exhausted resource is memory: a tuner looks for "out of memory" or "OOM" in the text.
     """

@@ -1,4 +1,4 @@
-"""How is an ONNX model loaded and called from batch threads? ONNX Runtime, one session, one signature.
+"""Loads ONNX models and runs them from batch threads. ONNX Runtime, one session, one signature.
 
 `InferenceSession.run` releases the interpreter lock and may be called from several threads at once. With
 onnxruntime-gpu installed the graph runs on a GPU, which copies its inputs and outputs itself.
@@ -76,8 +76,8 @@ class _Field(NamedTuple):
 
 
 def cut_weights(path: Path) -> CutModel | None:
-    """Cut the large tables out of a model; None where ONNX Runtime had better read the file itself: it has none,
-    has some in other files, or is no model.
+    """Cut the large look-up tables out of a model file; None where ONNX Runtime should read the file itself: it has no
+    such tables, has some in other files, or is no model.
 
     Raises:
         OSError: the file cannot be read.
@@ -99,7 +99,7 @@ def cut_weights(path: Path) -> CutModel | None:
 
 
 def read_weights(path: Path, weights: tuple[Weight, ...]) -> list[NDArray[Any]]:
-    """The values, as arrays of unsigned integers of their size.
+    """Read the tables' values from the file, as arrays of unsigned integers of their element size.
 
     Raises:
         OSError: the file cannot be read, or has become shorter.
@@ -240,7 +240,7 @@ _DTYPES = {
 
 
 def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """The graph of `model.onnx`, as signature serving_default with the graph's own input and output names.
+    """Load `model.onnx` as signature serving_default, with the graph's own input and output names.
 
     Raises:
         StatusError: onnxruntime is missing, or does not take the file.

@@ -1,4 +1,4 @@
-"""Which backend loads the version of a model that a directory holds?
+"""Chooses the backend that loads the version in a directory.
 
 `<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or
 `model.pt` PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its
@@ -14,7 +14,7 @@ from batchtune.wire.status import StatusError
 
 
 def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """The model of a version directory.
+    """Load the model of a version directory by the backend that its files call for.
 
     Raises:
         StatusError: NOT_FOUND without a model file we know; otherwise what the backend says of the file.

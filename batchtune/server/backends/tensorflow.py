@@ -1,4 +1,4 @@
-"""How is a TensorFlow SavedModel loaded and called from batch threads?
+"""Loads TensorFlow SavedModels and runs them from batch threads.
 
 As TensorFlow Serving does it: the graph of the tags in a Session, variables restored, each signature run by its
 tensor names. A call goes through `Session._make_callable_from_options`, which takes numpy arrays, releases the
@@ -39,7 +39,7 @@ _SWAPPING = threading.Lock()
 
 @contextmanager
 def native_log_lines_dropped() -> Iterator[None]:
-    """Within, collect what is written to file descriptor 2; afterwards write all but native log lines.
+    """Within, collect what is written to file descriptor 2; afterwards write all of it but native log lines.
 
     Of the whole process: other threads' lines come late, not never. One thread at a time.
     """
@@ -62,7 +62,7 @@ _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}
 
 
 def load_saved_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """All usable signatures of the SavedModel; one whose tensors cannot travel (sparse, resources) is left out.
+    """Load all usable signatures of a SavedModel; one whose tensors cannot travel (sparse, resources) is left out.
 
     Raises:
         StatusError: the file cannot be loaded, or has no signature.

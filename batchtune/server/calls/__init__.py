@@ -1,1 +1,1 @@
-"""What do both front ends share of a call on a model: its deadline, its end, its count?"""
+"""What both front ends share of a call on a model: its deadline, its end, its count."""

@@ -1,4 +1,4 @@
-"""What do Classify and Regress make of a signature, of Examples and of outputs?
+"""Classify and Regress: what they ask of a signature, of Examples and of outputs.
 
 Texts and order of checks are TensorFlow Serving's (servables/tensorflow/classifier.cc, regressor.cc, util.cc).
 """
@@ -34,7 +34,8 @@ _OUTPUTS = "outputs"
 
 
 def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Which outputs a classification needs; `check_method` is --enable_signature_method_name_check.
+    """Check that a signature can classify, and return the names of the outputs that are needed; `check_method` is
+    --enable_signature_method_name_check.
 
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot classify.
@@ -58,7 +59,8 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
 
 
 def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Which outputs a regression needs; as classification_outputs."""
+    """Check that a signature can regress, and return the name of the output that is needed; as
+    `classification_outputs`."""
     if check_method and signature.method_name != REGRESS_METHOD:
         raise invalid_argument(
             f"Expected regression signature method_name to be {REGRESS_METHOD}. Was: {signature.method_name}"

@@ -1,4 +1,4 @@
-"""How does a call on a model end: with its outputs, an error, or its deadline, whichever is first?
+"""Ends each call on a model once: with its outputs, an error, or at its deadline, whichever is first.
 
 One way for REST and gRPC, from the moment a request is known to be sound: its deadline is watched, it is submitted
 with what else arrives in this turn of the loop, counted as TensorFlow Serving counts it, and answered once.
@@ -54,7 +54,7 @@ class Deadlines:
         self._ticking = False
 
     def add(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Watch a call; a deadline more than an hour away is nobody's concern."""
+        """Watch a call's deadline; one more than an hour away is not watched."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -71,7 +71,7 @@ class Deadlines:
         self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
     def discard(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Stop watching a call that has ended; one that is not watched is no error."""
+        """Stop watching a call that has ended; no error where it is not watched."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -100,11 +100,11 @@ class Submitted(Protocol):
     submitted_ns: int
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take what the model gave."""
+        """Take the model's outputs, or its error."""
         ...
 
     def fail(self, error: StatusError) -> None:
-        """End with an error."""
+        """End the call with an error."""
         ...
 
 
@@ -145,7 +145,7 @@ class PendingCalls(Generic[_Client]):
         output_names: tuple[str, ...] | None,
         deadline_ns: int | None,
     ) -> None:
-        """Submit at the end of this turn; `call.done` or, if it is refused, `call.fail` follows."""
+        """Submit a call at the end of this turn of the loop; `call.done` follows or, if it is refused, `call.fail`."""
         if not self._submits:
             asyncio.get_running_loop().call_soon(self._flush)
         self._submits.append((call, servable, signature_name, inputs, output_names, deadline_ns))
@@ -164,7 +164,7 @@ class PendingCalls(Generic[_Client]):
                 call.fail(StatusError("INTERNAL", FAULT))
 
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
-        """End a request that never became a call."""
+        """Answer with an error a request that never became a call."""
         self.counts.failed(model_name, error.code)
         self._refuse(client, error)
 
@@ -218,11 +218,11 @@ class PendingCall(Generic[_Client]):
         inputs: dict[str, NDArray[Any]],
         output_names: tuple[str, ...] | None,
     ) -> None:
-        """Submit at the end of this turn of the loop; the answer follows."""
+        """Submit the call at the end of this turn of the loop; the answer follows."""
         self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take what the model gave; nothing happens when the call has ended before."""
+        """Answer with the model's outputs or error, unless the call has ended before."""
         if self.ended:
             self.queued = None
             return
@@ -246,13 +246,14 @@ class PendingCall(Generic[_Client]):
         calls.reply(self._client, answer)
 
     def fail(self, error: StatusError) -> None:
-        """End with an error, unless ended."""
+        """End the call with an error, unless it has ended."""
         if not self.ended:
             self._end()
             self._calls.refuse(self._client, self._times.model_name, error)
 
     def expire(self) -> None:
-        """End for the deadline's sake: TensorFlow Serving tells a request that never left its queue from a run."""
+        """End the call because its deadline has passed; as in TensorFlow Serving the error tells whether it still
+        waited in its queue."""
         if self.queued is not None and not self.queued.taken:
             self.fail(StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE))
         else:
@@ -266,7 +267,8 @@ class PendingCall(Generic[_Client]):
 
 
 def check_predict_method(signature: Signature) -> None:
-    """What --enable_signature_method_name_check asks of a Predict call; raises StatusError INTERNAL."""
+    """Check the signature's method name, as --enable_signature_method_name_check asks of a Predict call; raises
+    StatusError INTERNAL."""
     if signature.method_name not in PREDICT_METHODS:
         raise StatusError(
             "INTERNAL",
@@ -298,7 +300,7 @@ class RequestCounts:
         self._unknown_names = 0  # of them, those that no model had
 
     def times(self, model_name: str, api: str) -> ModelTimes:
-        """Where the calls of one API, such as Predict, on a model that is served leave their times.
+        """Return where calls of one API, such as Predict, on a served model record their times.
 
         request_latency spells it in lower case for REST, runtime_latency does not (predict_util.cc, classifier.cc).
         """
@@ -310,12 +312,15 @@ class RequestCounts:
         )
 
     def answered(self, model_name: str) -> None:
-        """One request beside the model calls ended OK; its latency is no model's."""
+        """Count a request that was answered OK by no model, such as one for its status."""
         self._metrics.request_count(model_name, "OK")
 
     def failed(self, model_name: str, code: str) -> None:
-        """One request ended otherwise. Of names that no model has, only the first 256, and of each 256 characters, are
-        told apart: a client may invent any number, of any length."""
+        """Count a request that ended with an error.
+
+        Of names that no model has, only the first 256, cut to 256 characters, are told apart: a client may invent any
+        number, of any length.
+        """
         names_max = 256
         name_characters_max = 256
         if model_name not in self._failed_names:
@@ -326,7 +331,7 @@ class RequestCounts:
         self._metrics.request_count(model_name, code)
 
     def examples(self, model_name: str, count: int) -> None:
-        """The model gave outputs for the examples of one request, whatever becomes of them."""
+        """Count the examples of one request for which the model gave outputs."""
         self._metrics.example_count(model_name, count)
 
 
@@ -337,11 +342,11 @@ class LoopPort:
         self._call_soon = loop.call_soon_threadsafe
 
     def deliver(self, completions: list[Completion]) -> None:
-        """Let the loop call each completion; one wake-up of the loop for all of them."""
+        """Have the loop call each completion; one wake-up of the loop for all of them."""
         self._call_soon(_complete, completions)
 
     def run_soon(self, function: Callable[[], None]) -> None:
-        """Let the loop call `function` after what it has been given before."""
+        """Have the loop call `function` after all that was handed to it before."""
         self._call_soon(function)
 
 

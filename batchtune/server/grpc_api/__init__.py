@@ -1,1 +1,1 @@
-"""How are TensorFlow Serving's gRPC services answered?"""
+"""TensorFlow Serving's gRPC services."""

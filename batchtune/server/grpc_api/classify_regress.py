@@ -1,4 +1,4 @@
-"""How are Classify, Regress and MultiInference answered? Texts and order are TensorFlow Serving's."""
+"""Answers Classify, Regress and MultiInference. Texts and order are TensorFlow Serving's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from batchtune.wire.tfserving.messages import (
 
 
 def parse_message(kind: Any, message: bytes) -> Any:
-    """Parse a request; raises StatusError INTERNAL, as a gRPC server answers, when it is none."""
+    """Parse a request; raises StatusError INTERNAL, as a gRPC server answers, for bytes that are none."""
     try:
         return kind.FromString(message)
     except DecodeError as error:

@@ -83,7 +83,7 @@ class PredictCalls:
         self._bindings: Memo[PredictPlan, _Binding] = Memo(1_024)
 
     def start(self, call: GrpcCall) -> None:
-        """Start one call; it ends by itself."""
+        """Start a Predict call; it is answered later."""
         name, started_ns = "", time.monotonic_ns()
         try:
             plan, inputs, request = self._requests.decode(call.message)

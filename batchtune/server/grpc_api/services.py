@@ -1,4 +1,4 @@
-"""Which gRPC method does a call name, and who answers it? The services of tensorflow_model_server."""
+"""The gRPC services of tensorflow_model_server: who answers which method."""
 
 from __future__ import annotations
 

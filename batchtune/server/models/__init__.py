@@ -1,1 +1,1 @@
-"""Which versions are loaded, which one answers a name, and how does each live and end?"""
+"""Loaded versions: which one answers a name, how each lives and ends."""

@@ -1,4 +1,4 @@
-"""How do new batching parameters come into force while requests are served?
+"""Puts new batching parameters in force while requests are served.
 
 A new pool of threads and sessions is made for them, the event loop sends every request from one moment on to it,
 and the old pool answers what it still has and ends. No request is dropped, and the new pool is the same as one
@@ -51,7 +51,7 @@ class BatchingControl:
         return self._pool.settings
 
     def attach(self, servable: Servable) -> None:
-        """Let a servable take requests under the settings in force, and follow them from now on.
+        """Open a servable for requests under the settings in force; it follows later changes of them.
 
         Raises:
             StatusError: INVALID_ARGUMENT where its own parameters break a rule.
@@ -72,8 +72,8 @@ class BatchingControl:
             thread.join()
 
     def in_force(self) -> dict[str, Any]:
-        """What GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, the fields and length
-        buckets present."""
+        """Return what GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, and the fields and
+        length buckets that are present."""
         settings = self._pool.settings
         shown: dict[str, Any] = {"enable_batching": settings.enabled}
         if settings.enabled:
@@ -87,7 +87,7 @@ class BatchingControl:
         return shown
 
     def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Put other parameters in force; returns what then is. Blocks for milliseconds.
+        """Put other parameters in force and return those that then are. Blocks for milliseconds.
 
         `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
         present one, and so length_buckets (a list, "32,64", "auto", "none"); any other field absent means the server's
@@ -124,11 +124,11 @@ class BatchingControl:
         return self.in_force()
 
     def queue_depths(self) -> tuple[int, int]:
-        """(batches, rows) waiting now over all queues in use."""
+        """Batches and rows that wait now, over all queues in use."""
         return self._pool.queue_depths()
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Between which lengths each session tells requests apart now."""
+        """Length boundaries in force, by the name of each session that has queues by length."""
         return self._pool.length_boundaries()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which models, versions and labels shall be served?
+"""The models, versions and labels that are to be served.
 
 The text `ModelServerConfig` of `--model_config_file` (model_server_config.proto), the message of
 HandleReloadConfigRequest, or the one model of `--model_name` and `--model_base_path`.
@@ -41,14 +41,15 @@ class ModelConfig:
 
 
 def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]:
-    """Which of the present version numbers shall be served, ascending."""
+    """Select the version numbers to serve from those present, ascending."""
     if policy.specific:
         return sorted(set(present) & set(policy.specific))
     return sorted(present)[-policy.latest :] if policy.latest is not None else sorted(present)
 
 
 def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
-    """Which versions shall be served of those present now, and where they lie; where there are none, why (else "").
+    """Find the versions to serve on disk, by number with their directories. Where there are none, the text says why
+    (else "").
 
     Of directories that name the same version, such as 7 and 007, the last by name counts.
     """
@@ -74,7 +75,8 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
 
 
 def read_model_config_file(path: Path, *, may_be_empty: bool = False) -> tuple[ModelConfig, ...]:
-    """The models of a text ModelServerConfig. At the start it `may_be_empty`: there is no model yet.
+    """Read the models of a text ModelServerConfig. `may_be_empty`: at the start an empty file means that there is no
+    model yet.
 
     Later an empty file is one that somebody is writing; `model_config_list { }` says that no model shall be served.
 
@@ -103,7 +105,7 @@ def read_model_config_file(path: Path, *, may_be_empty: bool = False) -> tuple[M
 
 
 def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
-    """The models of a ModelServerConfig.
+    """Read the models of a ModelServerConfig message.
 
     Raises:
         StatusError: INVALID_ARGUMENT for a custom or no configuration, a model named twice or without name or path.
@@ -146,7 +148,7 @@ def _note_no_logging(name: str) -> None:
 
 
 def local_path(base_path: str) -> Path:
-    """The directory of a base path, which may be written as file:///models/m.
+    """Return the directory of a base path, which may be written as file:///models/m.
 
     Raises:
         StatusError: INVALID_ARGUMENT for gs://, s3:// and others.

@@ -1,4 +1,4 @@
-"""How do the versions on disk become versions that answer, and go away again?
+"""Loads the versions on disk, finds the one that answers, unloads those that are no longer wanted.
 
 One keeper thread compares what is configured and present on disk with what is loaded, has what is missing loaded (by
 a pool of threads) and what is no longer wanted unloaded (by a thread each), but keeps an old version until a wanted
@@ -68,7 +68,7 @@ class VersionBook:
         self._latest: Mapping[str, Servable] = {}
 
     def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
-        """The AVAILABLE version that is named or labelled, else the latest.
+        """Find the AVAILABLE version of a number or label, else the latest.
 
         Raises:
             StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label, or without a name.
@@ -90,7 +90,7 @@ class VersionBook:
         return loaded
 
     def statuses(self, name: str, *, version: int | None) -> list[VersionStatus]:
-        """The states of a model's versions, newest first, or of one version.
+        """List the states of a model's versions, newest first, or that of one version.
 
         Raises:
             StatusError: NOT_FOUND where there is none.
@@ -105,11 +105,11 @@ class VersionBook:
         return sorted(statuses, key=lambda status: -status.version)
 
     def available(self, name: str) -> Mapping[int, Servable]:
-        """The versions of a model that answer now."""
+        """Return the versions of a model that answer now, by number."""
         return self._available.get(name, {})
 
     def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
-        """Let requests find, or no longer find, a version."""
+        """Set a version's servable and state; requests find it, or no longer do, from now on."""
         with self.changed:
             entry.servable = servable
             entry.status = status
@@ -127,7 +127,7 @@ class VersionBook:
             self.changed.notify_all()
 
     def announce(self, versions: Iterable[tuple[str, int]]) -> None:
-        """Let versions that are about to be loaded be seen: START, unless they are being retried."""
+        """Enter versions that are about to be loaded as START, unless they are being retried."""
         with self.changed:
             for name, version in versions:
                 entries = self.entries.setdefault(name, {})
@@ -135,7 +135,7 @@ class VersionBook:
                     entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
 
     def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
-        """Why each model without an AVAILABLE version has none, as ServerCore words it."""
+        """Say why each model without an AVAILABLE version has none, as ServerCore words it."""
         failures = []
         for name in names:
             if self.available(name):
@@ -150,7 +150,7 @@ class VersionBook:
         return failures
 
     def check_labels(self, model: ModelConfig) -> None:
-        """A new label may name only an AVAILABLE version.
+        """Check that a model's new labels name AVAILABLE versions.
 
         Raises:
             StatusError: FAILED_PRECONDITION.
@@ -225,7 +225,7 @@ class ModelRepository:
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
 
     def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
-        """The states of a model's versions, newest first, or of one version.
+        """List the states of a model's versions, newest first, or that of one version.
 
         Raises:
             StatusError: NOT_FOUND where there is none.
@@ -262,7 +262,7 @@ class ModelRepository:
         self.configure(models_of(config))
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
-        """`reload_config` with our own type; of several at once, one after the other."""
+        """Serve exactly these models, as `reload_config`; several calls follow one another."""
         with self._reconfiguring:
             with self._book.changed:
                 before, self._wanted = self._wanted, {model.name: model for model in models}

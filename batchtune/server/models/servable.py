@@ -1,4 +1,4 @@
-"""How does one loaded version of a model take requests?"""
+"""One loaded version of a model, which takes requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ConcurrencyLimit:
     def of_cortex(
         cls, *, processes_per_replica: int, threads_per_process: int, max_batch_size: int | None = None
     ) -> ConcurrencyLimit:
-        """The limit of a Cortex replica with the TensorFlow predictor (max_batch_size None: batching off).
+        """Make the limit of a Cortex replica with the TensorFlow predictor (max_batch_size None: batching off).
 
         Raises StatusError INVALID_ARGUMENT where a batch could never fill.
         """
@@ -69,7 +69,7 @@ class ConcurrencyLimit:
         return len(self._waiting)
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
-        """Enter and call `start` now, or as soon as those before it have left; in order of arrival.
+        """Call `start` now if there is room, else as soon as earlier requests have left; in order of arrival.
 
         Raises:
             StatusError: RESOURCE_EXHAUSTED while WAITING_MAX wait.
@@ -83,7 +83,7 @@ class ConcurrencyLimit:
         start()
 
     def leave(self) -> None:
-        """One request is answered; the next one waiting starts in its place."""
+        """Note that a request was answered; the next one that waits starts in its place."""
         if self._waiting:
             self._waiting.popleft()()
         else:
@@ -191,7 +191,7 @@ class Servable:
         self.switch(pool, self.open_sessions(pool))
 
     def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
-        """Sessions of `pool` for every signature, not yet used; the model is made ready for their batches."""
+        """Open sessions of `pool` for every signature, not used yet; the model is made ready for their batches."""
         model = self._model
         if model is None:
             return {}
@@ -227,12 +227,13 @@ class Servable:
         return sessions
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
-        """Use what `open_sessions` opened; on the event loop."""
+        """Send requests from now on to the sessions that `open_sessions` opened; on the event loop."""
         self._pool, self._opened = pool, sessions
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 
     def drain(self) -> None:
-        """Answer what is on its way to the device part, while that still takes; before the version is detached.
+        """Answer the requests in the stages before the device part, while that still takes them; before the version is
+        detached.
 
         Blocks; no submit may be under way.
         """
@@ -255,7 +256,7 @@ class Servable:
             model.close()
 
     def summary(self) -> str:
-        """What it takes and gives, and how it is batched, in a line; of several signatures the default or the first."""
+        """Describe in a line the inputs, outputs and batching of the default signature, or of the first."""
         names = sorted(self.signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
         if self._pool is None or not names:
             return "closed"
@@ -323,6 +324,6 @@ class _BatchRun:
 
 
 def metadata_of(signatures: Mapping[str, Signature]) -> bytes:
-    """A serialised tensorflow.serving.SignatureDefMap."""
+    """Serialise signatures as a tensorflow.serving.SignatureDefMap."""
     definitions = {name: signature_to_def(signature) for name, signature in signatures.items()}
     return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

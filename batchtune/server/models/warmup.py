@@ -1,4 +1,4 @@
-"""Which runs does a model make before it is AVAILABLE, so that no request pays for first times?
+"""The runs that a model makes before it is AVAILABLE, so that no request pays for first times.
 
 The requests recorded in `assets.extra/tf_serving_warmup_requests` (a TFRecord of PredictionLog, at most 1,000, as
 TF Serving reads it), and for each predict signature a batch of zeros of every size that batches will have.
@@ -53,7 +53,7 @@ def warm_up(
 
 
 def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
-    """The row counts worth recording a graph for, ascending; `parameters` None: not batched.
+    """Return the row counts worth recording a graph for, ascending; `parameters` None: not batched.
 
     The allowed sizes are the only ones that occur. Without them any may: the small ones, and the largest, which is
     most frequent under load.

@@ -1,1 +1,1 @@
-"""How is TensorFlow Serving's REST API answered? HTTP in, HTTP out."""
+"""TensorFlow Serving's REST API: HTTP in, HTTP out."""

@@ -1,4 +1,4 @@
-"""What does each call of the REST API answer? Routing and HTTP are `app`'s and `connection`'s.
+"""Answers each call of the REST API. Routing and HTTP are `rest_api`'s and `connection`'s.
 
 Model calls are started on the event loop and answered through a callback.
 """
@@ -83,7 +83,7 @@ class Route:
 
 
 def is_api_path(raw_path: bytes) -> bool:
-    """Whether the API answers for this path at all, if only with an error."""
+    """Whether a path belongs to the API, if only to be answered with an error."""
     return _API.fullmatch(raw_path) is not None
 
 
@@ -117,7 +117,7 @@ def _route(action: str, name: bytes | None, version: bytes | None, label: bytes 
 
 
 def status_answer(models: ModelRepository, route: Route) -> bytes:
-    """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
+    """Write the states of a model's versions as JSON; a label is ignored, as TensorFlow Serving does."""
     _require_model_name(route)
     document = {
         "model_version_status": [
@@ -133,7 +133,7 @@ def status_answer(models: ModelRepository, route: Route) -> bytes:
 
 
 def metadata_answer(models: ModelRepository, route: Route) -> bytes:
-    """The signatures of a model, as protobuf's JSON of a SignatureDefMap."""
+    """Write the signatures of a model, as protobuf's JSON of a SignatureDefMap."""
     from google.protobuf.json_format import MessageToDict
 
     _require_model_name(route)
@@ -355,7 +355,7 @@ class RestCalls:
         return self._models.find(route.model_name, version=route.version, label=route.label)
 
     def account(self, route: Route) -> bytes:
-        """The states of a model's versions, or its signatures; counted as a request.
+        """Answer a request for a model's status or metadata, and count it.
 
         Raises:
             StatusError: there is no such model.

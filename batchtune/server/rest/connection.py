@@ -51,23 +51,23 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client is read no more for now."""
+        """Whether we do not read from the client for now."""
         return self._paused
 
     @property
     def waiting_bytes(self) -> int:
-        """What has arrived and is not parsed."""
+        """Bytes that have arrived and are not parsed."""
         return len(self._unparsed)
 
     @property
     def arriving_bytes(self) -> int:
-        """What is held of requests that are not whole, and of those that wait for their turn."""
+        """Bytes held of requests that are not whole, and of those that wait for their turn."""
         parser = self._parser
         return len(self._unparsed) + (parser.arrived_bytes if parser.arriving else 0)
 
     @property
     def unsent_bytes(self) -> int:
-        """What is held of answers that the client has not taken."""
+        """Bytes held of answers that the client has not taken."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
@@ -76,7 +76,7 @@ class RestConnection(asyncio.Protocol):
         return self._answering is not None or self._clogged or self._waits_turn
 
     def refuse_arriving(self) -> None:
-        """Refuse the request that is not whole, or close where it is not its turn."""
+        """Refuse the request that is not whole; close the connection where another is being answered."""
         if self._answering is not None or self._clogged or self._parser.ready:
             self.abort()
         else:
@@ -85,13 +85,13 @@ class RestConnection(asyncio.Protocol):
             self._advance()
 
     def drain(self) -> None:
-        """Answer what has arrived, take no more, close."""
+        """Answer the requests that have arrived, take no more, then close."""
         self._draining = True
         if not self._is_busy() and not self._parser.arriving:
             self._close()
 
     def abort(self) -> None:
-        """Close now, whatever is under way."""
+        """Close the connection at once, whatever is under way."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -131,7 +131,7 @@ class RestConnection(asyncio.Protocol):
         self._listener.closed(self)
 
     def eof_received(self) -> bool:
-        """Answer a client that sends no more (`nc -N`), then close; True: not yet."""
+        """Answer what a client sent that sends no more (`nc -N`), then close. Returns whether answers are still due."""
         self._draining = True
         return self._is_busy()
 

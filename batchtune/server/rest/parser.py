@@ -71,12 +71,12 @@ class Head:
 
     @property
     def is_gzipped(self) -> bool:
-        """Whether the body comes as gzip."""
+        """Whether the body is compressed with gzip."""
         return b"gzip" in self.fields.get(b"content-encoding", b"").lower()
 
     @property
     def takes_gzip(self) -> bool:
-        """Whether the client reads answers in gzip."""
+        """Whether the client accepts answers compressed with gzip."""
         accepted = _GZIP.search(self.fields.get(b"accept-encoding", b""))
         return accepted is not None and accepted["weight"] not in {b"0", b"0.0", b"0.00", b"0.000"}
 
@@ -86,7 +86,7 @@ class Head:
         return self.fields.get(b"expect", b"").lower() == b"100-continue"
 
     def without_upgrade(self) -> bytes:
-        """The same head, written anew, of a client that wants no other protocol."""
+        """Write the head anew, as of a client that wants no other protocol."""
         lines = [b"%b: %b\r\n" % field for field in self.fields.items() if field[0] != b"upgrade"]
         version = b"1.0" if self.is_http_1_0 else b"1.1"
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))
@@ -104,7 +104,7 @@ class HttpRequest:
         self.refused = refused
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece of the body; after many they are put together, for each may have a single byte."""
+        """Add the next piece of the body; many pieces are put together, since each may have a single byte."""
         self.size += len(piece)
         # Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many.
         pieces_max = 1024
@@ -130,7 +130,7 @@ class KnownHeads:
         self.get = self._heads.get
 
     def keep(self, written: bytes, head: Head) -> None:
-        """Remember a head that is short, keeps its connection, and whose body follows plainly in the length told."""
+        """Remember a head that is short, keeps its connection, and names the length of the body that follows."""
         kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
         if (
             len(written) > kept_bytes_max
@@ -145,7 +145,8 @@ class KnownHeads:
 
 
 def origin_form(target: bytes) -> bytes:
-    """The path and query of a request's target, which may be an absolute URL; as it is where it is no URL."""
+    """Return the path and query of a request's target, which may be an absolute URL; a target that is no URL stays as
+    it is."""
     if target.startswith(b"/") and b"#" not in target:
         return target
     try:
@@ -203,7 +204,7 @@ class RequestParser:
 
     @property
     def piece_bytes(self) -> int:
-        """How much to feed next: of a body what is left of it, and little of what follows."""
+        """Bytes to feed next: the rest of the body that is arriving, and little of what follows it."""
         read_bytes = 1 << 14
         request = self._request
         # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is
@@ -217,7 +218,7 @@ class RequestParser:
         return min(read_bytes, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
-        """Parse; gives what is to be fed next, before all else that has arrived."""
+        """Parse bytes. Returns those to be fed again, before all else that has arrived."""
         if self.ended or self._parser is None:
             return b""
         events = self._events
@@ -237,7 +238,7 @@ class RequestParser:
         self._refuse(status, text)
 
     def close(self) -> None:
-        """Drop what has arrived; the parser and whoever takes the heads refer back to us."""
+        """Drop what has arrived, and the references to us that would keep the connection in memory."""
         self._parser = self._request = None
         self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()
@@ -255,7 +256,7 @@ class RequestParser:
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head, or of the trailer, which only counts."""
+        """Take a field of the head; one of the trailer only counts."""
         self._events += 1
         self._field_count += 1
         self._count_head(len(name) + len(value) + 4)

@@ -1,4 +1,4 @@
-"""Who answers an HTTP request: the calls on models, the metrics, or the tuning API?
+"""Routes HTTP requests to the calls on models, the metrics, or the tuning API.
 
 Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes; paths outside /v1/ are 404, as is the
 monitoring path unless it was asked for.
@@ -55,12 +55,12 @@ def check_client(peer: str, head: Head) -> None:
 
 
 def in_force(control: BatchingControl) -> bytes:
-    """The parameters in force, as JSON."""
+    """Write the parameters in force as JSON."""
     return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
 
 
 async def tune(control: BatchingControl, body: bytes) -> bytes:
-    """Put the parameters of a JSON object in force; gives those that then are. Raises StatusError."""
+    """Put the parameters of a JSON object in force; returns those that then are, as JSON. Raises StatusError."""
     if len(body) > _BODY_BYTES_MAX:
         raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {_BODY_BYTES_MAX} bytes")
     try:
@@ -92,7 +92,7 @@ class BodyTooLargeError(Exception):
 
 
 def plain_body(outcome: Outcome, limit: int) -> bytes:
-    """The inflated body; raises StatusError for what is no gzip, BodyTooLargeError beyond `limit` bytes."""
+    """Return the inflated body; raises StatusError for what is no gzip, BodyTooLargeError beyond `limit` bytes."""
     if isinstance(outcome, bytes):
         return outcome
     if isinstance(outcome, TooLargeError):
@@ -103,7 +103,7 @@ def plain_body(outcome: Outcome, limit: int) -> bytes:
 
 
 def deflate(answer: bytes) -> bytes:
-    """Make gzip of an answer."""
+    """Compress an answer with gzip."""
     level = 1  # 9 takes five times as long for an eighth fewer bytes of JSON numbers
     return gzip.compress(answer, level, mtime=0)
 
@@ -173,15 +173,15 @@ class RestApi:
         self._monitoring_path = (options.monitoring_path or "").encode()
 
     def share(self, unsent: SharedBytes) -> None:
-        """Count the answers that clients have not taken with what is kept for them."""
+        """Count the bytes of `unsent` answers with what is kept of inflated requests."""
         self._inflating.unsent = unsent
 
     def close(self) -> None:
-        """Let go of what serves large bodies."""
+        """End the process that parses large bodies."""
         self.calls.close()
 
     def find_model_call(self, method: str, target: bytes) -> Route | None:
-        """The model call that a request names, if any."""
+        """Find the model call that a request names; None for any other request."""
         if method != "POST":
             return None
         try:

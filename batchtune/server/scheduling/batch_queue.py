@@ -1,4 +1,4 @@
-"""How do the tasks of one queue become batches, and which batch runs next, on which thread?
+"""Makes batches of the tasks of queues, and chooses which batch runs next, on which thread.
 
 TensorFlow's SharedBatchScheduler: many queues, each a deque of closed batches and one open batch, and one pool of
 threads that asks them for batches with `take`. Semantics: `tensorflow/core/kernels/batching_util/
@@ -65,7 +65,7 @@ class QueueOptions:
 
 
 def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
-    """Rows of each part of a task: fill the open batch, then full batches, then the rest.
+    """Compute the rows of each part of a task: fill the open batch, then full batches, then the rest.
 
     Source: `InputSplitMetadata`.
     """
@@ -93,7 +93,7 @@ class Task(Protocol):
         """Rows."""
 
     def split(self, sizes: Sequence[int]) -> Sequence[Any]:
-        """Tasks of these sizes, in order, that together stand for this one; only asked for when splitting is on."""
+        """Return tasks of these sizes, in order, that together stand for this one; only called when splitting is on."""
 
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -163,7 +163,7 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows that still fit, in tasks of any size where splitting is on."""
+        """Rows that still fit into the queue, in tasks of any size where splitting is on."""
         with self._lock:
             return self._capacity()
 
@@ -214,14 +214,14 @@ class BatchQueue(Generic[TaskT]):
         self._gone.wait()
 
     def begin_close(self) -> None:
-        """`close` without the wait."""
+        """Refuse new tasks and run at once what waits, without waiting for the end."""
         with self._lock:
             self._closed = True
             self._threads.wake_all()
             self._leave_if_done()
 
     def take(self, now_micros: int) -> Batch[TaskT] | None:
-        """The oldest batch if it may run now; for the pool, with the lock held."""
+        """Take the oldest batch if it may run now, else None; called by the pool, with the lock held."""
         if self._waiting:
             self._running += 1
             return self._waiting.popleft()
@@ -330,7 +330,7 @@ class SharedBatchScheduler:
     def add_queue(
         self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
     ) -> BatchQueue[TaskT]:
-        """A new queue whose batches are passed to `process_batch` on a batch thread.
+        """Add a queue whose batches are passed to `process_batch` on a batch thread.
 
         Raises StatusError INVALID_ARGUMENT for options that break a rule, UNAVAILABLE after `close`.
         """
@@ -353,7 +353,7 @@ class SharedBatchScheduler:
         self._threads.stop()
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
-        """For the pool: the next batch and its queue, or when to ask again."""
+        """Return the next batch and its queue, or None and when to ask again; called by the pool."""
         due_micros = NEVER_MICROS
         for _ in range(len(self._queues)):
             queue = self._queues[self._next]
@@ -365,7 +365,7 @@ class SharedBatchScheduler:
         return None, due_micros
 
     def pending(self) -> bool:
-        """For the pool: whether any task waits."""
+        """Whether any task waits; called by the pool."""
         return any(queue.pending for queue in self._queues)
 
     def _forget(self, queue: BatchQueue[Any]) -> None:
@@ -406,7 +406,7 @@ class BasicBatchScheduler(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows that still fit."""
+        """Rows that still fit into the queue."""
         return self._queue.scheduling_capacity
 
     def schedule(self, task: TaskT) -> None:

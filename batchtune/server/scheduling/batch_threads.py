@@ -41,10 +41,11 @@ class Clock(Protocol):
         """Microseconds since an arbitrary origin; never goes back."""
 
     def parker(self) -> Parker:
-        """A parker whose instants are this clock's."""
+        """Make a parker whose instants are this clock's."""
 
     def watch(self, settled: Callable[[], bool]) -> None:
-        """Let a clock that is moved by hand ask whether the threads have taken note of the time."""
+        """Register a function by which a clock that is moved by hand asks whether the threads have taken note of the
+        time."""
 
     def unwatch(self, settled: Callable[[], bool]) -> None:
         """Undo `watch`."""
@@ -113,7 +114,7 @@ class BatchOwner(Protocol[BatchT_contra]):
 
 class BatchSource(Protocol[BatchT]):
     def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
-        """A batch to run now and its owner; else None and the next instant to ask again (or NEVER_MICROS).
+        """Return a batch to run now and its owner; else None and the next instant to ask again (or NEVER_MICROS).
 
         Called with the lock held.
         """
@@ -179,7 +180,7 @@ class BatchThreads(Generic[BatchT]):
             self.wake()
 
     def wake_at(self, due_micros: int) -> None:
-        """(locked) See to it that an idle thread looks at the source at `due_micros`."""
+        """(locked) Make sure that an idle thread looks at the source at `due_micros`."""
         if due_micros < self._timer_micros:
             self.wake()
 

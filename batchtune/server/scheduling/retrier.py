@@ -1,4 +1,4 @@
-"""When a queue is full, is it worth trying again in a moment? TF Serving's BatchSchedulerRetrier.
+"""TF Serving's BatchSchedulerRetrier: tries again for a while when a queue is full.
 
 Source: `tensorflow_serving/batching/batch_scheduler_retrier.h`; the model server itself does not install it.
 """
@@ -17,7 +17,7 @@ from batchtune.wire.status import StatusError
 
 class RetriedQueue(Protocol):
     def schedule(self, task: Any, /) -> None:
-        """Raises StatusError UNAVAILABLE when full."""
+        """Schedule a task; raises StatusError UNAVAILABLE when the queue is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class BatchSchedulerRetrier:
 
     @property
     def retries(self) -> bool:
-        """Whether the time allowed holds even one pause."""
+        """Whether the time allowed for retries is longer than one pause."""
         return self._options.retry_delay_micros < self._options.max_time_micros
 
     def schedule(self, queue: RetriedQueue, task: Any) -> None:
@@ -106,13 +106,13 @@ class BatchSchedulerRetrier:
             self._idle.wait_for(lambda: not self._unended, limit_s)
 
     def close(self) -> None:
-        """Refuse what still waits, and whatever comes later; end the thread."""
+        """Refuse the tasks that wait and all later ones; end the thread."""
         self._threads.stop()
         while self._waiting:
             self._waiting.popleft().on_refused(_shutting_down())
 
     def take(self, now_micros: int) -> tuple[tuple[BatchSchedulerRetrier, _Attempt] | None, int]:
-        """For the thread: the next attempt that is due."""
+        """Return the next attempt that is due; called by the thread."""
         if not self._waiting:
             return None, NEVER_MICROS
         if self._waiting[0].due_micros > now_micros:
@@ -120,11 +120,11 @@ class BatchSchedulerRetrier:
         return (self, self._waiting.popleft()), NEVER_MICROS
 
     def pending(self) -> bool:
-        """For the thread."""
+        """Whether an attempt waits; called by the thread."""
         return bool(self._waiting)
 
     def process(self, attempt: _Attempt) -> None:
-        """For the thread: try once more."""
+        """Try a task once more; called by the thread."""
         try:
             attempt.queue.schedule(attempt.task)
             self._end_one()
@@ -139,7 +139,7 @@ class BatchSchedulerRetrier:
                 self._waiting.append(attempt)
 
     def finished(self, attempt: _Attempt) -> None:
-        """For the thread: nothing to note."""
+        """Do nothing; called by the thread."""
 
     def _end_one(self) -> None:
         with self._idle:

@@ -1,4 +1,4 @@
-"""How does TF Serving's StreamingBatchScheduler batch? Each batch owns a thread from its first moment; no queue.
+"""TF Serving's StreamingBatchScheduler: each batch owns a thread from its first moment, and there is no queue.
 
 Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up, which is
 what the scheduler is for: early work on a task, before the batch is full. Here a queue is given that work as `prepare`:
@@ -56,7 +56,7 @@ class StreamingBatchScheduler:
         process_batch: Callable[[Batch[TaskT]], None],
         prepare: Callable[[TaskT], bool] | None = None,
     ) -> StreamingQueue[TaskT]:
-        """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
+        """Add a queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
 
         `prepare` does the early work on a task, on its batch's thread; False: it has ended, and leaves the batch.
         """
@@ -119,7 +119,7 @@ class StreamingQueue(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows for which the open batch and those of free threads have room."""
+        """Rows that still fit into the open batch and into batches of free threads."""
         with self._lock:
             free = self._threads.count - self._in_progress
             if self._closed or free < 0:
@@ -173,7 +173,7 @@ class StreamingQueue(Generic[TaskT]):
         self._on_gone(self)
 
     def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
-        """For the threads: a closed batch, else when the open one times out."""
+        """Return a closed batch, else None and when the open one times out; called by the threads."""
         due_micros = self._due_micros() if self._prepare is None else NEVER_MICROS
         if now_micros >= due_micros:
             self._start_batch("timeout")
@@ -187,13 +187,13 @@ class StreamingQueue(Generic[TaskT]):
         return None, due_micros
 
     def pending(self) -> bool:
-        """For the threads: whether any task waits."""
+        """Whether any task waits; called by the threads."""
         if self._prepare is not None:
             return bool(self._ready) or self._unwatched() is not None
         return bool(self._ready) or (self._open is not None and bool(self._open.tasks))
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
-        """For the threads: a thread is free again."""
+        """Note that a thread is free again; called by the threads."""
         self._in_progress -= 1
         self._finish_if_done()
 

@@ -1,1 +1,1 @@
-"""How do the requests of one signature become runs of the model, batched or not?"""
+"""Sessions: the requests of one signature become runs of the model, batched or not."""

@@ -60,14 +60,14 @@ class Queued(Protocol):
 
 
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
-    """Stands where a closed session had its model."""
+    """Raise StatusError UNAVAILABLE: stands in for the model of a closed session."""
     raise StatusError("UNAVAILABLE", "The session is closed")
 
 
 def completions_of(
     tasks: list[Request], outputs: Outputs | None, error: StatusError | None
 ) -> list[Completion]:
-    """Each task's rows of `outputs`, in the order it asked for, or `error` for all of them."""
+    """Cut a batch's outputs into each task's rows, in the order in which it asked for them, or give `error` to all."""
     completions: list[Completion] = []
     start = 0
     names = tasks[0].output_names if tasks else ()
@@ -108,7 +108,7 @@ class Request:
         self.taken = False
 
     def split(self, sizes: Sequence[int]) -> list[Request]:
-        """Parts of these sizes, whose answers are put together again."""
+        """Split the request into parts of these sizes, whose answers are put together again."""
         pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
         join = _Join(self, len(sizes))
         parts = []
@@ -180,10 +180,10 @@ class BatchRecord:
 
 class BatchObserver(Protocol):
     def on_batch(self, record: BatchRecord) -> None:
-        """One batch has been run; called on its batch thread, which is not running a model meanwhile."""
+        """Called when a batch has been run, on its batch thread, which is not running a model meanwhile."""
 
     def on_rejected(self, reason: str) -> None:
-        """One request was refused: queue_full, too_large; or dropped: expired."""
+        """Called when a request was refused (queue_full, too_large) or dropped (expired)."""
 
 
 _logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class BatchingSession:
 
     @property
     def queue_depth(self) -> tuple[int, int]:
-        """(batches, rows) that wait."""
+        """Batches and rows that wait."""
         queues = list(self._queues.values())
         return sum(queue.num_enqueued_batches for queue in queues), sum(
             queue.num_enqueued_rows for queue in queues
@@ -476,7 +476,7 @@ def merge_tensors(
 def elements_of(
     names: Sequence[str], tasks: Sequence[Mapping[str, NDArray[Any]]], merged: Mapping[str, NDArray[Any]]
 ) -> tuple[int, int]:
-    """How many elements of these inputs the tasks brought, and how many fill them up to the batch's longest.
+    """Count the elements of these inputs that the tasks brought, and those that fill them up to the batch's longest.
 
     The rows that only fill up the batch are not counted.
     """
@@ -489,7 +489,7 @@ def elements_of(
 def checked_outputs(
     outputs: Mapping[str, NDArray[Any]], names: Sequence[str], padded_rows: int
 ) -> dict[str, NDArray[Any]]:
-    """The named outputs, each with one row per row of the batch; raises StatusError where one has not."""
+    """Check that each named output has one row for each row of the batch, and return them; raises StatusError."""
     checked = {}
     for name in names:
         array = outputs.get(name)
@@ -508,7 +508,7 @@ def checked_outputs(
 
 
 def split_tensor(array: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
-    """Views of consecutive rows."""
+    """Split an array into views of `sizes` consecutive rows."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(array[start : start + size])

@@ -1,4 +1,4 @@
-"""Which queue does a request of a variable-length model wait in? One for each range of lengths, on the shared threads.
+"""Queues by length for models of variable length: one for each range of lengths, on the shared threads.
 
 The length of a request is the largest size of any dimension that its signature leaves open, the rows aside. A queue
 takes lengths above the boundary before its own up to its own, the last queue whatever is longer; so a batch is padded
@@ -41,21 +41,21 @@ class LengthWindow:
         self._wanted = FIRST_REQUESTS
 
     def add(self, length: int, rows: int) -> bool:
-        """Count one request; whether enough have come to look at them."""
+        """Count a request. Returns whether enough have come to choose boundaries."""
         length = rounded_up(length)
         self._rows[length] = self._rows.get(length, 0) + rows
         self._requests += 1
         return self._requests >= self._wanted
 
     def take(self) -> dict[int, int]:
-        """Rows of each length; begins anew."""
+        """Return the rows of each length counted so far, and begin anew."""
         rows, self._rows, self._requests = self._rows, {}, 0
         self._wanted = WINDOW_REQUESTS
         return rows
 
 
 def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...]) -> tuple[int, ...]:
-    """Other boundaries where they pay, else those present."""
+    """Choose other boundaries where they save enough elements, else return those present."""
     best = boundaries_for(rows_by_length)
     pays = computed_elements(rows_by_length, best) < (1.0 - PAYS_FROM) * computed_elements(
         rows_by_length, present
@@ -64,7 +64,7 @@ def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...
 
 
 def computed_elements(rows_by_length: Mapping[int, int], boundaries: tuple[int, ...]) -> float:
-    """Elements of these requests, each padded to the boundary above it, those above the last to the longest."""
+    """Count the elements of these requests, each padded to the boundary above it, the last ones to the longest."""
     longest = max(rows_by_length, default=0)
     lengths = np.array(list(rows_by_length), dtype=np.float64)
     rows = np.array(list(rows_by_length.values()), dtype=np.float64)
@@ -109,7 +109,7 @@ class LengthBuckets:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
-        """As `BatchingSession.submit`, in the queue of the request's length."""
+        """Submit a request to the queue of its length, as `BatchingSession.submit`."""
         length = self._length(inputs)
         request = self._sessions[bisect_left(self.boundaries, length)].submit(
             inputs, output_names, deadline_ns, done
@@ -128,7 +128,7 @@ class LengthBuckets:
 
     @property
     def queue_depth(self) -> tuple[int, int]:
-        """(batches, rows) that wait."""
+        """Batches and rows that wait."""
         depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
@@ -181,7 +181,7 @@ class LengthBuckets:
 
 
 def open_axes_of(signature: Signature) -> dict[str, tuple[int, ...] | None]:
-    """The dimensions beside the rows that each input leaves open, None for all; inputs that leave none are left out."""
+    """Find the dimensions beside the rows that each input leaves open, None for all; inputs without are left out."""
     axes = {spec.name: _open_axes(spec) for spec in signature.inputs}
     return {name: open_axes for name, open_axes in axes.items() if open_axes != ()}
 

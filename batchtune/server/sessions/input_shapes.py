@@ -1,4 +1,4 @@
-"""Do a request's tensors have the rows, the type, the rank and the fixed sizes that the signature gives them?
+"""Checks rows, type, rank and fixed sizes of a request's tensors against the signature.
 
 A framework that is handed another shape may end the process: a convolution of TensorFlow's that expects four dimensions
 and gets two aborts. The text is that of TensorFlow's TFRT (saved_model.cc, IsInputSpecsCorrect), which has INTERNAL
@@ -62,7 +62,7 @@ class SignatureInputs:
         ]
 
     def count_rows(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """The rows of a request.
+        """Check a request's inputs against the signature and return its number of rows.
 
         Raises:
             StatusError: INTERNAL for an input too few or too many, INVALID_ARGUMENT for another type or shape.
@@ -92,14 +92,14 @@ class SignatureInputs:
 
 
 def shown(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as TensorFlow writes it, such as [?,28,28,1]."""
+    """Write a shape as TensorFlow does, such as [?,28,28,1]."""
     if shape is None:
         return "<unknown>"
     return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def listed(specs: Iterable[TensorSpec]) -> str:
-    """Tensors in a line, such as tokens: float32 [?,200]."""
+    """Describe tensors in a line, such as tokens: float32 [?,200]."""
     return ", ".join(
         f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
         for spec in specs
@@ -107,7 +107,7 @@ def listed(specs: Iterable[TensorSpec]) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any] | None:
-    """numpy's dtype; None where it has no such type unless a library registers it (bfloat16)."""
+    """Return numpy's dtype of this name; None for one that only a library registers (bfloat16)."""
     try:
         return np.dtype(name)
     except TypeError:

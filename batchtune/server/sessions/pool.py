@@ -1,4 +1,4 @@
-"""Which scheduler, threads and queues run the requests under one set of batching settings?
+"""The scheduler, threads and queues of one set of batching settings.
 
 A `SessionPool` is made anew for every change of the settings and never altered: whether settings came with the
 command line or later, the same code has built the same fresh objects.
@@ -72,25 +72,26 @@ class BatchingSettings:
 
     @property
     def num_batch_threads(self) -> int:
-        """Batches that run at once."""
+        """Number of batches that run at once."""
         return (
             self.parameters.num_batch_threads or self.default_num_batch_threads or default_num_batch_threads()
         )
 
     def parameters_for(self, own: BatchingParameters | None) -> BatchingParameters | None:
-        """A model's parameters, given those of its own file; None: it is not batched."""
+        """Return a model's parameters, given those of its own file; None: it is not batched."""
         if not self.enabled:
             return None
         return own if self.per_model or self.models else self.parameters
 
     def own_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
-        """A model's own parameters, given those of its file; by name those of every model count, where any are."""
+        """Return a model's own parameters: those that the tuning API gave by name, where it gave any, else those of its
+        file."""
         return self.models.get(name, self.parameters) if self.models else file
 
 
 def in_words(settings: BatchingSettings, own: BatchingParameters | None, session: Session | None) -> str:
-    """The parameters that a model with these of its own is batched with, defaults included; length buckets where its
-    session has them."""
+    """Describe the parameters that a model is batched with, defaults included, and length buckets where its session has
+    them."""
     parameters = settings.parameters_for(own)
     if parameters is None:
         return "not batched"
@@ -121,7 +122,7 @@ class Session(Protocol):
         the request in a batching queue, if there is one."""
 
     def close(self) -> None:
-        """Return when every request submitted so far has been run."""
+        """Refuse new requests and return when all submitted so far have been run."""
 
 
 class SessionPool:
@@ -156,8 +157,8 @@ class SessionPool:
         name: str = "",
         at_once: int = 0,
     ) -> Session:
-        """A session for one signature; `own` are the parameters of the model's own file, `name` what it is told by,
-        `at_once` how many requests it wants to run at the same time when batching is off.
+        """Open a session for one signature. `own`: parameters of the model's own file; `name`: for messages; `at_once`:
+        requests that should run at the same time when batching is off.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
@@ -189,12 +190,12 @@ class SessionPool:
                     self._batched.remove(session)
 
     def queue_depths(self) -> tuple[int, int]:
-        """(batches, rows) that wait, over all sessions."""
+        """Batches and rows that wait, over all sessions."""
         depths = [session.queue_depth for session in tuple(self._batched)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Of each session with length buckets, by name."""
+        """Length boundaries in force, by the name of each session with length buckets."""
         batched = tuple(self._batched)
         return {session.name: session.boundaries for session in batched if isinstance(session, LengthBuckets)}
 

@@ -1,4 +1,4 @@
-"""How does a request run when batching is off? One at a time per handler thread, in the order of arrival."""
+"""Runs requests when batching is off: one at a time per handler thread, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class HandlerThreads:
 
 
 def handlers_at_least() -> int:
-    """How many there are of a model that says nothing of it."""
+    """Number of handler threads of a model that asks for no number: four per CPU, as TF Serving has."""
     return 4 * default_num_batch_threads()
 
 

@@ -1,1 +1,1 @@
-"""Which work of a model lies around its device part: before it, after it, and what it calls out for?"""
+"""Stages: the work of a model around its device part, before it, after it, and what it calls out for."""

@@ -1,4 +1,4 @@
-"""How is a function of a file in a model's folder loaded and called, and how is a fault in it told?
+"""Loads and calls functions of files in a model's folder, and reports their faults with file and line.
 
 The file is the user's own code and runs only where --allow_model_code is given. It may be one file; what it imports
 comes from the server's environment. Nothing that it raises ends a thread of the server: it is the end of that
@@ -62,11 +62,11 @@ class RequestThreads:
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer last stages wait than first ones may."""
+        """Whether fewer last stages wait than first stages may."""
         return len(self._begun) < self._waiting_max
 
     def put_last_stage(self, job: Job) -> None:
-        """Queue the last stage of a request, before all first stages; never refused, since its room was given."""
+        """Queue the last stage of a request, before all first stages; never refused, since the request was admitted."""
         with self._changed:
             self._begun.append(job)
             self._changed.notify()
@@ -109,7 +109,7 @@ class ModelCode:
         self._modules: dict[str, ModuleType] = {}
 
     def function(self, key: str, reference: str, gives: Sequence[TensorSpec]) -> StageFunction:
-        """The function that `FILE.py:FUNCTION` names; `gives` are the tensors that it must give, none: any.
+        """Load the function that `FILE.py:FUNCTION` names; `gives` are the tensors that it must return, empty: any.
 
         Raises:
             StatusError: INVALID_ARGUMENT: no such file or function, or the file does not run; with its line.
@@ -127,7 +127,7 @@ class ModelCode:
         return StageFunction(key, reference, str(self._folder / file_name), function, gives)
 
     def close(self) -> None:
-        """Forget the modules."""
+        """Remove the modules from memory."""
         for module in self._modules.values():
             if sys.modules.get(module.__name__) is module:
                 del sys.modules[module.__name__]
@@ -135,13 +135,14 @@ class ModelCode:
 
 
 def rows_of(tensors: Tensors) -> int:
-    """How many rows the first of them has; 1 where it has no dimensions."""
+    """Number of rows of the first tensor; 1 where it has no dimensions."""
     first = next(iter(tensors.values()))
     return len(first) if first.ndim else 1
 
 
 def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
-    """What of a stage's output is not one row for each, or not what stages.yaml tells clients; "" where all is."""
+    """Say how an output's shape is wrong: not one row for each of `rows`, or not as stages.yaml declares it. "" if
+    right."""
     if not array.ndim or len(array) != rows:
         return f"of shape {list(array.shape)} for {rows} rows"
     if spec is not None:

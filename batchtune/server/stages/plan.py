@@ -1,4 +1,4 @@
-"""Which stages does a request pass, in which order, and what does each one take and give?"""
+"""The stages that a request passes, in their order, and what each one takes and gives."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
 
 
 def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
-    """What answers a batch of keys with a batch of values.
+    """Open what answers a batch of keys with a batch of values: a Redis store, the model's code, or an emulated device.
 
     Raises:
         StatusError: the code cannot be loaded, or the package that speaks to the store is missing.
@@ -204,7 +204,7 @@ class StagePlan:
     device_shapes: Mapping[str, InputShape]
 
     def keys_of(self, lookup: Lookup, tensors: Tensors) -> Named:
-        """The tensors that the lookup takes.
+        """Select the tensors that the lookup takes.
 
         Raises:
             StatusError: INTERNAL where one is missing or of another type.
@@ -212,7 +212,7 @@ class StagePlan:
         return self._of(lookup.declared.inputs, tensors, "the lookup")
 
     def for_device(self, tensors: Tensors) -> Named:
-        """The tensors that the model takes.
+        """Select the tensors that the model takes.
 
         Raises:
             StatusError: INTERNAL where one is missing, of another type or of another shape than the model's.
@@ -257,7 +257,7 @@ def plan_of(
     use: Sums,
     options: BackendOptions,
 ) -> StagePlan:
-    """The stages of a loaded model; runs its code's files, loads those that are models.
+    """Load the stages of a model: run its code's files, load those that are models.
 
     Raises:
         StatusError: INVALID_ARGUMENT: no such signature, or code that does not run; FAILED_PRECONDITION: a package

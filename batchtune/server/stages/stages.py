@@ -83,15 +83,16 @@ class ModelStages:
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
 
     def stand_around(self, name: str) -> bool:
-        """Whether they are those of this signature."""
+        """Whether this signature is the one that has stages."""
         return name == self._name
 
     def batched_signature(self, name: str, model: LoadedModel) -> Signature:
-        """What the batches of a signature are made of."""
+        """Return the signature whose inputs are batched: the model's own where only the device part is, else the
+        requests'."""
         return model.signatures[name] if self._session is not None else self.signatures[name]
 
     def in_words(self, *, batched: bool) -> str:
-        """Which there are, and what is batched."""
+        """Describe which stages there are, and what is batched."""
         plan = self._plan
         present = {"pre": plan.pre, "lookup": plan.lookup, "post": plan.post}
         names = ", ".join(name for name, stage in present.items() if stage is not None)
@@ -100,8 +101,8 @@ class ModelStages:
         return f"stages {names}; the device part is {how if batched else 'run request by request'}"
 
     def around(self, name: str, run: Runner, *, batched: bool, length_buckets: Boundaries) -> Runner:
-        """What runs a batch, or a request that is not batched: `run`, the device part, with the stages around it where
-        they are a unit.
+        """Return what runs a batch, or a request that is not batched: `run`, the device part, with the stages around it
+        where they form one unit.
 
         Raises:
             StatusError: INVALID_ARGUMENT: length buckets for lengths that only early work gives.
@@ -119,7 +120,10 @@ class ModelStages:
         return _Early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
-        """The sessions that take requests, given those of the device part in force from now on; on the loop."""
+        """Put the stages before the sessions of the device part; returns the sessions that take requests from now on.
+
+        On the loop.
+        """
         if self._session is None or self._name not in sessions:
             return sessions
         self._session.device = sessions[self._name]
@@ -133,7 +137,7 @@ class ModelStages:
             self._threads.close()
 
     def close(self) -> None:
-        """Close what the stages hold open; drained, and no batch may wait for them any more."""
+        """Close what the stages hold open; call it drained, when no batch waits for them any more."""
         self._plan.close()
 
 
@@ -259,11 +263,11 @@ class StagedSession:
         self.device = None
 
     def enter(self) -> None:
-        """One request more is under way; on the loop."""
+        """Count a request that is under way; on the loop."""
         self._unanswered += 1
 
     def leave(self) -> None:
-        """One is answered; on the loop."""
+        """Count a request that is answered; on the loop."""
         self._unanswered -= 1
         if self._closing and not self._unanswered:
             self._drained.set()

@@ -1,4 +1,4 @@
-"""What does a `stages.yaml` beside a model declare?
+"""Reads the `stages.yaml` beside a model.
 
     pre: stages.py:preprocess                 # a function: tensors of a request -> tensors of the model; or tokenizer/:
                                               # the model of a folder of this one, by its signature serving_default
@@ -91,18 +91,18 @@ class DeclaredStages:
 
     @property
     def folder(self) -> Path:
-        """That of the version, in which the file lies."""
+        """Directory of the version, in which the file lies."""
         return self.file.path.parent
 
     @property
     def code(self) -> dict[str, str]:
-        """By key, the functions that lie in the model's folder."""
+        """Functions of the model's folder, by key, as FILE.py:FUNCTION."""
         own = {"pre": self.pre, "post": self.post, "lookup.code": self.lookup.code if self.lookup else ""}
         return {key: reference for key, reference in own.items() if _CODE.fullmatch(reference)}
 
 
 def read_stages_file(version_directory: Path) -> DeclaredStages | None:
-    """What a version's stages.yaml declares; None where there is none.
+    """Read a version's stages.yaml; None where there is none.
 
     Raises:
         StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.

@@ -138,7 +138,7 @@ class Observation:
 
 
 def observation_of(configuration: Configuration, measurement: Measurement, scenario: Scenario) -> Observation:
-    """A trial's measurement, under the scenario's kinds of request and pattern of arrivals."""
+    """Make an observation of a trial's measurement: its parameters, and the traffic that the scenario describes."""
     clients = measurement.concurrency
     rate_rps = None if clients is not None else measurement.offered_rps
     return Observation(
@@ -149,12 +149,12 @@ def observation_of(configuration: Configuration, measurement: Measurement, scena
 
 
 def usable(observation: Observation) -> bool:
-    """Whether a measurement tells of a server that keeps up, without the client in the way."""
+    """Whether a measurement can calibrate a twin: the server kept up, and the client was not in the way."""
     return unusable_for(observation) is None
 
 
 def unusable_for(observation: Observation) -> Unusable | None:
-    """Why a measurement cannot be used; None: it can.
+    """Reason why a measurement cannot calibrate a twin; None if it can.
 
     A closed loop tells the time of a batch as soon as each client was answered once, however slow the model is.
     """
@@ -176,7 +176,7 @@ def unusable_for(observation: Observation) -> Unusable | None:
 
 
 def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
-    """Fit a twin; READINGS carry the uncertainty, that between runs included.
+    """Fit a twin to the observations; its READINGS other readings carry the uncertainty, that between runs included.
 
     Raises:
         TwinError: nothing that can be fitted, with a hint.

@@ -50,12 +50,12 @@ class Solution:
 
 
 def laws_to_try(runs: Sequence[FitRun]) -> list[Solution]:
-    """Each law that the measurements allow, fitted; the best first."""
+    """Fit each law that the measurements allow; returns the best first."""
     return sorted((solve(law, runs) for law in laws(runs)), key=lambda solution: solution.misfit)
 
 
 def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
-    """Least squares from the law's own start."""
+    """Fit a law's parameters by least squares, from the law's own start."""
     slopes: list[NDArray[np.float64]] = []
 
     def slopes_at(theta: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,7 +80,7 @@ def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
 def solve_again(
     law: Law, runs: Sequence[FitRun], near: Solution, slopes: Sequence[NDArray[np.float64]]
 ) -> Fitted:
-    """Least squares of fewer measurements from the solution of all, with its slopes."""
+    """Fit fewer measurements by least squares, starting from the solution of all and with its slopes."""
     together = np.concatenate(slopes)
     # Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution
     # of all.
@@ -154,7 +154,10 @@ def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
 
 
 def simulated(run: FitRun, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
-    """log throughput, p50, p95 and mean batch of each reading; all must get up equally fast."""
+    """Simulate a run under each reading.
+
+    Returns the logarithms of throughput, p50, p95 and mean batch rows by name, each of shape (readings,).
+    """
     rows_max = rows_needed(run.batcher, run.traffic)
     played = play(
         timed(run.batcher, readings[0].wake_s, run.traffic),

@@ -1,4 +1,4 @@
-"""Which numbers describe a server, and what were they before any run was simulated?
+"""The numbers that describe a server, and their values before any run is simulated.
 
 A law is a reading of the server's parameters as a vector, with a prior for each: what the least squares of `fit`
 move. Times are on the log scale; the service time is a first curve with a factor at each of a few sizes.
@@ -53,14 +53,14 @@ class FitRun:
 
     @property
     def rate_rps(self) -> float:
-        """Of an open loop; 0 for a closed one."""
+        """Rate of an open loop, requests/s; 0 for a closed loop."""
         return 0.0 if self.traffic.closed else self.traffic.rate_rps or 0.0
 
 
 def fit_run_of(
     batcher: Batcher, traffic: Traffic, measured: Measurement, *, length: LengthCost | None = None
 ) -> FitRun:
-    """Read a measurement; `length` is what all of them say of the lengths of requests."""
+    """Turn a measurement into what the fit uses; `length` is the cost of lengths that all measurements show."""
     targets, sds = _targets(traffic, measured)
     server = measured.server
     timed = _timed(server)
@@ -96,7 +96,7 @@ def fit_run_of(
 
 
 def merged(runs: Sequence[FitRun]) -> FitRun:
-    """Repeats of one configuration under one load as one measurement, the surer for their number."""
+    """Merge repeats of one configuration under one load into one run, with smaller standard deviations."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -225,7 +225,7 @@ class Law:
     length: LengthCost | None = None
 
     def reading(self, theta: NDArray[np.float64]) -> Fitted:
-        """The parameters that this vector means."""
+        """Turn a vector of parameters, shape (SCALARS + anchors,), into a reading of the server."""
         sizes = np.log2(np.maximum(np.array(self.first.rows), 1.0))
         factors = np.exp(np.interp(sizes, self.anchors, theta[SCALARS:]))
         host_s, row_host_s = np.exp(theta[[BATCH_HOST, ROW_HOST]])
@@ -243,7 +243,8 @@ class Law:
 
 
 def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
-    """The runs with latencies as unsure as the load makes them.
+    """Widen the standard deviations of latencies by the load: near saturation a small difference in speed makes a large
+    one in wait.
 
     A queue's wait grows as 1 / (1 - ρ): where runs differ in speed by some per cent, it differs ρ / (1 - ρ) times as
     much. The load ρ is by what the server's execution times alone say, before anything is simulated.
@@ -263,13 +264,14 @@ def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
 
 
 def laws(runs: Sequence[FitRun]) -> list[Law]:
-    """A device that is shared at some rate, and where several threads were busy also one that serves them in turn."""
+    """List the laws to fit: a device shared by its batches, and where several threads were busy also one that runs them
+    in turn."""
     several = any(run.threads_seen > 1 for run in runs)
     return [law_of(runs, serial=serial) for serial in ((False, True) if several else (False,))]
 
 
 def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
-    """The law that these measurements start from; `anchors` are kept from another fit where given."""
+    """Make the law that these measurements start from; `anchors`, if given, are kept from another fit."""
     timed = any(run.timed for run in runs)
     contention, contention_sd = (1.0, 1e-3) if serial else _contention(runs)
     crowding_s = _crowding_s(runs, serial=serial, contention=contention)

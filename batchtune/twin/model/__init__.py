@@ -1,1 +1,1 @@
-"""Which server is meant, what does it do under given traffic, how much can it take?"""
+"""The twin: which server is meant, what it does under given traffic, how much it can take."""

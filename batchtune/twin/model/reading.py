@@ -1,4 +1,4 @@
-"""What is one reading of a server's parameters, and which device does it mean for the simulator?"""
+"""One reading of a server's parameters, and the device that it means for the simulator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Fitted:
     length: LengthCost | None = None
 
     def device(self, rows_max: int, *, rate_rps: float = 0.0) -> Device:
-        """This reading for the simulator, with τ up to `rows_max` rows; `rate_rps` is that of an open loop."""
+        """Make the simulator's device of this reading, with τ up to `rows_max` rows; `rate_rps` is that of an open
+        loop."""
         device = _device(self, rows_max)
         slower = crowding(self.crowding_s, rate_rps)
         if slower == 1.0:
@@ -46,12 +47,12 @@ class Fitted:
         return replace(device, tau_s=device.tau_s * slower, length_s=length_s)
 
     def slower(self, factor: float) -> Fitted:
-        """This reading with batches that take so many times as long."""
+        """Return this reading with batches that take `factor` times as long."""
         factors = np.full(len(self.service_time.rows), factor)
         return replace(self, service_time=self.service_time.scaled(factors))
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
-        """X_sat in an open loop: requests/s with every batch full and every thread busy (tuning.md 2.4)."""
+        """Saturation in an open loop, requests/s: every batch full and every thread busy (tuning.md 2.4)."""
         rows = batcher.batch_rows_max or traffic.rows_most
         tau_s = float(_device(self, rows_needed(batcher, traffic)).tau_s[rows])
         if self.length is not None and traffic.lengths:
@@ -63,7 +64,8 @@ class Fitted:
 
 
 def crowding(crowding_s: float, rate_rps: float) -> float:
-    """How many times as long a batch takes in an open loop: grows by crowding_s · λ at first, to 1 + CROWDED_MOST.
+    """Factor by which a batch takes longer in an open loop at this rate: 1 + crowding_s · λ at first, at most 1 +
+    CROWDED_MOST.
 
     Measured with a CPU model on two cores shared with the client: some 10-15 % at 1,000 requests/s, 18-24 % from 1,800
     to 4,800: it does not go on growing with the rate.
@@ -80,7 +82,8 @@ def _crowded_rps(alone_rps: float, crowding_s: float) -> float:
 
 
 def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
-    """A batch thread that stands idle needs `wake_s` to get up; what comes meanwhile joins the batch.
+    """Add to the batch timeout the time that an idle batch thread needs to get up; requests that come meanwhile join
+    the batch.
 
     Length buckets that the server chooses are those for this traffic.
     """
@@ -91,7 +94,7 @@ def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
 
 
 def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
-    """The largest batch that can be executed, and so the length of τ that the simulator may look up."""
+    """Rows of the largest batch that can be executed: the length that the simulator's τ needs."""
     return max(batcher.max_batch_size or 1, traffic.rows_most, *batcher.allowed_batch_sizes, 1)
 
 

@@ -1,4 +1,4 @@
-"""How many replicas does a rate need, and how sure is that?"""
+"""How many replicas a rate needs, and how sure that is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MeasuredRates:
         return math.inf if self.missed_rps is None else self.missed_rps
 
     def hold(self, rate_rps: float) -> bool:
-        """Whether a rate lies between the two, as nearly as the twin knows one."""
+        """Whether a rate (requests/s) lies between the highest held and the lowest missed, within PRECISION."""
         return self.held_rps * (1.0 - PRECISION) <= rate_rps <= self.most_rps * (1.0 + PRECISION)
 
     def clipped(self, rates_rps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -53,7 +53,8 @@ def held_to(
     error_ratio: float,
     measured: MeasuredRates,
 ) -> tuple[Twin, float]:
-    """The twin held to what was measured of one server, and the highest rate that it names itself by its best reading.
+    """Scale the twin's batch times so that its highest rate lies within what was measured of one server. Returns the
+    twin, and the highest rate that it named before, requests/s.
 
     A twin whose word lies outside is made as much slower or faster as a whole as brings it to the nearer end.
     """
@@ -96,11 +97,11 @@ class Failing:
     share: float = 0.0
 
     def down(self, replicas: int) -> int:
-        """Of a fleet of so many; of a share, that rounded up."""
+        """Replicas that may be down at once in a fleet of `replicas`; a share is rounded up."""
         return self.count or math.ceil(self.share * replicas - 1e-9)
 
     def fleet(self, needed: int) -> int:
-        """The least fleet of which `needed` are left."""
+        """Replicas of the smallest fleet in which `needed` remain when as many as may be are down."""
         if self.count:
             return needed + self.count
         replicas = math.floor(needed / (1.0 - self.share))
@@ -156,7 +157,7 @@ class ReplicaPlan:
 
     @property
     def contradicted(self) -> bool:
-        """Whether what the twin says lies outside what was measured."""
+        """Whether the twin's own highest rate lies outside what was measured."""
         return self.measured is not None and not self.measured.hold(self.twin_rps or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class Replicas:
         self._highest_of_pool: dict[int, NDArray[np.float64]] = {}
 
     def plan(self, rate_rps: float) -> ReplicaPlan:
-        """What this rate needs.
+        """Compute how many replicas this rate (requests/s) needs.
 
         Raises:
             TwinError: no rate keeps the limits, or the rate is not above 0.

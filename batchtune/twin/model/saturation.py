@@ -19,7 +19,7 @@ from batchtune.twin.simulator.replica import Batcher, Routing
 
 
 def long_run(prediction: Prediction, twin: Twin, batcher: Batcher, traffic: Traffic) -> Prediction:
-    """The prediction with overload told as such, by the readings whose saturation is below the rate.
+    """Correct a prediction for overload, for the readings whose saturation is below the rate.
 
     A simulation is short: that of a million requests/s for 40 ms ends before the first large batch does. In the long
     run a server completes its saturation. What exceeds it is refused once the queue of batches is full, and what is
@@ -78,8 +78,8 @@ def highest_rates(
     replicas: int = 1,
     routing: Routing = "round_robin",
 ) -> NDArray[np.float64]:
-    """Requests/s of all `replicas` together for each reading, shape (readings,); 0 where no rate tried keeps all
-    limits and the share of errors.
+    """Search the highest rate that keeps all limits, for each reading: requests/s of all `replicas` together, shape
+    (readings,); 0 where none does.
 
     Looks downwards from the saturation of the first reading; the others are looked at from the same share of theirs.
     All get the same arrivals. No rate above the saturation is kept: a run only seems to, when it ends before the queue

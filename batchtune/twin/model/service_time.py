@@ -1,4 +1,4 @@
-"""How long does a batch of so many rows take?
+"""How long a batch takes by its rows.
 
 A nondecreasing piecewise line through what was measured, carried on by straight lines where nothing was.
 """
@@ -28,7 +28,8 @@ class ServiceTime:
     seconds: tuple[float, ...]
 
     def tau_s(self, rows_max: int) -> NDArray[np.float64]:
-        """τ for 0 to `rows_max` rows, shape (rows_max + 1,); the entry for 0 rows is unused.
+        """Compute τ, seconds of a batch, for 0 to `rows_max` rows, shape (rows_max + 1,); the entry for 0 rows is
+        unused.
 
         Above the last knot the line goes on at the slope of the last octave, below the first one at that of the
         first octave, but not under LEAST_SHARE of the first knot.
@@ -46,7 +47,7 @@ class ServiceTime:
     def scaled(
         self, factors: NDArray[np.float64], *, fixed_s: float = 0.0, per_row_s: float = 0.0
     ) -> ServiceTime:
-        """Each knot times its factor, plus a fixed time and one per row, made nondecreasing again."""
+        """Multiply each knot by its factor, add a fixed time and one per row, make the result nondecreasing."""
         seconds = np.array(self.seconds) * factors + fixed_s + per_row_s * np.array(self.rows)
         return ServiceTime(rows=self.rows, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
 
@@ -63,7 +64,7 @@ class ServiceTime:
 
 
 def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime:
-    """The nondecreasing fit of (rows, seconds, batches): pooled within a third of an octave, then isotonic.
+    """Fit a nondecreasing service time to (rows, seconds, batches): pooled within a third of an octave, then isotonic.
 
     Raises:
         ValueError: no batch was timed.
@@ -111,23 +112,24 @@ class LengthCost:
     longest: tuple[float, ...]
 
     def usual(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The longest of so many rows of one queue, on the mean."""
+        """Mean length of the longest request in a batch of each of these row counts, shape as `rows`."""
         return np.interp(np.log2(np.maximum(rows, 1.0)), np.arange(len(self.longest)), self.longest)
 
     def share(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """By what share of the usual time a batch of so many rows takes longer for each unit of length."""
+        """Share of a batch's usual time that each unit of length adds to it, for each row count, shape as `rows`."""
         per_length_s = rows * self.per_element_s
         whole_s = self.fixed_s + rows * self.per_row_s + per_length_s * self.usual(rows)
         return np.asarray(per_length_s / np.maximum(whole_s, 1e-12))
 
     def slower(self, rows: float, longest: float) -> float:
-        """How many times as long such a batch takes as one of so many rows usually does."""
+        """Factor by which a batch of `rows` rows takes longer when its longest request has length `longest`."""
         sizes = np.array([rows])
         return float(1.0 + self.share(sizes)[0] * (longest - self.usual(sizes)[0]))
 
 
 def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> LengthCost | None:
-    """From what the server told of each length bucket: batches, rows, elements computed and execution time.
+    """Fit the cost of lengths to what the server counted in each length bucket: batches, rows, elements, execution
+    time.
 
     None where it told nothing, or all batches were about as long. The times of batches that ran beside others are as
     good as any, as long as all did: only shares count.

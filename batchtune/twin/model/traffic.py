@@ -1,4 +1,4 @@
-"""Which requests does a simulated server get, and when?"""
+"""The requests that a simulated server gets, and when."""
 
 from __future__ import annotations
 
@@ -63,18 +63,19 @@ class Traffic:
 
     @property
     def offered_rps(self) -> float | None:
-        """Requests/s of an open loop, on the mean over a ramp, steps or a trace; None: a closed loop, or no rate."""
+        """Mean rate of an open loop, requests/s, over its ramp, steps or trace; None for a closed loop, or without a
+        rate."""
         load = self.load
         if self.rate_rps is not None or load is None or not self.changes:
             return None if self.closed else self.rate_rps
         return len(_due_s(load, load.rate_rps, load.duration_s, self.seed)) / load.duration_s
 
     def at(self, rate_rps: float) -> Traffic:
-        """The same pattern in an open loop at this mean rate."""
+        """Return the same pattern of arrivals as an open loop at this mean rate, requests/s."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
 
     def due_s(self, requests: int) -> NDArray[np.float64]:
-        """When about so many requests are due, shape (n,) in seconds, ascending.
+        """Draw about `requests` due times, shape (n,), seconds from the start, ascending.
 
         A ramp, steps, a trace and bursts have a length of their own: they are played for as long as the load says, and
         where that is cut to LONGEST_REQUESTS (or `requests`, if they are more) each of the steps is as much shorter.
@@ -92,23 +93,23 @@ class Traffic:
         return _due_s(load, rate_rps, duration_s, self.seed)
 
     def rows_of(self, requests: int) -> Rows:
-        """Rows of each request; one number when all are alike."""
+        """Draw the rows of each of `requests` requests; one number when all are alike."""
         return drawn_rows(self.rows, self.weights, requests, np.random.default_rng(self.seed + 1))
 
     def boundaries_of(self, buckets: Boundaries) -> tuple[int, ...]:
-        """Those of the buckets, which the server may choose itself for such lengths."""
+        """Resolve length buckets to boundaries; "auto" becomes those that the server would choose for this traffic."""
         return _automatic(self.lengths) if buckets == AUTO_BUCKETS else buckets
 
     def mean_longest(self, buckets: Boundaries, rows: float) -> float:
-        """The longest request of so many rows, on the mean over batches: each is of the lengths of one bucket."""
+        """Mean length of the longest request in a batch of `rows` rows, whose requests share one length bucket."""
         return _mean_longest(self.lengths, self.boundaries_of(buckets), max(rows / self.mean_rows, 1.0))
 
     def lengths_of(self, requests: int) -> NDArray[np.int32] | None:
-        """The length of each request."""
+        """Draw the length of each request, shape (requests,); None where the traffic has no lengths."""
         return drawn_lengths(self.lengths, requests, np.random.default_rng(self.seed + 2))
 
     def to_dict(self) -> dict[str, Any]:
-        """For the reader of a prediction; the pattern by its name."""
+        """Return plain types for the reader of a prediction; the pattern of arrivals by its name."""
         load = self.load or _POISSON
         return {
             "clients": self.clients,
@@ -200,8 +201,8 @@ def _traced(file: str, rows_of_bodies: tuple[int, ...]) -> tuple[tuple[int, floa
 
 
 def lengths_of(request: RequestSpec) -> tuple[int, ...]:
-    """The lengths that stand for those of the requests; () where they have none, not all kinds the same, or their file
-    cannot be read any more."""
+    """Return the lengths that stand for those of the scenario's requests; () where they have none, or not all kinds the
+    same."""
     kinds = request.kinds()
     spec = kinds[0].lengths
     if spec is None or any(kind.lengths != spec for kind in kinds):

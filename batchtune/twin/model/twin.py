@@ -93,7 +93,7 @@ def play(
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
-    """So many that p95 rests on BATCHES batches, and a closed loop goes round 40 times."""
+    """Number of requests to simulate so that p95 rests on BATCHES batches, and a closed loop goes round 40 times."""
     rows = batcher.max_batch_size or 1
     of_batches = BATCHES * rows / traffic.mean_rows
     of_clients = 40 * (traffic.clients or 0)
@@ -120,7 +120,7 @@ NEAR_SATURATION: Final = 0.9
 
 
 def shown_quantiles(limits: Sequence[Limit]) -> tuple[str, ...]:
-    """The names of the latencies that are told where these limits are promised."""
+    """Names of the quantiles to show where these limits are promised."""
     return tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in limits))))
 
 
@@ -158,7 +158,7 @@ class Prediction:
 
     @property
     def throughput(self) -> Estimate:
-        """Median over the draws with their 95 % interval."""
+        """Throughput, requests/s: the median over the readings with an interval that holds 95 % of them."""
         return estimate_of(self.throughput_rps)
 
     def latency(self, quantile: str) -> Estimate:
@@ -191,7 +191,8 @@ class Twin:
 
     @property
     def reliable(self) -> bool:
-        """Whether trials left out were predicted well; so few that none could be left out are no reason for doubt."""
+        """Whether the trials that were left out of the fit were predicted well; too few trials to leave any out count
+        as yes."""
         # A mean error on trials left out, from which on nothing that the twin says is to be relied on.
         reliable_below = 0.30
         return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= reliable_below
@@ -232,13 +233,13 @@ class Twin:
         )
 
     def slower(self, factor: float) -> Twin:
-        """Every reading with batches that take so many times as long."""
+        """Return the twin with batches that take `factor` times as long in every reading."""
         return replace(
             self, best_fit=self.best_fit.slower(factor), fits=tuple(fit.slower(factor) for fit in self.fits)
         )
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
-        """X_sat: requests/s with every batch full and every thread busy, by the best reading (tuning.md 2.4)."""
+        """Saturation by the best reading, requests/s: every batch full and every thread busy (tuning.md 2.4)."""
         return self.best_fit.saturation_rps(batcher, traffic)
 
     def _extrapolations(
@@ -268,6 +269,6 @@ class Twin:
 
 
 def estimate_of(values: NDArray[np.float64]) -> Estimate:
-    """The median over the draws with the interval that holds 95 % of them."""
+    """Summarise draws as an estimate: their median, and the interval that holds 95 % of them."""
     low, middle, high = np.quantile(values, [0.025, 0.5, 0.975], method="closest_observation")
     return Estimate(value=float(middle), low=float(low), high=float(high))

@@ -1,1 +1,1 @@
-"""What does one server with this scheduler do with this traffic? Compiled; knows nothing of measurements."""
+"""Simulates one server with its scheduler under some traffic. Compiled; knows nothing of measurements."""

@@ -1,4 +1,4 @@
-"""What happens next in the simulated servers? The event loop of the general simulator, compiled.
+"""The event loop of the general simulator, compiled.
 
 One state for the whole run (`World`), in arrays that Python fills and reads. Four kinds of event belong to a replica: a
 batch ends, an open batch times out, the front end hands a request to its queue, a client of a closed loop sends again.
@@ -245,7 +245,7 @@ def simulate_plain(
 
 @compiled
 def simulate(world: World) -> None:
-    """Run until every request is answered or refused."""
+    """Run the event loop until every request is answered or refused; results are written into `world`."""
     counts = world.counts
     while True:
         event_s = world.next_s[1]

@@ -1,4 +1,4 @@
-"""What is one server to the simulator: its scheduler and the device that runs its batches?"""
+"""One server to the simulator: its scheduler, and the device that runs its batches."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Device:
 def drawn_rows(
     kinds: Sequence[int], weights: Sequence[float], requests: int, rng: np.random.Generator
 ) -> Rows:
-    """Rows of each request, of kinds that come in these proportions; one number when all are alike."""
+    """Draw the rows of each request from `kinds`, in proportion to `weights`; one number when all are alike."""
     if len(kinds) == 1:
         return kinds[0]
     shares = np.array(weights) / math.fsum(weights)
@@ -106,12 +106,12 @@ def drawn_rows(
 def drawn_lengths(
     lengths: Sequence[int], requests: int, rng: np.random.Generator
 ) -> NDArray[np.int32] | None:
-    """The length of each request, each of `lengths` as often as the others; None where there are none."""
+    """Draw the length of each request from `lengths`, each equally likely; None where there are none."""
     return rng.choice(np.array(lengths, dtype=np.int32), size=requests) if lengths else None
 
 
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
-    """The scheduler that the server makes of a configuration; absent values are its defaults.
+    """Make the scheduler that a server would build from a configuration; absent values are the server's defaults.
 
     `cpus` are those that it may run on (`target.cpus`); None: those of this process.
     """
@@ -137,7 +137,7 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
 
 
 def left_out(configuration: Configuration) -> tuple[str, ...]:
-    """What the server does with such a configuration that `batcher_of` knows nothing of, each in some words."""
+    """Name what a server does under this configuration that the simulator does not model."""
     if configuration.batching is None:
         return ()
     if configuration.dialect != "triton":
@@ -204,7 +204,7 @@ class Summary:
 
 
 def summarise(outcomes: Iterable[Outcome], *, warm_up_s: float, quantiles: Sequence[float]) -> Summary:
-    """The figures of each outcome; see Summary for what counts."""
+    """Compute the figures of each outcome; `Summary` says what counts."""
     figures = [_figures(outcome, warm_up_s, quantiles) for outcome in outcomes]
     columns = np.array(figures, dtype=np.float64).reshape(len(figures), 6 + len(quantiles))
     return Summary(
@@ -239,7 +239,7 @@ def _figures(outcome: Outcome, warm_up_s: float, quantiles: Sequence[float]) -> 
 
 
 def order_statistics(values: NDArray[np.float64], probabilities: Sequence[float]) -> NDArray[np.float64]:
-    """The values at ranks ceil(n·p), [probabilities]; nan without values."""
+    """Return the values at ranks ceil(n·p) for each probability p, shape (probabilities,); nan without values."""
     count = len(values)
     if count == 0:
         return np.full(len(probabilities), math.nan)

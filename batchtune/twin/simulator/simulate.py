@@ -1,4 +1,4 @@
-"""What would a server with this scheduler, on this device, do with this traffic? The simulator's front door.
+"""The simulator's front door: a scheduler, devices and traffic in, figures out.
 
 Semantics: the bundled server's default scheduler (TensorFlow's SharedBatchScheduler with one queue, or one for each
 length bucket): a batch runs as soon as a thread is free and it is full, closed or timed out; it goes on filling while
@@ -29,7 +29,7 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """Requests that come when they are due, whatever the server does, summed up for each device.
+    """Simulate requests that come when they are due, whatever the server does, on each device.
 
     due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
     each device. Raises ValueError for due times out of order and for requests without rows.
@@ -58,7 +58,7 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """Clients that send each time they are answered, until `requests` were sent, summed up for each device.
+    """Simulate clients that send again each time they are answered, `requests` in all, on each device.
 
     They begin one after another over `spread_s`. A refused client sends again after the front end and the delay, at
     the earliest after 0.1 ms.

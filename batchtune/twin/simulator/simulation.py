@@ -1,4 +1,4 @@
-"""Which kernel runs a simulation, and on which arrays?"""
+"""Chooses the kernel that runs a simulation, and makes its arrays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ClosedTraffic:
 def run_open(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """By the plain kernel where it can tell, else by the general one."""
+    """Simulate an open loop: by the plain kernel where the traffic allows it, else by the general one."""
     if _is_plain(traffic, batcher, device):
         outcome = _run_plain(traffic, batcher, device, count_from_s)
         if outcome is not None:
@@ -79,7 +79,7 @@ def run_open(
 def run_open_by_events(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """By the general kernel."""
+    """Simulate an open loop by the general kernel."""
     requests = new_requests(len(traffic.due_s), traffic.rows)
     requests["due_s"] = traffic.due_s
     return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
@@ -95,7 +95,8 @@ def run_closed(
 
 
 def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDArray[np.float64]:
-    """[rows_max + 1]: what so many rows cost with the padding of the allowed sizes; tau goes on in proportion."""
+    """Compute the seconds of a batch of 0 to `rows_max` rows, shape (rows_max + 1,), padded to the allowed sizes;
+    beyond its end τ grows in proportion."""
     rows = np.arange(rows_max + 1)
     if batcher.max_batch_size is not None and batcher.allowed_batch_sizes:
         allowed = np.array(batcher.allowed_batch_sizes)
@@ -325,5 +326,5 @@ def _sigma(device: Device) -> float:
 
 @lru_cache(maxsize=16)
 def normals_of(seed: int) -> NDArray[np.float64]:
-    """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
+    """Draw the normal numbers behind the jitter, shape (65536,): the same for each device and batcher."""
     return np.random.default_rng(seed).standard_normal(2**16)

@@ -1,1 +1,1 @@
-"""How is gRPC spoken at a few microseconds per request? The client's end and the server's."""
+"""gRPC at a few microseconds per request: the client's end and the server's."""

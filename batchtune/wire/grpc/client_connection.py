@@ -1,4 +1,4 @@
-"""How does a load client speak gRPC at a few microseconds per request? One HTTP/2 connection, unary calls only.
+"""gRPC for a load client, at a few microseconds per request: one HTTP/2 connection, unary calls only.
 
 What makes it cheap: the header block and the data of a request are written once (`prepare_call`) and only stream
 ids are packed per call; all calls of a turn leave in one write; header blocks of answers, which repeat byte for

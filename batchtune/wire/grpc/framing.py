@@ -1,4 +1,4 @@
-"""What does gRPC put on top of HTTP/2: message prefix, compression, timeouts, percent-encoding, status mapping?
+"""What gRPC puts on top of HTTP/2: message prefix, compression, timeouts, percent-encoding, status mapping.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md, http-grpc-status-mapping.md and statuscodes.md of the gRPC project.
 """
@@ -73,7 +73,7 @@ def status_of_http(http_status: str) -> int:
 
 
 def status_of_reset(error_code: int) -> tuple[int, str]:
-    """Map a RST_STREAM to (gRPC status number, message)."""
+    """Map the error code of a RST_STREAM frame to (gRPC status number, message)."""
     code = _CODE_OF_RESET.get(error_code, "INTERNAL")
     return GRPC_CODES[code], f"the peer reset the stream: {error_name(error_code)}"
 
@@ -104,7 +104,7 @@ def inflate_failure(error: inflating.InflateError, message_bytes_max: int) -> St
 
 
 def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
-    """Say that a message exceeds the receiver's limit, in gRPC's own words."""
+    """Make the error of a message that exceeds the receiver's limit, in gRPC's own words."""
     return StatusError(
         "RESOURCE_EXHAUSTED",
         f"Received message larger than max ({message_bytes} vs. {message_bytes_max})",

@@ -1,4 +1,4 @@
-"""How is a unary call written once, to be sent many times?"""
+"""Unary calls that are encoded once and sent many times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ResponseHead:
 
     @property
     def informational(self) -> bool:
-        """Tell a 1xx head, which precedes the real one."""
+        """Whether this is a 1xx head, which comes before the real one."""
         return len(self.http_status) == 3 and self.http_status[0] == "1"
 
 
@@ -117,7 +117,7 @@ class CollectedAnswer:
         return True
 
     def settle(self, trailers: ResponseHead | None) -> tuple[int, bytes, str]:
-        """Say how the call ended: (gRPC status number, message, grpc-message); `trailers` None: they are missing."""
+        """Give the call's outcome: (gRPC status number, message, grpc-message); `trailers` None: none came."""
         if self._failure is not None:
             return GRPC_CODES[self._failure.code], b"", self._failure.message
         if trailers is None or trailers.status is None:

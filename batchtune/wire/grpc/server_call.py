@@ -59,7 +59,8 @@ class HeadReader:
         self._header_list_bytes = header_list_bytes
 
     def read(self, block: bytes) -> RequestHead:
-        """Decode a block; one that begins by emptying the dynamic table makes the connection pure.
+        """Decode a header block into a request head; a block that begins by emptying the dynamic table makes the
+        connection pure.
 
         Raises PeerError where it cannot be decoded.
         """
@@ -252,14 +253,15 @@ class GrpcCall:
         self.fail(error.code, message)
 
     def cancel(self) -> None:
-        """Take note that the client no longer waits; for the connection to call."""
+        """Note that the client no longer waits for the answer; called by the connection."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
 
 
 def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[GrpcCall], None]:
-    """Make what starts each call of a method, by its path; a method that fails ends the call with INTERNAL."""
+    """Make the function that hands each call to the handler of its path; a handler that raises ends the call with
+    INTERNAL."""
 
     def dispatch(call: GrpcCall) -> None:
         method = methods.get(call.head.path)
@@ -345,7 +347,7 @@ class GrpcStream:
             self.sink.send_failure(self, code, message)
 
     def cancel(self) -> None:
-        """Take note that the client is gone; for the connection to call."""
+        """Note that the client is gone; called by the connection."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()

@@ -1,4 +1,4 @@
-"""How does the server read gRPC at a few microseconds per request? One client's HTTP/2 connection.
+"""gRPC for the server, at a few microseconds per request: one client's HTTP/2 connection, read.
 
 What makes it cheap: header blocks are looked up, not decoded, once the client has taken note that we keep no
 dynamic table; headers and trailers of answers are constants; all answers of one loop turn leave in one write;
@@ -29,7 +29,7 @@ from batchtune.wire.status import StatusError
 
 
 def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> None:
-    """Name the client's fault and close; what it does not read of that is dropped soon."""
+    """Send GOAWAY with the client's error and close; what it still sends is dropped."""
     writer.out.append(h2.goaway_frame(last_id, error.code, error.reason))
     writer.flush()
     transport = writer.transport
@@ -60,7 +60,7 @@ class RateLimit:
         self._since_s = time.monotonic()
 
     def count(self) -> None:
-        """Count one; raises PeerError where it is one too many."""
+        """Count one frame or request; raises PeerError where the client sends them faster than allowed."""
         self._count += 1
         if self._count > self._per_s:
             now_s = time.monotonic()
@@ -218,23 +218,24 @@ class GrpcServerConnection(asyncio.Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Count what is held of requests that are not whole, or wait for their turn or for answers to be taken."""
+        """Bytes held of requests that are not whole, or that wait for their turn or for answers to be taken."""
         cut_bytes = len(self._partial.held) + self._block.held_bytes + self._held.held_bytes
         cut_bytes += len(self._unread) - self._unread_from
         return 0 if self._writer is None else cut_bytes + self._writer.held_bytes + self._writer.idle_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Count what is held of answers that the client has not taken."""
+        """Bytes held of answers that the client has not taken."""
         return 0 if self._writer is None else self._writer.unsent_bytes
 
     @property
     def waits_for_us(self) -> bool:
-        """Tell whether we read nothing: the client takes none of our answers, or others have their turn."""
+        """Whether reading is paused by us: the client takes none of our answers, or others have their turn."""
         return self._waits_turn or (self._writer is not None and self._writer.is_paused)
 
     def refuse_arriving(self) -> None:
-        """End the requests that are not whole; the connection, where they are many, or a frame or headers are not."""
+        """End the requests that are not whole; close the connection where they are many, or a frame or header block is
+        not whole."""
         writer = self._writer
         if writer is None:
             return

@@ -125,19 +125,19 @@ class AnswerWriter:
 
     @property
     def unsent_bytes(self) -> int:
-        """Count what waits for the socket or for the client's windows."""
+        """Bytes of answers that wait for the socket or for the client's windows."""
         waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
         return waiting + self._flow.queued_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Count what requests take before their first byte, where they are many."""
+        """Bytes that requests take before their first byte has come, where there are many of them."""
         stream_bytes = 300  # of one without data; by tracemalloc
         return self.begun_streams * stream_bytes if self.begun_streams > FEW_STREAMS else 0
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the client has begun as many requests as it may."""
+        """Whether the client has as many requests under way as it may."""
         limits = self._limits
         if self.begun_streams >= limits.max_begun_streams:
             return True
@@ -145,7 +145,7 @@ class AnswerWriter:
 
     @property
     def is_paused(self) -> bool:
-        """Tell whether the socket is clogged, so that no more requests are read."""
+        """Whether the socket is clogged, so that no more requests are read."""
         return self._paused
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
@@ -204,7 +204,8 @@ class AnswerWriter:
             self._send_tail(stream, head + packed_id.join(OK_PIECES))
 
     def send_text(self, stream_id: int, block: bytes, text: bytes) -> None:
-        """Answer what is no gRPC call; without the text when the windows leave no room for it."""
+        """Answer a request that is no gRPC call with an HTTP status and a text, which is left out where the windows
+        have no room for it."""
         flow = self._flow
         fits = 0 < len(text) <= min(flow.at_once, flow.window)
         packed_id = STREAM_ID.pack(stream_id)
@@ -275,26 +276,26 @@ class AnswerWriter:
             transport.close()
 
     def pause(self) -> None:
-        """The socket is clogged: read no more requests until it is not."""
+        """Read no more requests: the socket is clogged."""
         self._paused = True
         self._set_reading()
         self._watch_stall()
         self._note()
 
     def resume(self) -> None:
-        """The socket takes data again."""
+        """Read requests and write answers again: the socket takes data."""
         self._paused = False
         self.progress += 1
         self._set_reading()
         self._note()
 
     def hold_reading(self, *, held: bool) -> None:
-        """Read no more requests, or read on unless the socket is clogged."""
+        """Pause or resume reading requests; it stays paused while the socket is clogged."""
         self._reading_held = held
         self._set_reading()
 
     def abandon(self) -> None:
-        """The connection is gone: cancel every call that was not answered."""
+        """Cancel every call that was not answered: the connection is gone."""
         self.transport = None
         self.out.clear()
         self._flow = OutgoingFlow()  # calls that the service still works on refer to this writer
@@ -432,7 +433,8 @@ class HeldCalls:
         self._tried_max = tried_calls_max
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
-        """Start a call whose message is whole, now or once the client has taken answers; by default, hand it over.
+        """Start a call whose message is whole, by `start` or else by dispatching it: now, or once the client has taken
+        enough answers.
 
         Raises:
             StatusError: too much waits, or the service refuses the call.
@@ -444,7 +446,8 @@ class HeldCalls:
         self._go_on_soon()
 
     def put_off(self, call: GrpcCall, message: bytes, start: Callable[[GrpcCall], None]) -> bool:
-        """Let a call that was begun, and not handed over, wait again if its client has fallen behind since.
+        """Let a call wait again that was begun but not dispatched, if its client has fallen behind since. Returns
+        whether it waits.
 
         It fails where too much waits.
         """
@@ -460,7 +463,7 @@ class HeldCalls:
         return True
 
     def note_unsent(self, unsent_bytes: int) -> bool:
-        """Take note of how much the client has to take; go on with its calls where it is little.
+        """Note how many bytes the client has to take, and start its waiting calls where these are few.
 
         True: calls wait, so that each answer matters.
         """

@@ -23,7 +23,8 @@ _HTTP1_ANSWER = (
 def read_preface(
     writer: AnswerWriter, limits: ServerLimits, missing: bytes, data: bytes
 ) -> tuple[bytes, bytes]:
-    """Check the client's preface, of which `missing` is to come; what is missing now, and what follows it.
+    """Check the client's connection preface, of which the bytes `missing` are to come. Returns what is missing now, and
+    the bytes that follow it.
 
     Who speaks HTTP/1 is answered in HTTP/1. Raises PeerError for anything else.
     """
@@ -192,7 +193,7 @@ def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
 
 
 def fail_begun(writer: AnswerWriter, message: str) -> bool:
-    """Fail the requests that are not whole; False, and none, where they are too many to look at each."""
+    """Fail the requests that are not whole. Returns False, and fails none, where they are too many to look at each."""
     begun = [stream for stream in writer.streams.values() if not stream.half_closed]
     if len(begun) > FEW_STREAMS:
         return False

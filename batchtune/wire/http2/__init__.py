@@ -1,1 +1,1 @@
-"""What does an HTTP/2 connection consist of? Frames, windows, header blocks, for both ends."""
+"""HTTP/2: frames, windows and header blocks, for both ends."""

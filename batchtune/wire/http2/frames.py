@@ -180,7 +180,7 @@ class PartialFrame:
         self.need = 0
 
     def join(self, data: bytes) -> bytes:
-        """Add what arrived; b"" while the frame is incomplete, then everything held."""
+        """Add the bytes that arrived. Returns b"" while the frame is incomplete, then all bytes held."""
         held = self.held
         held += data
         if len(held) < self.need:
@@ -219,7 +219,7 @@ class HeaderBlock:
         return len(self._block)
 
     def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bytes | None:
-        """Take a HEADERS or CONTINUATION frame; the block once it is whole, else None.
+        """Add a HEADERS or CONTINUATION frame. Returns the block once it is whole, else None.
 
         Raises PeerError for a frame out of order and for a block too large or in too many frames.
         """
@@ -304,7 +304,7 @@ class OutgoingFlow:
         self.at_once = -1
 
     def drop(self, stream_id: int) -> bool:
-        """Forget what is left of a stream; True if there was something."""
+        """Forget what is left of a stream's body. Returns whether there was any."""
         body = self._waiting.pop(stream_id, None)
         if body is None:
             return False

@@ -1,1 +1,1 @@
-"""How do tensors travel in KServe v2 (Triton, OpenVINO Model Server), over gRPC and REST?"""
+"""Tensors in KServe v2 (Triton, OpenVINO Model Server), over gRPC and REST."""

@@ -1,4 +1,4 @@
-"""How is a model called in KServe v2 (Triton, KServe, OpenVINO Model Server): by JSON, JSON with binary data, gRPC?
+"""Calls models in KServe v2 (Triton, KServe, OpenVINO Model Server): by JSON, JSON with binary data, or gRPC.
 
 The client's side: requests are encoded, answers decoded. Source: KServe's open inference protocol, and Triton's
 extension for binary tensor data, in which the raw tensors follow the JSON in the order in which it names them.

@@ -1,1 +1,1 @@
-"""How do tensors travel to TensorFlow Serving and back, over gRPC and REST?"""
+"""Tensors to TensorFlow Serving and back, over gRPC and REST."""

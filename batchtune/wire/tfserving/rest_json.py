@@ -1,4 +1,4 @@
-"""How do tensors travel in TensorFlow Serving's REST predict call? The client's side of it.
+"""Tensors in TensorFlow Serving's REST predict call, the client's side.
 
 Strings that are UTF-8 travel as text, others as `{"b64": …}` (util/json_tensor.cc of TensorFlow Serving).
 """
@@ -37,7 +37,7 @@ class GraphBatching:
     allowed_batch_sizes: tuple[int, ...] = ()
 
     def in_words(self) -> str:
-        """`max_batch_size 32, batch_timeout_micros 5000, num_batch_threads 1, allowed_batch_sizes 8,32`."""
+        """Describe the batcher, such as `max_batch_size 32, batch_timeout_micros 5000, num_batch_threads 1`."""
         sizes = ",".join(map(str, self.allowed_batch_sizes))
         return (
             f"max_batch_size {self.max_batch_size}, batch_timeout_micros {self.batch_timeout_micros}, "
@@ -46,7 +46,8 @@ class GraphBatching:
 
 
 def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
-    """The batchers inside the graph of a version; none where it has no SavedModel, or one that cannot be read."""
+    """Find the batchers inside the graph of a version's SavedModel; none where there is no such file, or it cannot be
+    read."""
     file = "saved_model.pb"
     path = version_directory / file
     bytes_max = 1 << 28  # A larger graph is not looked at: it takes a second for each 100 MB.
@@ -60,7 +61,7 @@ def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
 
 
 def graph_batching(saved_model: bytes) -> tuple[GraphBatching, ...]:
-    """Those of a serialised SavedModel, each once; of bytes that are none, those before the first fault."""
+    """Find the batchers in a serialised SavedModel, each once; in broken bytes those before the first fault."""
     kept: dict[GraphBatching, None] = {}
     try:
         for node in _nodes(saved_model):

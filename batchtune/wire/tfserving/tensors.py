@@ -1,4 +1,4 @@
-"""How does a numpy array travel: as a TensorProto, as a PredictRequest or PredictResponse?
+"""numpy arrays as TensorProto, PredictRequest and PredictResponse.
 
 Arrays made from messages may be views of immutable bytes: treat them as read-only. Strings are object arrays
 of bytes. The rules are TensorFlow's own (core/framework/tensor.cc `FromProto`): `tensor_content` holds raw

@@ -1,1 +1,1 @@
-"""How does PyTorch run batches, on the CPU and on NVIDIA GPUs?"""
+"""Batches under PyTorch, on the CPU and on NVIDIA GPUs."""

@@ -25,12 +25,12 @@ _INT16 = np.dtype(np.int16)
 
 
 def from_numpy(torch: Any, array: NDArray[Any]) -> Tensor:
-    """A tensor over the array's memory; raises TypeError or ValueError for what torch has no type for."""
+    """Make a tensor over the array's memory; raises TypeError or ValueError for what torch has no type for."""
     return retyped(torch, torch.from_numpy(array.view(carried(array.dtype))), array.dtype)
 
 
 def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
-    """An array over a host tensor's memory."""
+    """Make an array over a host tensor's memory."""
     if tensor.dtype != torch.bfloat16:
         array: NDArray[Any] = tensor.numpy()
         return array
@@ -41,7 +41,7 @@ def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
 
 
 def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """numpy's bfloat16 is a guest that torch does not know: its bits travel as int16."""
+    """Return the dtype as which an array's bits travel to torch: int16 for numpy's bfloat16, else its own."""
     return _INT16 if _is_bfloat16(dtype) else dtype
 
 
@@ -77,10 +77,10 @@ class TorchDevice(Protocol):
     """Whether graphs are recorded at all."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Host memory to gather a batch in."""
+        """Allocate host memory to gather a batch in."""
 
     def staged(self, array: NDArray[Any]) -> Tensor:
-        """The array as a host tensor from which `to_device` copies without waiting."""
+        """Return the array as a host tensor from which `to_device` copies without waiting."""
 
     def to_device(self, staged: Tensor) -> Tensor:
         """Start the copy of an input; the same tensor where memory is shared."""
@@ -89,13 +89,13 @@ class TorchDevice(Protocol):
         """Start the copy of an output; it is there after `wait`."""
 
     def new_stream(self) -> Any:
-        """Somewhere to run one batch beside others."""
+        """Make a stream: batches on different streams run beside one another."""
 
     def new_event(self) -> Any:
-        """Something to wait with."""
+        """Make an event, which `wait` waits with."""
 
     def new_pool(self) -> Any:
-        """Memory for graphs that never run at the same time."""
+        """Make a memory pool for graphs that never run at the same time."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Run what follows on this stream."""
@@ -156,7 +156,7 @@ class HostDevice:
         return nullcontext(stream)
 
     def wait(self, event: Any) -> None:
-        """Everything is done by now."""
+        """Return at once: on the CPU everything is done by now."""
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
         raise NotImplementedError
@@ -170,14 +170,14 @@ class HostDevice:
         return False
 
     def end_if_lost(self, error: BaseException) -> None:
-        """The CPU goes on."""
+        """Do nothing: the CPU cannot be lost."""
 
     def free_cache(self) -> None:
-        """The allocator of the C library keeps little."""
+        """Do nothing: the allocator of the C library keeps little."""
 
 
 def first_line(error: BaseException) -> str:
-    """What PyTorch says before its advice and its stack."""
+    """Return the first line of an error of PyTorch, before its advice and its stack."""
     return str(error).strip().partition("\n")[0]
 
 
@@ -242,7 +242,7 @@ class CudaDevice:
         return copy.copy_(output, non_blocking=True)
 
     def new_stream(self) -> Any:
-        """One that nobody else has; where there is none left, one of those on which nothing is recorded."""
+        """Take a stream that nobody else has; where none is left, one on which no graph is recorded."""
         with _OWNING:
             for _ in range(_STREAMS):
                 own = _OwnStream(self._torch.cuda.Stream(self.name))

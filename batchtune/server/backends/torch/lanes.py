@@ -1,4 +1,4 @@
-"""How do batches run beside one another on a device, each on its own stream, and by replay where that is possible?
+"""Runs batches beside one another on a device, each on its own stream, by replay where that is possible.
 
 A lane is what one batch in work needs: a stream, an event, and the graphs recorded on that stream. A batch thread
 takes the free lane of the lowest number for each batch, so that as many threads use as many lanes. Recorded graphs
@@ -45,7 +45,7 @@ class Lanes:
         self._prepared: tuple[frozenset[Any], int | None] | None = None
 
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
-        """The outputs of one batch; waits for a free lane, and for the device without the interpreter lock."""
+        """Run one batch and return its outputs; waits for a free lane, then for the device without the GIL."""
         device, torch = self._device, self._torch
         lane = self._free.take()
         try:
@@ -88,7 +88,7 @@ class Lanes:
                     self._free.add(lane)
 
     def close(self) -> None:
-        """Free the graphs, once the batches under way have ended; one that comes all the same is refused."""
+        """Free the graphs, once the batches under way have ended; later batches are refused."""
         with _RECORDING:
             self._free.end()
 

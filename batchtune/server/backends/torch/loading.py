@@ -1,4 +1,4 @@
-"""How is a PyTorch model loaded and called from batch threads?
+"""Loads PyTorch models and runs them from batch threads.
 
 `model.pt2` (torch.export) tells its inputs and outputs itself; `model.pt` (TorchScript) does not, so a
 `signature.yaml` must lie beside it. Where there is one it is used for both, and gives tensors better names:
@@ -98,7 +98,7 @@ def forward_in(
     inputs: Specs,
     outputs: Specs,
 ) -> Forward:
-    """The module that `load` gives, computing in the precision of --torch_dtype.
+    """Load a module that computes in the precision of --torch_dtype.
 
     Converted as a whole where a batch of zeros then runs. A graph that was exported with precisions of its own inside
     cannot be converted so: it keeps its weights, and its matrix products compute in `dtype_name` (autocast).
@@ -130,7 +130,7 @@ def _fault(torch: Any, forward: Forward, device: TorchDevice, inputs: Specs) -> 
 
 
 def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """The module of `model.pt2`, else of `model.pt`, as signature serving_default.
+    """Load `model.pt2`, else `model.pt`, as signature serving_default.
 
     Raises:
         StatusError: torch is missing, does not take the file, has no such device, or nothing tells the signature.
@@ -182,7 +182,7 @@ def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
 
 
 def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
-    """The device that `--device` names: auto, cpu, cuda, cuda:N.
+    """Find the device that `--device` names: auto, cpu, cuda, cuda:N.
 
     Raises:
         StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.
@@ -204,7 +204,7 @@ def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
 def served_module(
     torch: Any, forward: Forward, device: TorchDevice, *, inputs: Specs, outputs: Specs
 ) -> LoadedModel:
-    """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
+    """Wrap a module on `device` as a servable model; `inputs` and `outputs` are in the module's own order."""
     signature = Signature(
         name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=by_name(inputs), outputs=by_name(outputs)
     )

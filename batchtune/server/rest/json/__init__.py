@@ -1,1 +1,1 @@
-"""How does a JSON body become tensors, and how do outputs become JSON?"""
+"""JSON bodies become tensors, and outputs become JSON."""

@@ -1,4 +1,4 @@
-"""How do a model's outputs become the JSON that a REST client reads?
+"""Writes a model's outputs as the JSON that a REST client reads.
 
 The layout is what rapidjson's PrettyWriter makes of TensorFlow Serving's calls (util/json_tensor.cc): four spaces;
 by row the arrays on one line, by column one value per line. Numbers are the shortest text that reads back as the same
@@ -52,12 +52,12 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
 
 
 def decimal(value: float) -> bytes:
-    """Write one float32."""
+    """Write a float32 as the shortest text that reads back as the same number."""
     return _numbers(np.array([value], np.float32), _LINE)[1:-1]
 
 
 def quoted(text: bytes) -> bytes:
-    """Write a string; bytes that are no UTF-8 become replacement characters."""
+    """Write a JSON string; bytes that are no UTF-8 become replacement characters."""
     return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""Where is a JSON body read that would hold the event loop too long? In a process of its own, started when needed.
+"""Parses JSON bodies that would hold the event loop too long, in a process of its own that is started when needed.
 
 A thread would not do: the parser holds the interpreter's lock to the end. Measured at 1 MB: 4 ms for floats in rows of
 200, 18 ms for short integers, 84 ms where every row has one number, 290 ms for what is no tensor at all, 350 ms for
@@ -45,18 +45,22 @@ class LargeBodies:
     async def predict(
         self, body: bytes, signatures: Mapping[str, Signature] | StatusError
     ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
-        """The name of the signature, whether the body goes by row, and the inputs.
+        """Parse the body of a predict call in the process. Returns the signature's name, whether the body goes by row,
+        and the inputs.
 
         `signatures` are the model's, or why there is no model. Raises StatusError.
         """
         return await self._run(read_predict, body, signatures)
 
     async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
-        """The signature's name, "" when absent, and the inputs, or what is wrong with them. Raises StatusError."""
+        """Parse the body of a classify or regress call in the process.
+
+        Returns the signature's name, "" when absent, and the inputs or what is wrong with them. Raises StatusError.
+        """
         return await self._run(read_examples, body)
 
     def close(self) -> None:
-        """End the process; what it reads is lost."""
+        """End the process; a body that it is parsing is lost."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -91,7 +95,7 @@ class LargeBodies:
 def read_predict(
     body: bytes, signatures: Mapping[str, Signature] | StatusError
 ) -> tuple[str, bool, dict[str, NDArray[Any]]] | StatusError:
-    """What LargeBodies.predict gives, or why not: given back, since an exception that is raised keeps the body."""
+    """Parse a predict body, in the process. An error is returned, since an exception that is raised keeps the body."""
     try:
         request = parse_predict(body, lambda name: find_signature(signatures, name))
     except StatusError as error:
@@ -100,7 +104,7 @@ def read_predict(
 
 
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
-    """What LargeBodies.examples gives, or why not."""
+    """Parse a classify or regress body, in the process; an error is returned."""
     try:
         name, message = parse_examples(body)
     except StatusError as error:
@@ -112,7 +116,7 @@ def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusErr
 
 
 def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
-    """The signature of a predict call; raises StatusError."""
+    """Look up the signature of a predict call; raises StatusError."""
     if isinstance(signatures, StatusError):
         raise StatusError(signatures.code, signatures.message)
     signature = signatures.get(name)

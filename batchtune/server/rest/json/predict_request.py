@@ -1,4 +1,4 @@
-"""How does the body of a REST predict call become the inputs of a signature?
+"""Turns the body of a REST predict call into the inputs of a signature.
 
 The reference is TensorFlow Serving's util/json_tensor.cc: its checks in its order, its texts. A body that is regular
 (lists of equal length, all leaves numbers of the right kind) takes a short cut: the lists are flattened and packed by
@@ -64,7 +64,7 @@ class FloatRows:
         self._parse = None if _new_parser is None else _new_parser().parse
 
     def read(self, body: bytes) -> NDArray[np.float32] | None:
-        """The tensor of rank 2, in float32, of a body that is nothing else; None for any other."""
+        """Read a body that is only a matrix of numbers, as float32 of shape (rows, width); None for any other body."""
         if self._parse is None or body.find(b"{", 1) >= 0:  # rows by name
             return None
         try:
@@ -84,7 +84,7 @@ class FloatRows:
 
 
 def takes_float_rows(specs: tuple[TensorSpec, ...]) -> bool:
-    """Whether a signature's inputs are one matrix of float32."""
+    """Whether a signature has one input only, a matrix of float32."""
     return len(specs) == 1 and specs[0].dtype == "float32" and len(specs[0].shape or ()) == 2
 
 
@@ -110,7 +110,8 @@ class JsonPredict(NamedTuple):
 
 
 def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> JsonPredict:
-    """Read the body of a predict call; `find_signature` maps a signature's name, never empty, and may raise.
+    """Read the body of a predict call; `find_signature` gives the signature of a name, which is never empty, and may
+    raise.
 
     Raises:
         StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text; whatever find_signature raises.
@@ -121,7 +122,7 @@ def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> Js
 
 
 def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: Signature) -> JsonPredict:
-    """The second half of `parse_predict`: the inputs in `document`, which is `body` and names the signature so.
+    """Read the inputs from `document`, which was parsed from `body` and names the signature `name`.
 
     Raises:
         StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.

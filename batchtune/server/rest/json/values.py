@@ -191,7 +191,7 @@ _INTEGER_RANGES = {
 
 
 def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
-    """The tensor that a JSON value is; its shape is that of the first element at every level.
+    """Make the tensor of a nest of JSON lists; its shape is that of the first element at every level.
 
     Raises:
         StatusError: INVALID_ARGUMENT for lists or values that do not fit; UNIMPLEMENTED for a dtype JSON cannot give.
@@ -214,7 +214,7 @@ class Column:
         self._size = 0
 
     def add(self, value: Any) -> None:
-        """Take one more element; raises StatusError when it has another shape than the first."""
+        """Add one more element; raises StatusError when its shape is not that of the first."""
         shape = _shape_of(value)
         before = len(self._leaves)
         _collect(value, 0, shape, self._dtype, self._leaves)
@@ -229,7 +229,7 @@ class Column:
             )
 
     def stacked(self, count: int) -> NDArray[Any]:
-        """The tensor of `count` elements."""
+        """Make the tensor of `count` elements."""
         return array_of(self._leaves, [count, *(self._shape or ())], self._dtype)
 
 
@@ -319,7 +319,7 @@ def _leaf(value: Any, dtype: str) -> Any:
 
 
 def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
-    """An array of values that fit the dtype."""
+    """Make an array of values that fit the dtype."""
     if dtype == "object":
         strings = np.empty(len(leaves), object)
         strings[:] = leaves
@@ -343,5 +343,5 @@ def _wrong_type(value: Any, dtype: str) -> StatusError:
 
 
 def malformed(value: Any, complaint: str) -> StatusError:
-    """INVALID_ARGUMENT that shows the JSON it complains of."""
+    """Make an error INVALID_ARGUMENT that shows the JSON it complains of."""
     return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

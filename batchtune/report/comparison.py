@@ -345,8 +345,12 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 
 def small_print(comparison: Comparison) -> list[str]:
-    """What limits which variants, how much is padding, how busy the device is, what the wall time is of, and noise."""
-    lines = [*_padding_lines(comparison), *stage_lines(comparison.variants)]
+    """Parameters and limits of the variants, how much is padding, how busy the device is, what the wall time is of."""
+    named: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        named.setdefault(variant.configuration.label(), []).append(variant.name)
+    lines = [f"With {label}: {', '.join(names)}." for label, names in named.items() if len(named) > 1]
+    lines += [*_padding_lines(comparison), *stage_lines(comparison.variants)]
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
     limited_by = {limit_word(variant.bottleneck) for variant in comparison.variants if variant.bottleneck}
     for variant in comparison.variants if len(limited_by) > 1 else ():

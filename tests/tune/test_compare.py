@@ -343,6 +343,7 @@ def test_a_fixed_number_of_requests_has_a_wall_time(tmp_path):
         text = stream.read()
     assert "wall time s" in text
     assert "Wall time: from the first of 400 requests to the last answer." in text
+    assert "With no batching: off.\nWith max_batch_size=" in text
 
 
 def test_a_run_cut_short_by_its_duration_has_no_wall_time():

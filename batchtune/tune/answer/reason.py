@@ -44,8 +44,9 @@ def explain_gain(
 ) -> Coded:
     """The best batched configuration against no batching.
 
-    `absence` is why there is none, where `batched` is None. `unbatched_rows_per_s` is what the server does without
-    batching when it is kept busy; NaN when it was not measured. `missed`: the limit that no batching misses.
+    `absence` is why there is none, where `batched` is None. `gain` None: it is not known. `unbatched_rows_per_s` is
+    what the server does without batching when it is kept busy; NaN when it was not measured. `missed`: the limit that
+    no batching misses.
     """
     if batched is None:
         return absence

@@ -253,6 +253,7 @@ class _Answer:
         helps = self._helps(best, batched, unbatched, gain, unable=unable is not None)
         if helps == ("yes" if chosen.configuration.batching is None else "no"):
             helps = "not distinguishable"  # what is recommended says otherwise
+        is_known = helps != "not distinguishable" or (gain is not None and gain.low <= 1.0 <= gain.high)
         references = self._references()
         named_apart = (chosen, *references.values())
         others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]
@@ -279,7 +280,7 @@ class _Answer:
             reason=explain_gain(
                 self._activity(best),
                 absence=absence_of_batching(batched, self._trials),
-                gain=gain,
+                gain=gain if is_known else None,
                 unbatched_rows_per_s=self._unbatched_rows_per_s(unbatched),
                 missed=self._missed(unbatched),
                 configuration=chosen.configuration if best is None else best.configuration,

@@ -41,6 +41,7 @@ EXCLUDE = [
     (r"Recommended:? no batching", r"Batching helps:"),
     (r"Batching does not help", r"Recommended max_batch_size"),
     (r"Batching helps:", r"cannot pay"),
+    (r"Whether batching helps is not known", r"batching is worth"),
     (CONFIRMED, r"[Nn]ot confirmed"),
     (CONFIRMED, r"Whether it is better than [\w' ]+ is open"),
     (CONFIRMED, r"by the search alone|by closed loops alone|no rate was clearly missed"),

@@ -138,7 +138,7 @@ def print_points(
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
         print_rows(rows, stream=stream, dispensable=_DISPENSABLE, elsewhere="--csv and --json have them")
-        print_text("", stream=stream)
+        print_text("Brackets are 95 % intervals.", "", stream=stream)
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     print_text(
         *_endpoint_lines(measured, named),
@@ -192,9 +192,13 @@ def _rows(
     rows = [[named, *(name for name, _, _ in columns), "limited by"]]
     for load, point in measured.items():
         measurement = _measurement(point)
+        # The interval of a figure that counts for nothing says nothing.
+        texts = [
+            figure(measurement).partition(" [")[0 : 1 if spoilt_by(point) else 3] for _, _, figure in columns
+        ]
         figures = (
-            marks.marked(figure(measurement), load, *kinds) if kinds else figure(measurement)
-            for _, kinds, figure in columns
+            marks.marked("".join(text), load, *kinds) if kinds else "".join(text)
+            for text, (_, kinds, _) in zip(texts, columns, strict=True)
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
     return rows
@@ -229,7 +233,8 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
     for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == points else f" ({named} {loads})"
-        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1])}"
+        at = "" if len(limited) == 1 else f"at {limited[-1][0]} "
+        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1], at=at)}"
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

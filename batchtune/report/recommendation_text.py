@@ -81,17 +81,21 @@ def print_answer(
     print_text(*filter(None, (run, asked)), stream=stream)
     unsure = "" if chosen.established else " (not confirmed)"
     tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
-    gains = " ".join(gain_sentences(chosen))
-    tell("Gain", *filter(None, [gains]), bold=True)
+    tell("Gain", *filter(None, [" ".join(gain_sentences(chosen))]), bold=True)
     tell("", figures_sentence(chosen))
-    tell("", *aligned(compared_table(chosen)), whole=True)
+    table = aligned(compared_table(chosen))
+    tell("", *table, whole=True)
+    if any("[" in row for row in table):
+        tell("", "Brackets: the gain at least and at most, by how far runs differ.")
     tell("Models", *model_sentences(chosen))
     for promise in chosen.promises:
         tell("SLO", promise_sentence(promise, chosen))
     tell("Why", why_sentence(chosen))
     if chosen.bottleneck is not None:
         tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
-    tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *offer_sentences(chosen, offer)]))
+    resumed = "`confirm` goes on with this sweep; --budget is the time in all."
+    more = [resumed] if "--resume" in (next_step or "") else offer_sentences(chosen, offer)
+    tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *more]))
     tell("Warning", *filter(None, [" ".join([*qualifying_sentences(chosen), *_warnings(chosen)])]))
     commands = {"confirm": next_step, "deploy": deployment, "explain": why}
     tell("Next", *_steps(commands), whole=True)
@@ -128,8 +132,7 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
             said.add(caveat.code)
-            advice = () if caveat.code == "emulated_device" else (f"{capitalised(caveat.advice)}.",)
-            yield " ".join([f"{capitalised(caveat.text)}{whose}.", *advice])
+            yield f"{capitalised(caveat.text)}{whose}. {capitalised(caveat.advice)}."
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."

@@ -113,22 +113,21 @@ def print_plan(
     replicas = plan.replicas
     lines = [
         (
-            f"Confidence: no more than {_left(plan):,} are needed with 95 % probability (median {replicas.value:,.0f}, "
-            f"95 % interval {replicas.low:,.0f} to {replicas.high:,.0f})."
+            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough with 95 % probability (median "
+            f"{replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}); the model's error, "
+            "below, comes on top."
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (
-            f"One replica: takes at most {interval(plan.per_replica_rps)} requests/s within these limits, by the "
-            f"model of the server; {rounded(plan.saturation_rps)} saturate it."
+            f"One replica, by the model of the server: at most {interval(plan.per_replica_rps)} requests/s within "
+            f"these limits, saturated at {rounded(plan.saturation_rps)}."
         ),
         *([] if plan.measured is None else [f"Measured: {measured_text(plan.measured, plan.twin_rps)}."]),
-        (
-            f"Predicted, with requests sent {_ROUTES[plan.routing]}: {latencies}; mean batch "
-            f"{rounded(plan.mean_batch_rows)} rows; devices busy {percentage(plan.busy_ratio)} of the time."
-        ),
+        f"Predicted, with requests sent {_ROUTES[plan.routing]}: {latencies}.",
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
-        f"Cross-check: {counted(plan.by_saturation_alone, 'replica')} at 90 % of saturation, whatever the latency.",
-        (f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}."),
+        f"Without latency limits: {counted(plan.by_saturation_alone, 'replica')}, each at 90 % of saturation.",
+        f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
+        "Brackets are 95 % intervals.",
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
@@ -162,7 +161,10 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
     elif measured.held_rps:
         ends, text = f"{held}-{missed}/s", f"one replica held {held} requests/s, and holds less than {missed}"
     else:
-        ends, text = f"0-{missed}/s", f"one replica holds less than {missed} requests/s"
+        ends, text = (
+            f"0-{missed}/s",
+            f"no rate that it holds was measured, only that it is less than {missed} requests/s",
+        )
     if measured.hold(twin_rps):
         return text
     says = f"the twin says {rounded(twin_rps)}/s, outside the measured {ends}: the measured rate counts"
@@ -176,8 +178,7 @@ def _left(plan: ReplicaPlan) -> int:
 def _failure_line(plan: ReplicaPlan, failure: Failure) -> str:
     without = ", ".join(f"{name} {latency(expected)}" for name, expected in failure.latency_s.items())
     return (
-        f"Down: {_left(plan):,} of {plan.advised:,} keep every limit (N+{failure.down:,}), with {without}; devices "
-        f"busy {percentage(failure.busy_ratio)} of the time."
+        f"With {failure.down:,} down: {_left(plan):,} of {plan.advised:,} meet every limit, with {without}."
     )
 
 

@@ -11,7 +11,6 @@ from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck, Kind
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import text_of
-from batchtune.report.run_tables import short_label
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -53,11 +52,11 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
     return _TITLES["none" if bottleneck is None else bottleneck.kind]
 
 
-def bottleneck_sentence(bottleneck: Bottleneck) -> str:
-    """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`."""
-    return (
-        f"{limit_title(bottleneck)}; {text_of(bottleneck.text)}. {capitalised(text_of(bottleneck.advice))}."
-    )
+def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "") -> str:
+    """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`; `at`: where these are
+    measured."""
+    advice = capitalised(text_of(bottleneck.advice))
+    return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}. {advice}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +459,7 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             far = (
                 "no upper bound measured" if question.high is None else f"by up to ×{rounded(question.high)}"
             )
-            return f"{short_label(question.labels[0])}{more} may be better, {far}"
+            return f"{question.labels[0]}{more} may be better, {far}"
 
 
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
@@ -487,8 +486,8 @@ def confidence_sentence(chosen: Recommendation) -> str:
         return f"not confirmed: {'; '.join(question_text(question, chosen) for question in chosen.open_questions)}."
     held, runs = _confirmed(chosen)
     return (
-        f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration that "
-        "was tried can be more than 10 % better."
+        f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration tried "
+        "gains more than 10 %."
     )
 
 

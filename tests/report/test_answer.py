@@ -33,6 +33,7 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             recommended      2,210-2,250  9.21-9.39     3
             no batching          762-778  23.8-24.2     3  ×2.90 [2.80, 3.00]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
+            Brackets: the gain at least and at most, by how far runs differ.
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
 Why         Batching helps: a batch of 14 rows takes 6.1 ms; 14 rows one by one
@@ -42,7 +43,7 @@ Bottleneck  The device; batch threads execute 99.1 % of the time. A faster
             device, a smaller model or more replicas; larger batches would save
             little.
 Confidence  Confirmed: 3 of 3 confirmation runs met the SLO, and no other
-            configuration that was tried can be more than 10 % better.
+            configuration tried gains more than 10 %.
 Next        deploy   batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
             explain  batchtune recommend RUN --why
 """
@@ -57,6 +58,7 @@ Gain        ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08]
             recommended        2,000    ≤ 2,280  38.0-39.2     3
             no batching          540        700       30.0     1  ×3.45 [2.86, 4.17]
             server defaults    1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
+            Brackets: the gain at least and at most, by how far runs differ.
 """
 
 
@@ -199,7 +201,8 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
 ) -> None:
     weak = replace(chosen, established=False, open_questions=(question,), may_find_more=True)
     text = printed(weak, next_step="batchtune sweep S --resume R", offer="--budget 3m")
-    assert f"Confidence Not confirmed: {words}." in re.sub(r"\s+", " ", text)
+    goes_on = "`confirm` goes on with this sweep; --budget is the time in all."
+    assert f"Confidence Not confirmed: {words}. {goes_on}" in re.sub(r"\s+", " ", text)
     assert "Next        confirm  batchtune sweep S --resume R" in text
     assert "may find more" not in text
     assert "Confirmed" not in text
@@ -217,7 +220,7 @@ def test_without_a_latency_limit_runs_are_judged_by_their_errors_and_no_slo_is_n
 
 def test_a_longer_search_is_an_offer_where_nothing_is_open(chosen: Recommendation) -> None:
     text = said(replace(chosen, may_find_more=True), offer="--resume R --budget 3m")
-    assert "better. A longer search may find more: `--resume R --budget 3m`." in text
+    assert "10 %. A longer search may find more: `--resume R --budget 3m`." in text
     assert "may find more" not in said(chosen, offer="--budget 3m")
 
 
@@ -259,7 +262,7 @@ def test_a_noisy_host_is_told_only_where_something_is_open(chosen: Recommendatio
     assert "Warning" not in printed(noisy)
     question = (OpenQuestion(code="unconfirmed"),)
     open_ = replace(noisy, established=False, open_questions=question)
-    assert "Warning Other processes used 40 % of the CPUs of server and client, so figures are noisy" in said(
+    assert "Warning Other processes used 40 % of the CPUs: latencies may be too high, rates too low." in said(
         open_
     )
 

@@ -66,10 +66,10 @@ Bottleneck: none; the server reports nothing about itself. Raise the rate to
   Runs by source: the space 5, rule 2, Optuna 1. The search ended: the time is
   spent.
 Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other
-  configuration that was tried can be more than 10 % better.
+  configuration tried gains more than 10 %.
 
-a  (recommended) the device is emulated by its service time — judge the tool by
-   this, not a model or a device
+a  (recommended) the device is emulated by its service time — these figures hold
+   for no real hardware
 Deploy: batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
 """
 

@@ -263,14 +263,8 @@ def _run_line(run: Run) -> str:
     """`Run results/quickstart/…, 3 h old`."""
     started = datetime.strptime(run.path.name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     minutes = max(0, round((datetime.now(UTC) - started).total_seconds() / 60))
-    age = (
-        f"{minutes} min"
-        if minutes < 120
-        else f"{minutes // 60} h"
-        if minutes < 2880
-        else f"{minutes // 1440} days"
-    )
-    return f"Run {run.path}, {age} old"
+    length, unit = (1, "min") if minutes < 120 else (60, "h") if minutes < 2880 else (1440, "days")
+    return f"Run {run.path}, {minutes // length} {unit} old"
 
 
 def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:

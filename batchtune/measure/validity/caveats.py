@@ -155,7 +155,7 @@ _KNOWN: Final[Mapping[str, tuple[Touches, str, str]]] = {
     "emulated_device": (
         "everything",
         "the device is emulated by its service time",
-        "judge the tool by this, not a model or a device",
+        "these figures hold for no real hardware",
     ),
     "batched_twice": (
         "everything",
@@ -182,7 +182,7 @@ _KNOWN: Final[Mapping[str, tuple[Touches, str, str]]] = {
     "host_steal": ("everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST),
     "host_busy": (
         "everything",
-        "other processes used {foreign_ratio:.0%} of the CPUs of server and client, so figures are noisy",
+        "other processes used {foreign_ratio:.0%} of the CPUs: latencies may be too high, rates too low",
         _QUIET_HOST,
     ),
     "host_canary": (

@@ -37,7 +37,7 @@ UNITS: Final = {
 STATES: Final = {"open": "undecided", "kept": "met"}
 """Words for states of gates and limits that are not their own."""
 
-HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "paired change", "margin", "verdict")
+HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "median of pairs", "margin", "verdict")
 
 
 def unit_of(figure: str) -> tuple[str, float]:
@@ -51,7 +51,8 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
     """At most fifteen lines of one model."""
     print_text(headline(account), stream=stream, indent="      ")
     if account.conclusion.findings:
-        headings = [head.format(**_names(account)) for head in HEADINGS]
+        names = {"baseline": account.baseline, "candidate": account.candidate}
+        headings = [head.format(**names) for head in HEADINGS]
         print_rows([headings, *gate_rows(account.conclusion)], stream=stream)
     print_text(
         *(f"{label:<6}{text}" for label, text in closing(account)),
@@ -110,17 +111,15 @@ def test_text(account: Account) -> str:
     """What was measured, and with which error rate; of runs of two sessions none can be stated."""
     conclusion = account.conclusion
     over = f"over {counted(len(conclusion.findings), 'gate')}"
-    rate = f"{rounded(conclusion.error_rate * 100)} %"
+    rare = f"in at most {rounded(conclusion.error_rate * 100)} % of checks {over}"
     if not conclusion.confirms:
-        return (
-            f"{counted(conclusion.blocks, 'block')}, one look. False alarms: at most {rate} of checks {over}."
-        )
+        return f"{counted(conclusion.blocks, 'block')}, one look. Equal servers fail {rare}."
     fresh = f" and {conclusion.fresh_blocks} confirmation blocks" if conclusion.fresh_blocks else ""
     blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
-    return f"{blocks}False alarms: at most {rate} of checks {over}, before confirmation blocks."
+    return f"{blocks}Equal servers reach confirmation {rare}."
 
 
 def attribution_text(attribution: Attribution) -> str:
@@ -238,7 +237,7 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         rounded(finding.after * scale),
         change_text(finding),
         margin,
-        _state_text(finding) + (f" ({counted(finding.blocks, 'block')})" if tells_blocks else ""),
+        _state_text(finding) + (f" after {counted(finding.blocks, 'block')}" if tells_blocks else ""),
     ]
 
 
@@ -267,10 +266,6 @@ def _asked_in_vain(conclusion: Conclusion) -> list[str]:
         for finding in conclusion.findings
         if finding.state == "not measured" and not finding.gate.is_default
     ]
-
-
-def _names(account: Account) -> dict[str, str]:
-    return {"baseline": account.baseline, "candidate": account.candidate}
 
 
 def _signed(share: float) -> str:

@@ -73,14 +73,14 @@ def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
     assert advice_text(stored) == "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
     told = " ".join(printed(stored).split())
     assert "the margins allow for their differences, and no error rate is stated" in told
-    assert "False alarms" not in told
+    assert "Equal servers" not in told
     assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
 
 
 def test_an_error_rate_that_several_candidates_share_is_told_as_it_is():
     for rate, told in ((0.025, "2.5 %"), (0.05 / 11, "0.455 %"), (0.05, "5 %")):
         text = " ".join(printed(account(replace(regressed(), error_rate=rate))).split())
-        assert f"False alarms: at most {told} of checks over" in text
+        assert f"Equal servers fail in at most {told} of checks over" in text
 
 
 def test_what_was_asked_for_and_not_measured_is_the_headline():

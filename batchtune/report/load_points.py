@@ -192,13 +192,10 @@ def _rows(
     rows = [[named, *(name for name, _, _ in columns), "limited by"]]
     for load, point in measured.items():
         measurement = _measurement(point)
-        # The interval of a figure that counts for nothing says nothing.
-        texts = [
-            figure(measurement).partition(" [")[0 : 1 if spoilt_by(point) else 3] for _, _, figure in columns
-        ]
+        parts = 1 if spoilt_by(point) else 3  # the interval of a figure that does not count says nothing
         figures = (
-            marks.marked("".join(text), load, *kinds) if kinds else "".join(text)
-            for text, (_, kinds, _) in zip(texts, columns, strict=True)
+            marks.marked("".join(figure(measurement).partition(" [")[:parts]), load, *kinds)
+            for _, kinds, figure in columns
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
     return rows

@@ -83,10 +83,7 @@ def print_answer(
     tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
     tell("Gain", *filter(None, [" ".join(gain_sentences(chosen))]), bold=True)
     tell("", figures_sentence(chosen))
-    table = aligned(compared_table(chosen))
-    tell("", *table, whole=True)
-    if any("[" in row for row in table):
-        tell("", "Brackets: the gain at least and at most, by how far runs differ.")
+    tell("", *aligned(compared_table(chosen)), whole=True)
     tell("Models", *model_sentences(chosen))
     for promise in chosen.promises:
         tell("SLO", promise_sentence(promise, chosen))
@@ -249,11 +246,7 @@ def _searched(search: SearchSummary) -> Iterator[str]:
 
 RECOMMENDED = "recommended"
 
-_GAINS = {"throughput": "gain", "capacity": "gain in capacity", "latency": "gain in p95"}
-
-
-def _gain_heading(contender: Recommendation | Compared, objective: str) -> str:
-    return "gain" if objective == "latency" and _of_models(contender) else _GAINS[objective]
+GAIN = "gain [least, most]"
 
 
 def _quantiles(contender: Recommendation | Compared, *usual: str) -> tuple[str, ...]:
@@ -274,7 +267,7 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
         *_rate_headings(chosen.objective),
         *(f"{name} ms" for name in quantiles),
         "runs",
-        _gain_heading(chosen, chosen.objective),
+        GAIN,
     ]
     first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
     others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
@@ -319,7 +312,7 @@ def _table(shown: Sequence[_Row], *, objective: str) -> list[list[str]]:
         "mean batch",
         "limited by",
         "runs",
-        _gain_heading(first, objective),
+        GAIN,
     ]
     labels, _ = brief_labels([contender.configuration.label() for _, contender, _ in shown])
     rows = [

@@ -29,11 +29,10 @@ Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
 Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             throughput over the server's defaults.
             2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 confirmation runs.
-                              requests/s     p95 ms  runs                gain
+                              requests/s     p95 ms  runs  gain [least, most]
             recommended      2,210-2,250  9.21-9.39     3
             no batching          762-778  23.8-24.2     3  ×2.90 [2.80, 3.00]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
-            Brackets: the gain at least and at most, by how far runs differ.
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
 Why         Batching helps: a batch of 14 rows takes 6.1 ms; 14 rows one by one
@@ -54,11 +53,10 @@ Gain        ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08]
             capacity over the server's defaults.
             Capacity 2,000/s held in 3 of 3 confirmation runs (p95
             38.0-39.2 ms); at most 2,280/s.
-                             held /s  missed /s     p95 ms  runs    gain in capacity
+                             held /s  missed /s     p95 ms  runs  gain [least, most]
             recommended        2,000    ≤ 2,280  38.0-39.2     3
             no batching          540        700       30.0     1  ×3.45 [2.86, 4.17]
             server defaults    1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
-            Brackets: the gain at least and at most, by how far runs differ.
 """
 
 

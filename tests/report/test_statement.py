@@ -43,7 +43,7 @@ Gain: ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08] capacit
 Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
   2,280/s.
 
-named by              configuration      held /s  missed /s     p95 ms  runs    gain in capacity
+named by              configuration      held /s  missed /s     p95 ms  runs  gain [least, most]
 ────────────────────────────────────────────────────────────────────────────────────────────────
 recommended, guide a  size 14 · 2000 µs    2,000    ≤ 2,280  38.0-39.2     3
 no batching           no batching            540        700       30.0     1  ×3.45 [2.86, 4.17]

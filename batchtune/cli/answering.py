@@ -43,15 +43,15 @@ def recommend(
         Dialect | None,
         typer.Option(
             "--format",
-            help="The dialect that --write uses, or that is shown below the statement. Default: that of the server "
-            "that was measured.",
+            help="The format of the parameters, for --write or below the answer. Default: that of the server that "
+            "was measured.",
         ),
     ] = None,
     write: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the parameters there as well; of several models each one's own, and their list, beside it.",
+            help="Also write the parameters to FILE; for several models, those of each and their list beside it.",
         ),
     ] = None,
     results: RootOption = Path("results"),
@@ -87,9 +87,9 @@ def simulate(
 ) -> None:
     """Predict other settings or loads from a finished run; measures nothing.
 
-    The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
-    --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
-    this server too badly.
+    A simulator of the server (the twin) is calibrated from the run's trials. Without --set it simulates the recommended
+    configuration; without --rate and --concurrency, the scenario's own load or the capacity that was found. Exit code
+    5: its predictions are too inaccurate for this server.
     """
     from batchtune.cli.commands.ask_twin import SimulateRequest, run_simulate
 
@@ -113,12 +113,12 @@ def plan(
         str | None, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
     ] = None,
     set_: ParameterOption = None,
-    routing: Annotated[Routing, typer.Option(help="How requests are dealt out.")] = "round_robin",
+    routing: Annotated[Routing, typer.Option(help="How requests are distributed.")] = "round_robin",
     failing: Annotated[
         str | None,
         typer.Option(
             metavar="N|N%",
-            help="Replicas that may be down at once: the others keep every limit.",
+            help="Replicas that may be down at once while the others meet every limit.",
         ),
     ] = None,
     results: RootOption = Path("results"),
@@ -127,8 +127,8 @@ def plan(
 ) -> None:
     """Compute how many replicas a target rate needs.
 
-    Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
-    replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
+    Each replica is a server like the one that the run measured, with the recommended parameters or those of --set, at
+    no more than 90 % of its saturation. Exit code 5: the predictions are too inaccurate for this server.
     """
     from batchtune.cli.commands.ask_twin import PlanRequest, run_plan
 
@@ -157,9 +157,11 @@ def trials(
     sort: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="p95, throughput, or a column of --csv; best first.")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Every column as CSV.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a pull request.")] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Every column as Parquet, for a file.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print every column as CSV.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Print every column as Parquet, for a file.")
+    ] = False,
     json: JsonOption = False,
     results: RootOption = Path("results"),
 ) -> None:
@@ -179,11 +181,11 @@ def report(
     run: RunArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the page there. Default: report.html of the run."),
+        typer.Option(metavar="FILE", help="The file to write. Default: report.html of the run."),
     ] = None,
     results: RootOption = Path("results"),
 ) -> None:
-    """Write a run (default: the latest sweep) as one HTML page: answers first, then figures."""
+    """Write a run as one HTML page: answers first, then figures."""
     from batchtune.cli.commands.report import run_report
 
     raise typer.Exit(run_report(run, output=output, results=results))

@@ -49,12 +49,12 @@ def check(
     paired: Annotated[
         bool,
         typer.Option(
-            "--paired", help="Both sides in this job, side by side. The default without --baseline."
+            "--paired", help="Measure both sides in this job, side by side. The default without --baseline."
         ),
     ] = False,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|FILE", help="Compare with stored figures, instead of side by side."),
+        typer.Option(metavar="RUN|FILE", help="Compare with stored figures instead of side by side."),
     ] = None,
     update_baseline: Annotated[
         bool,
@@ -64,11 +64,11 @@ def check(
         bool,
         typer.Option(
             "--force",
-            help="With --update-baseline: write it although it is worse than the best earlier baseline.",
+            help="With --update-baseline: write it even if it is worse than the best earlier baseline.",
         ),
     ] = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="End with 0 where there is no baseline yet.")
+        bool, typer.Option("--allow-missing", help="Exit with 0 if there is no baseline yet.")
     ] = False,
     allow_mismatch: Annotated[
         bool,
@@ -80,20 +80,22 @@ def check(
     blocks: Annotated[
         int | None,
         typer.Option(
-            min=6, max=200, help="Most runs of each side; it ends sooner once it is clear. Default: 36."
+            min=6, max=200, help="Most runs of each side; a check stops sooner once it is clear. Default: 36."
         ),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report.")] = None,
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append Markdown there. Default: $GITHUB_STEP_SUMMARY, where set."),
+        typer.Option(metavar="FILE", help="Append Markdown. Default: $GITHUB_STEP_SUMMARY, if set."),
     ] = None,
     comment: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a comment for the pull request there, behind a marker."),
+        typer.Option(
+            metavar="FILE", help="Write a comment for the pull request, with a marker to update it."
+        ),
     ] = None,
     code_quality: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write GitLab's code quality report there.")
+        Path | None, typer.Option(metavar="FILE", help="Write GitLab's code quality report.")
     ] = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
@@ -102,12 +104,12 @@ def check(
 ) -> None:
     """Test whether a candidate is worse than a baseline, side by side.
 
-    Both are launched and loaded in turns, in blocks; the first of the scenario's variants is the baseline. It stops as
-    soon as every gate is clear: on a quiet host, with servers that start in 2 s, after about a minute. What looks worse
-    is measured again before it fails, in confirmation blocks with servers started anew. With --baseline the scenario is
-    compared with figures stored in a file, by wider margins. Exit code: 0 OK or improved, 1 regressed, 3 the candidate
-    misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load generator or the host spoilt it, 7 a
-    server failed.
+    Launches both and loads them in turns, in blocks; the first of the scenario's variants is the baseline. A check
+    stops as soon as every gate is clear: after about a minute on a quiet host with servers that start in 2 s. What
+    looks worse is measured again, in confirmation blocks with new servers, before it fails. With --baseline, check
+    compares with figures stored in a file, by wider margins. Exit code: 0 OK or improved, 1 regressed, 3 the
+    candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 invalid (load generator or noisy
+    host), 7 a server failed.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.gate.course import CheckFiles, resolved_sides
@@ -160,7 +162,7 @@ def history(
 ) -> None:
     """List the verdicts of all checks, and when each figure changed.
 
-    Changes are looked for in the candidate's figures, over the checks of one scenario on one kind of CPU.
+    Looks for changes in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """
     from batchtune.cli.commands.gate.stored import run_history
 

@@ -54,13 +54,13 @@ def sweep(
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="What the sweep may take in all, such as 90s.")
+        str | None, typer.Option(metavar="DURATION", help="Total time of the sweep, such as 90s.")
     ] = None,
     batching_parameters_file: BatchingFileOption = None,
     server: ServerOption = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
     optuna_storage: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Export the search as an Optuna study: sqlite:///FILE."),
@@ -71,8 +71,9 @@ def sweep(
 ) -> None:
     """Search the batching parameters under load and recommend the best.
 
-    A model alone is asked once before: what its signature leaves open is guessed, tried and reported. Without --rate
-    and --concurrency the highest rate within the SLO is looked for.
+    For a model alone, sweep first sends a few requests: what the signature leaves open is guessed, tried and reported.
+    Without --rate and --concurrency, sweep looks for the highest rate within the SLO. Exit code: 0 confirmed, 3 nothing
+    meets the SLO, 5 not confirmed, 7 the server failed.
     """
     from batchtune.cli.arguments.overrides import positive_s, slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_sweep
@@ -140,8 +141,8 @@ def load(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Load this running server by REST; nothing is launched. With --grpc-url too the scenario's protocol "
-            "is loaded, and REST reports the server's statistics.",
+            help="Load this running server by REST; nothing is launched. With --grpc-url as well, requests use the "
+            "scenario's protocol, and REST gives the server's statistics.",
         ),
     ] = None,
     grpc_url: Annotated[
@@ -152,23 +153,23 @@ def load(
         list[str] | None,
         typer.Option(
             metavar="FIGURE=LIMIT,…",
-            help="Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (a request) at most; "
+            help="Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (per request) at most; "
             "e.g. throughput=500/s,cpu=200us.",
         ),
     ] = None,
     set_: LoadSetOption = None,
     results: RootOption = Path("results"),
-    no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing under --results.")] = False,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Save nothing under --results.")] = False,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Load-test a scenario's target, a model, or a running server (HOST:PORT/MODEL).
 
-    One point, or a range of them; each is saved under --results. --rate keeps the pattern of the scenario's arrivals.
-    Ends with 0 when the SLO and every --gate are met or there is none, 3 when one is missed, 5 without a
-    verdict; of a range the best point decides. Ends with 6 when no point is a measurement of the server: the load
-    generator was the limit, or the host stayed noisy through two repeats. Ends with 7 when a point failed.
+    Measures one point or a range, and saves each under --results. --rate keeps the pattern of the scenario's arrivals.
+    Exit code: 0 the SLO and every --gate are met, or there is none; 3 one is missed; 5 no verdict; 6 no point is valid
+    (the load generator was the limit, or the host stayed noisy through two repeats); 7 a point failed. In a range the
+    best point decides.
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
@@ -215,7 +216,7 @@ def compare(
     concurrency: OneConcurrencyOption = None,
     no_batching: Annotated[
         bool,
-        typer.Option("--no-batching", help="Of a model alone: without batching, and with (--set fixed.…)."),
+        typer.Option("--no-batching", help="For a model alone: compare it without and with batching."),
     ] = False,
     batching_parameters_file: BatchingFileOption = None,
     baseline: Annotated[
@@ -226,7 +227,7 @@ def compare(
         typer.Option(
             min=1,
             max=200,
-            help="Runs of each variant, side by side; an interval needs 6, an even number is best.",
+            help="Runs of each variant, side by side. An interval needs 6; prefer an even number.",
         ),
     ] = 10,
     max_regress: MaxRegressOption = None,
@@ -237,9 +238,9 @@ def compare(
 ) -> None:
     """Compare variants side by side, or a model with and without batching.
 
-    Reports the factor between them, its confidence interval, and the bottleneck of each. With --max-regress it
-    ends with 1 when a variant regressed against the baseline, 3 when one misses the SLO, 5 without a verdict. Ends
-    with 6 when the load generator was the limit, or the host stayed noisy in every run of a variant.
+    Reports the factor between variants with its confidence interval, and the bottleneck of each. Exit code: 0 compared;
+    6 invalid (the load generator was the limit, or the host stayed noisy in every run of a variant). With
+    --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.compare import run_compare
@@ -280,8 +281,8 @@ def noise(
 ) -> None:
     """Report the smallest difference this machine can detect.
 
-    The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
-    stayed noisy in every run.
+    Compares the scenario's configuration with itself. Exit code 6: the load generator was the limit, or the host stayed
+    noisy in every run.
     """
     from batchtune.cli.commands.compare import run_noise
 
@@ -294,9 +295,9 @@ def restore(
 ) -> None:
     """Restore the configuration of a running server after a killed sweep.
 
-    A sweep does that itself at its end, at Ctrl-C and when it fails. What a model had on a Triton is saved in the run
-    before the first change; of kind command target.restore is run. Ends with 7 when the server is gone, or does not
-    take it.
+    A sweep restores it itself at its end, after Ctrl-C and when it fails; after a kill, use this command. A run saves
+    what the server had before the first change. For a target of kind command, target.restore is run. Exit code 7: the
+    server is gone, or refuses the configuration.
     """
     from batchtune.cli.session import run_restore
 

@@ -57,9 +57,7 @@ def init(
     concurrency: OneConcurrencyOption = None,
     ci: Annotated[
         CiHost | None,
-        typer.Option(
-            "--ci", help="Write a job that checks every change by the scenario named (scenario.yaml)."
-        ),
+        typer.Option("--ci", help="Write a job that checks every change by this scenario."),
     ] = None,
     server: ServerOption = None,
     write: Annotated[
@@ -69,18 +67,20 @@ def init(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to; -: stdout. Default: stdout, of an example NAME.yaml.",
+            help="The file to write; -: stdout. Default: stdout, for an example NAME.yaml.",
         ),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only ask the model: one row, two, eight; 7 when it does not answer."),
+        typer.Option(
+            "--check", help="Only send 1, 2 and 8 rows to the model. Exit code 7: it does not answer."
+        ),
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a scenario for a model, a bundled example, or a CI job.
 
-    The model is launched and asked first: what its signature leaves open is guessed, tried and reported.
+    Launches the model and sends a few requests: what its signature leaves open is guessed, tried and reported.
     """
     idle: dict[str, object] = {
         "--slo-…": slo,
@@ -140,8 +140,7 @@ def doctor(
 ) -> None:
     """Check this machine: what is installed, what works, how to fix it.
 
-    Ends with 7 when something is broken without which the quickstart cannot be swept: no framework for its model, no
-    simulator, no room for results.
+    Exit code 7: the quickstart cannot run, for want of a framework for its model, the simulator, or room for results.
     """
     from batchtune.cli.commands.doctor import run_doctor
 

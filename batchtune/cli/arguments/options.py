@@ -35,7 +35,7 @@ SubjectArgument = Annotated[
     ),
 ]
 RestOption = Annotated[
-    bool, typer.Option("--rest", help="Send requests by REST; without, as the scenario says, or gRPC.")
+    bool, typer.Option("--rest", help="Send requests by REST. Default: the scenario's protocol, or gRPC.")
 ]
 RowsOption = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Rows in a request.")]
 ShapeOption = Annotated[
@@ -43,14 +43,12 @@ ShapeOption = Annotated[
     typer.Option(
         "--shape",
         metavar="NAME=128|NAME=224x224x3",
-        help="Dimensions of an input a row, where the model leaves them open.",
+        help="Dimensions of one row of an input, if the model leaves them open.",
     ),
 ]
 RangeOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--range", metavar="NAME=LOW:HIGH", help="Values of an input: LOW up to, and without, HIGH."
-    ),
+    typer.Option("--range", metavar="NAME=LOW:HIGH", help="Values of an input, from LOW to below HIGH."),
 ]
 OneRateOption = Annotated[
     str | None, typer.Option("--rate", metavar="R", help="Lowest latency at R requests/s, such as 500/s.")
@@ -90,16 +88,18 @@ BatchingFileOption = Annotated[
     typer.Option(
         "--batching-parameters-file",
         metavar="FILE",
-        help="Parameters of a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of Cortex or "
-        "Kubernetes, a script with docker run, flags. What is searched stays so, with the file's value among what is "
-        "tried.",
+        help="Read parameters from a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of "
+        "Cortex or Kubernetes, a script with docker run, flags. Searched parameters stay searched; the file's values "
+        "are tried too.",
     ),
 ]
-RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
+RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Directory of the results.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 WhyOption = Annotated[
     bool,
-    typer.Option("--why", help="The whole argument: all that was tried, the search, caveats, alternatives."),
+    typer.Option(
+        "--why", help="Print the reasoning: all that was tried, the search, warnings, alternatives."
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 RunArgument = Annotated[
@@ -131,7 +131,7 @@ ParameterOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE[,VALUE…]",
-        help="A batching parameter; several values give one row each, several --set every combination.",
+        help="A batching parameter. Several values give one row each, several --set all combinations.",
         autocompletion=_parameters_beginning,
     ),
 ]
@@ -160,15 +160,15 @@ MaxRegressOption = Annotated[
         "--max-regress",
         "--max-regression",
         metavar="FIGURE=MARGIN,…",
-        help="From which change for the worse on a figure fails: throughput, capacity, p50, p95, p99, errors, cpu, "
-        "gpu, memory, gpu_memory, startup; e.g. p95=5%,throughput=3%. Those given replace the scenario's.",
+        help="How much worse a figure may get, e.g. p95=5%,throughput=3%; replaces the scenario's margins. Figures: "
+        "throughput, capacity, p50, p95, p99, errors, cpu, gpu, memory, gpu_memory, startup.",
     ),
 ]
 
 _LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
 _SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),
-    "errors": ("RATIO", "Most requests that may fail, such as 0.1%; replaces the scenario's."),
+    "errors": ("RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."),
 }
 
 
@@ -252,7 +252,7 @@ _WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
     "model": (str | None, "PATH", "The model of the {side}. Default: the scenario's."),
     "ref": (str | None, "GIT_REF", "That model as it is in a git commit, e.g. {ref}."),
     "image": (str | None, "IMAGE", "The container image that serves the {side}."),
-    "command": (str | None, "COMMAND", "The server of the {side}, as target.command, in one word."),
+    "command": (str | None, "COMMAND", "The server of the {side}, as target.command, quoted."),
     "batching": (
         str | None,
         "FILE",

@@ -67,9 +67,6 @@ SAFE = 0.94
 STEP_DOWN = 0.95
 """The next rate of a leader that failed its fresh runs."""
 
-STEADYING_MAX = 6
-"""Fresh runs at one rate, at most."""
-
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
 """A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
@@ -100,8 +97,22 @@ class CapacitySearch(Search):
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
-        """The highest rate held, else the best hope; of equals the simplest."""
-        return self._best_of(list(self.contenders))
+        """The highest rate held, else the best hope; of equals the simplest.
+
+        Where what the server has, or would have by default, holds nearly as much, that: a change must gain something.
+        """
+        best = self._best_of(list(self.contenders))
+        least = self.worth(best) / LEVEL
+        present, defaults = self.contenders.of("present"), self.contenders.of("defaults")
+        if present is not None and self.worth(present) >= least > 0.0:
+            return present
+        if (
+            defaults is not None
+            and defaults.simplicity < best.simplicity
+            and self.worth(defaults) >= least > 0.0
+        ):
+            return defaults
+        return best
 
     def best(self) -> Contender | None:
         top = self.leader()
@@ -328,7 +339,7 @@ class CapacitySearch(Search):
             ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
             if ask is not None:
                 return ask
-        ask = self._fresh(top, left_s) or self._steadying(top, left_s) or self._equal_loop(top)
+        ask = self._fresh(top, left_s) or self._equal_loop(top)
         if ask is not None:
             return ask
         probe = self._open_question(top, taken)
@@ -492,6 +503,8 @@ class CapacitySearch(Search):
             contender.rows > top.rows
             and contender.threads == top.threads
             and contender.model_says == top.model_says
+            and top.bracket.held_rps
+            <= OPEN * top.model_says  # else the curve is wrong about the leader itself
         )
         return never_filled or self._belief(contender) < least * self._belief(top)
 
@@ -534,17 +547,6 @@ class CapacitySearch(Search):
         clients = 2 * top.threads * UNBATCHED_CLIENTS
         return self.loop(equal, min(clients, CLIENTS_MAX), "no batching, with as many instances")
 
-    def _steadying(self, top: Contender, left_s: float) -> TrialRequest | None:
-        """One more fresh run at the rate stated, where one missed there; not for ever."""
-        bracket = top.bracket
-        rate = bracket.confirmed_rps
-        if not rate or not bracket.is_unsteady or len(bracket.fresh) >= STEADYING_MAX:
-            return None
-        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
-        if seconds is None:
-            return None
-        return self.ask(top, "confirm", "confirmation, since one missed", rate_rps=rate, duration_s=seconds)
-
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
         bracket = top.bracket
@@ -563,9 +565,10 @@ class CapacitySearch(Search):
         return rate
 
     def _has_failed(self, bracket: Bracket, rate_rps: float) -> bool:
-        """Whether fresh runs at a rate missed twice, and more than a third as often as they held."""
+        """Whether fresh runs missed a rate more than a third as often as they held it: those that held it count for a
+        lower one too, so that a step down costs one run, and three times the same rate would cost more."""
         missed = bracket.missed(rate_rps, fresh=True)
-        return missed >= 2 and missed > bracket.held(rate_rps, fresh=True) / 3
+        return missed > bracket.held(rate_rps, fresh=True) / 3
 
     def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """After the fresh runs: who may still hold a tenth more than is stated?"""

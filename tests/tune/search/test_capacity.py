@@ -189,6 +189,37 @@ def test_where_two_sizes_are_all_that_is_known_half_of_the_larger_is_looked_at_t
     assert ours >= 0.95 * truth.best("flat")[1]
 
 
+@pytest.mark.parametrize(("better", "gives_way"), [(1.03, False), (1.10, True)])
+def test_the_defaults_give_way_to_what_holds_more_than_runs_differ(better: float, gives_way: bool) -> None:
+    run = swept("fast", "quiet", 1)
+    scenario = new_users_scenario(DEVICES["fast"], seed=1, budget_s=45.0)
+    search = judged(run.trials, scenario=scenario)
+    assert isinstance(search, CapacitySearch)
+    defaults = search.contenders.of("defaults")
+    assert defaults is not None
+    other = next(c for c in search.contenders if c.simplicity > defaults.simplicity and c is not defaults)
+    held = next(run for run in defaults.runs if run.held and run.rate_rps is not None)
+    for contender in search.contenders:
+        contender.runs.clear()
+    defaults.runs.append(held)
+    other.runs.append(replace(held, rate_rps=better * (held.rate_rps or 0.0)))
+    assert (search.leader() is other) == gives_way
+
+
+@pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)
+def test_a_rate_that_a_fresh_run_missed_is_left_for_a_lower_one(device: str, host: str, seed: int) -> None:
+    run = swept(device, host, seed)
+    fresh = [trial for trial in run.trials if trial.source == "confirm"]
+    for trial, later in pairwise(fresh):
+        same = trial.configuration == later.configuration
+        held = sum(
+            other.feasible and other.configuration == trial.configuration
+            for other in fresh[: fresh.index(later)]
+        )
+        if same and not trial.feasible and held < 3:
+            assert (later.request.rate_rps or 0.0) < (trial.request.rate_rps or 0.0)
+
+
 def test_every_rate_that_was_asked_is_positive_and_finite() -> None:
     for device, host, seed in SWEEPS:
         rates = [

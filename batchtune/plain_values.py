@@ -21,12 +21,21 @@ T = TypeVar("T")
 class Coded:
     """A finding as a code with its figures, which `report` words.
 
-    The names of figures end in their unit. Of the code "text" the figure `text` has been worded before: by a run that
-    was kept, by a server, or as a caveat.
+    The names of figures end in their unit. A figure `text` has been worded before, by a run that was kept or by a
+    server, or is another finding.
     """
 
     code: str
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Coded:
+        """From its fields, or a caveat from `code`, `text` and `advice`, as --json and older runs have it."""
+        figures = {name: text for name, text in values.items() if name in ("text", "advice")}
+        for name, figure in from_plain(cls, values).figures.items():
+            is_finding = isinstance(figure, Mapping) and figure.keys() == {"code", "figures"}
+            figures[name] = cls.from_dict(figure) if is_finding else figure
+        return cls(values["code"], figures)
 
 
 def coded(code: str, **figures: Any) -> Coded:

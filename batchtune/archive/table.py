@@ -173,7 +173,7 @@ def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:
     row |= {} if batching is None else _parameters(to_dict(batching))
     row |= {f"--{name}": value for name, value in configuration.flags}
     row |= _bounded("objective", trial.objective, 1.0)
-    return row if trial.measurement is None else row | _figures(trial.measurement)
+    return row if trial.measurement is None else row | figures_of_run(trial.measurement)
 
 
 def _parameters(values: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,8 @@ def _parameters(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _figures(measured: Measurement) -> dict[str, Any]:
+def figures_of_run(measured: Measurement) -> dict[str, Any]:
+    """What one run gave, by column."""
     row: dict[str, Any] = {}
     for name in ("throughput_rps", "throughput_rows_per_s"):
         row |= _bounded(name, getattr(measured, name), 1.0)

@@ -66,7 +66,7 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
     for candidate in variants[-1].arms():
         missed = _slo_missed(trials, candidate.name, candidate.scenario)
-        if missed and conclusion.verdict in kept:
+        if missed is not None and conclusion.verdict in kept:
             reason = coded(
                 "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
             )
@@ -110,13 +110,13 @@ def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool
     return None
 
 
-def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
-    """Why most runs fail the test of the SLO; empty: they do not, or nothing is promised."""
+def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded | None:
+    """Why most runs fail the test of the SLO; None: they do not, or nothing is promised."""
     if not scenario.slo.promises:
-        return ""
+        return None
     measured = [trial.measurement for trial in runs_of(trials, name).values()]
     failed = [run for run in measured if run is not None and run.verdict == "FAIL"]
-    return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else ""
+    return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else None
 
 
 # Read again from the folder of a run.

@@ -30,6 +30,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.provenance import collect, comparable
+from batchtune.report.findings import text_of
 from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -170,7 +171,12 @@ class MeasuringSession:
             if run is not None:
                 keep_account(run, summary if earlier is None else summary.continuing(earlier))
 
-        return Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep)
+        return Watcher(
+            on_progress=view.progress,
+            on_thinking=view.live,
+            on_plan=lambda plan: view.event(text_of(plan)),
+            on_summary=keep,
+        )
 
     def exit_code(self, code: int) -> int:
         """That of what ended it early, else `code`; a server that could not be put back counts more than either."""

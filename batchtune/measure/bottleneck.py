@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import HOST_CODES, ServerSettings
-from batchtune.plain_values import Coded, as_text, coded
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.request import Protocol
 
 Kind = Literal[
@@ -303,9 +303,9 @@ class Facts:
         return self.run.errors.get(name, 0) / self.run.requests if self.run.requests else 0.0
 
     @property
-    def failing_replica(self) -> str:
-        """Name the endpoint that fails more than the others, in a sentence; "" if there is none."""
-        return next((caveat.text for caveat in self.run.caveats if caveat.code == "endpoint_failing"), "")
+    def failing_replica(self) -> Coded | None:
+        """The caveat that names the endpoint that fails more than the others; None if there is none."""
+        return next((caveat for caveat in self.run.caveats if caveat.code == "endpoint_failing"), None)
 
     @property
     def unexplained_error_ratio(self) -> float:
@@ -400,17 +400,17 @@ _Found = tuple[Kind, Coded] | None
 
 def _host(facts: Facts) -> _Found:
     noise = next((caveat for caveat in facts.run.caveats if caveat.code in HOST_CODES), None)
-    return None if noise is None else ("host_noise", as_text(noise.text))
+    return None if noise is None else ("host_noise", coded("text", text=noise))
 
 
 def _client(facts: Facts) -> _Found:
     """Lag alone is the limit only when it makes up much of the latency."""
-    blamed = {caveat.code: caveat.text for caveat in facts.run.caveats if caveat.blames_client}
+    blamed = {caveat.code: caveat for caveat in facts.run.caveats if caveat.code in CLIENT_CODES}
     for code in ("client_throttled", "client_behind", "client_busy", "client_near_limit"):
         if code in blamed:
-            return "client", as_text(blamed[code])
+            return "client", coded("text", text=blamed[code])
     if "client_late" in blamed and facts.run.send_lag_p99_s > MANY_RATIO * facts.run.latency_s["p99"].value:
-        return "client", as_text(blamed["client_late"])
+        return "client", coded("text", text=blamed["client_late"])
     return None
 
 
@@ -552,7 +552,7 @@ def _errors(facts: Facts) -> _Found:
     if facts.unexplained_error_ratio <= SOME_ERRORS_RATIO:
         return None
     figures = {"error_ratio": facts.run.error_ratio, "classes": ", ".join(facts.run.errors)}
-    if facts.failing_replica:
+    if facts.failing_replica is not None:
         return "errors", coded("requests_fail_at", **figures, replica=facts.failing_replica)
     return "errors", coded("requests_fail", **figures)
 

@@ -33,7 +33,7 @@ from batchtune.measure.slo import (
     strict_decision,
     times_longer,
 )
-from batchtune.measure.validity.caveats import HOST_CODES, Caveat, ServerSettings, caveat
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, ServerSettings, caveat
 from batchtune.measure.validity.disturbances import (
     client_activity,
     client_caveats,
@@ -42,8 +42,8 @@ from batchtune.measure.validity.disturbances import (
     worker_caveats,
 )
 from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
+from batchtune.plain_values import Coded, as_text, coded
 from batchtune.target.telemetry import ServerActivity
-from batchtune.units import percentage, rounded, rounded_duration
 
 
 def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | None:
@@ -52,37 +52,6 @@ def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | Non
     sent = sum(sum(server.bucket_sent_elements.values()) for server in known)
     padding = sum(sum(server.bucket_padding_elements.values()) for server in known)
     return padding / sent if sent else None
-
-
-def padding_share(per_element: float) -> str:
-    """Of all elements computed, those that are padding, as a percentage."""
-    return percentage(per_element / (1.0 + per_element))
-
-
-def saved_text(per_element: float, *, in_one_queue: float) -> str:
-    """Describe how much padding is saved for the same requests, such as `padding saved: 84 %`; "" if none."""
-    if in_one_queue <= 0.0:
-        return ""
-    saved = 1.0 - per_element / in_one_queue
-    return f"padding saved: {percentage(saved)}" if saved >= 0 else f"padding added: {percentage(-saved)}"
-
-
-def bucket_text(server: ServerActivity) -> str:
-    """The share of padding, in all and by bucket; "" where no input may differ in length."""
-    whole = padding_per_element([server])
-    if whole is None:
-        return ""
-    text = f"length padding: {padding_share(whole)} of the elements computed"
-    shares = [
-        f"{bucket}: {padding_share(server.bucket_padding_elements.get(bucket, 0) / sent)}"
-        for bucket, sent in sorted(server.bucket_sent_elements.items(), key=lambda item: _boundary(item[0]))
-        if bucket
-    ]
-    return f"{text} (bucket {', '.join(shares)})" if shares else text
-
-
-def _boundary(bucket: str) -> float:
-    return float(bucket) if bucket.isdecimal() else float("inf")
 
 
 MOST_MISSES = 0.95
@@ -160,8 +129,8 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
     )
 
 
-def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple[Verdict, str]:
-    """The verdict and its reason in one sentence.
+def judge(run: CountedRequests, slo: Slo, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
+    """The verdict and its reason.
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself. Errors are judged as
     they were seen, without allowing for chance: a cap (measurement.md 2.5 d).
@@ -169,30 +138,30 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
     excuse a FAIL that holds when its own lag is taken off.
     """
     if not len(run.due_ns):
-        return "UNSURE", "nothing was measured"
+        return "UNSURE", coded("none_measured")
     decision, reason = _decide(run, slo)
     closed = run.samples.concurrency is not None
     noise = next((caveat for caveat in distrust if caveat.code in HOST_CODES), None)
-    blame = next((caveat for caveat in distrust if caveat.blames_client), None)
+    blame = next((caveat for caveat in distrust if caveat.code in CLIENT_CODES), None)
     if (noise is None and blame is None) or (decision == "PASS" and not closed):
         return decision, reason
     if noise is not None:
-        return "NOISY", noise.text
+        return "NOISY", coded("text", text=noise)
     # Client limits that the send lag does not show in full.
     client_untold = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
     if decision == "FAIL" and not any(caveat.code in client_untold for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
-            return "FAIL", f"{reason}, and the client's own lag is not what broke it"
-    return "INVALID", blame.text if blame is not None else ""
+            return "FAIL", coded("not_by_lag", counted=reason)
+    return "INVALID", coded("text", text=blame)
 
 
-def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
+def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, Coded]:
     count = len(requests.latencies_s)
     failed = int(np.count_nonzero(np.isinf(requests.latencies_s)))
     if failed > slo.error_ratio * count:
-        return "FAIL", f"{failed} of {count} requests failed, {percentage(slo.error_ratio)} may"
-    unsure = ""
+        return "FAIL", coded("too_many_fail", failed=failed, requests=count, allowed_ratio=slo.error_ratio)
+    unsure: Coded | None = None
     for limit in limits_of(slo):
         run = requests.by(limit, slo)
         latencies_s = run.latencies_s
@@ -200,7 +169,7 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
             latencies_s = latencies_s - requests.lag_s
         count = len(latencies_s)
         if not count:
-            return "UNSURE", f"no answer has what {limit.name} limits"
+            return "UNSURE", coded("no_answer_has", name=limit.name)
         misses = int(np.count_nonzero(latencies_s > limit.seconds))
         effect = run.design_effect(limit.seconds)
         decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
@@ -209,23 +178,29 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, str]:
             # Few misses cannot show how far they come together; batches and the values around the quantile can.
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
-        counted = (
-            f"{misses} of {count} {'gaps' if limit.figure == 'itl' else 'requests'} over {_bound(limit)} "
-            f"({percentage(misses / count)}; {percentage(limit.allowed_miss_ratio)} may), "
-            f"which carry as much information as {count / effect:.0f} independent ones"
+        counted = coded(
+            "requests_over",
+            misses=misses,
+            requests=count,
+            what=coded("gaps" if limit.figure == "itl" else "requests"),
+            bound=_bound(limit),
+            miss_ratio=misses / count,
+            allowed_ratio=limit.allowed_miss_ratio,
+            independent=round(count / effect),
         )
         if decision == "FAIL":
             return "FAIL", counted
-        if decision == "UNSURE" and not unsure:
+        if decision == "UNSURE" and unsure is None:
             times = times_longer(count, misses, limit.allowed_miss_ratio, design_effect=effect)
-            longer = f"; a run about {rounded(times)} times as long would decide" if times else ""
-            unsure = f"{counted}{longer}"
-    return ("UNSURE", unsure) if unsure else ("PASS", "every limit is met")
+            unsure = coded("longer_would_decide", counted=counted, times=times) if times else counted
+    return ("UNSURE", unsure) if unsure is not None else ("PASS", coded("limits_met"))
 
 
-def _bound(limit: Limit) -> str:
+def _bound(limit: Limit) -> Coded:
     """`p95's 20 ms`."""
-    return "a limit" if limit.figure == "goodput" else f"{limit.name}'s {rounded_duration(limit.seconds)}"
+    if limit.figure == "goodput":
+        return coded("a_limit")
+    return coded("limit_of", name=limit.name, limit_s=limit.seconds)
 
 
 def _kept_by_far(
@@ -285,7 +260,7 @@ def endpoint_figures(samples: Samples, window: Window) -> tuple[EndpointFigures,
     return tuple(_figures_of(samples, window, number) for number in range(len(samples.endpoints)))
 
 
-def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Caveat]:
+def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
     """Name the replica that is worse than every other: by failures, else by p50 or p95.
 
     Slower is one whose 95 % interval lies beyond the intervals of all others, and whose value is SLOWER_RATIO times
@@ -390,8 +365,8 @@ class Measurement:
     design_effect: float = 1.0
     server: ServerActivity | None = None
     verdict: Verdict | None = None
-    verdict_reason: str = ""
-    caveats: tuple[Caveat, ...] = field(default=())
+    verdict_reason: Coded = field(default=as_text(""))
+    caveats: tuple[Coded, ...] = field(default=())
     endpoints: tuple[EndpointFigures, ...] = ()
     canary_s: float | None = None
     tokens: TokenFigures | None = None
@@ -432,7 +407,7 @@ def measure(
     duration_s: float | None = None,
     window: Window | None = None,
     client_max_rps: float | None = None,
-    notes: tuple[Caveat, ...] = (),
+    notes: tuple[Coded, ...] = (),
 ) -> Measurement:
     """Sum up one run.
 
@@ -466,7 +441,7 @@ def measure(
         *notes,
     )
     endpoints = endpoint_figures(samples, window)
-    verdict, reason = (None, "") if slo is None else judge(run, slo, noted)
+    verdict, reason = (None, as_text("")) if slo is None else judge(run, slo, noted)
     distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=one_in * len(run.due_ns),
@@ -569,46 +544,46 @@ def _while_loaded(activity: ServerActivity, wall_s: float) -> ServerActivity:
     )
 
 
-def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]) -> list[Caveat]:
+def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]) -> list[Coded]:
     requests = len(run.due_ns)
     if not requests:
         return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=window.start_ns / 1e9)]
     caveats = []
     if errors:
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
-        first = _first_text(run.samples, errors)
+        first = _first_answer(run.samples, errors)
         failed = sum(errors.values())
         figures = {"errors": failed, "requests": requests * run.samples.one_in}
-        caveats.append(caveat("errors", **figures, classes=classes, first_text=first))
+        caveats.append(caveat("errors", **figures, classes=classes, first=first))
     if not window.steady:
         caveats.append(caveat("not_steady"))
     done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
     if run.samples.concurrency is None and done < 0.97 * requests and requests - done > 20:
-        caveats.append(caveat("growing_backlog", ratio=done / requests))
+        caveats.append(caveat("growing_backlog", answered_ratio=done / requests))
     if run.samples.stopped_early:
         caveats.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
     return caveats
 
 
-def _thinned_caveats(samples: Samples) -> list[Caveat]:
+def _thinned_caveats(samples: Samples) -> list[Coded]:
     one_in = samples.one_in
     figures = {"one_in": one_in, "requests": one_in * len(samples), "recorded": len(samples)}
     return [caveat("thinned", **figures, failures=samples.failures or 0)] if one_in > 1 else []
 
 
-def _first_text(samples: Samples, errors: Mapping[str, int]) -> str:
-    """What the first failure of the commonest class with a text said, in a line; "" where none said anything."""
+def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
+    """What the first failure of the commonest class with a text said, in a line; empty where none said anything."""
     shown_text_max_chars = 160
     for name in errors:
         text = samples.error_texts.get(name.upper(), "")
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
         if line:
             shown = line if len(line) <= shown_text_max_chars else f"{line[:shown_text_max_chars]} [...]"
-            return f"the first {name} said: {shown}; "
-    return ""
+            return coded("first_failure", name=name, answer=shown)
+    return as_text("")
 
 
-def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Caveat, ...]:
+def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Coded, ...]:
     """Say so where the warm-up was shorter than these settings call for.
 
     The rule of measurement.md 2.2 but for its one second, which is for servers that were never loaded before."""
@@ -629,7 +604,7 @@ def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSe
 
 def _thin_caveats(
     run: CountedRequests, latency_s: Mapping[str, Estimate], verdict: Verdict | None
-) -> list[Caveat]:
+) -> list[Coded]:
     """Too few requests for p95 or p99; too few independent ones where that leaves a question open.
 
     Intervals and verdicts allow for requests that come together: a limit that is kept or missed in spite of it is.
@@ -645,11 +620,11 @@ def _thin_caveats(
     # The fewest independent requests that bound p95 from above at 95 %: 0.95^72 = 2.5 %.
     few_independent = 72
     if verdict in (None, "UNSURE") and effective < min(few_independent, requests / 2):
-        return [caveat("correlated", effective=effective, requests=requests)]
+        return [caveat("correlated", effective=round(effective), requests=requests)]
     return []
 
 
-def _server_caveats(activity: ServerActivity | None) -> list[Caveat]:
+def _server_caveats(activity: ServerActivity | None) -> list[Coded]:
     if activity is not None and activity.went_back:
         return [caveat("counters_went_back")]
     if activity is None or not (activity.batches or activity.requests_by_status):

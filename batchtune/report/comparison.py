@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from batchtune.measure.measurement import padding_share, saved_text
+from batchtune.measure.measurement import padding_per_element
 from batchtune.measure.quantiles import BLOCKS_NEEDED
-from batchtune.measure.validity.caveats import HOST_CODES, Touches
-from batchtune.report.findings import text_of
-from batchtune.report.live_view import measured_load
-from batchtune.report.tables import (
-    Marks,
-    interval,
-    milliseconds,
-    print_rows,
-    print_text,
-    ratio,
-)
-from batchtune.report.words import (
-    PROTOCOLS,
-    Fact,
-    fact_text,
-    limit_fact,
-    limit_word,
-    requests_text,
-)
+from batchtune.measure.validity.caveats import Touches
+from batchtune.report import tables, words
+from batchtune.report.findings import Marks, labels, text_of
+from batchtune.report.live_view import measured_load, trial_line
+from batchtune.report.words import Fact
 from batchtune.tune.compare.blocks import QUANTILES, VariantFigures
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.trials.trial import Trial
@@ -36,6 +22,7 @@ from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.measure.quantiles import Estimate
+    from batchtune.target.telemetry import ServerActivity
     from batchtune.tune.compare.result import NoiseFloor
 
 
@@ -51,40 +38,55 @@ def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
     return [f"The device part of the model runs, of the time: {', '.join(shares)}."] if shares else []
 
 
-METRICS = {
-    "throughput": "throughput",
-    "rows": "throughput in rows",
-    "p95": "p95",
-    "capacity": "capacity",
-}
-_DISPENSABLE: Final = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
-"""Columns that go first where there is little room."""
-PAYS = {
-    "yes": "pays",
-    "hardly": "hardly pays",
-    "no": "costs",
-    "not distinguishable": "makes no measurable difference",
-    "client-limited": "cannot be judged (client-limited)",
-    "not measured": "was not measured",
-}
+def padding_share(per_element: float) -> str:
+    """Of all elements computed, those that are padding, as a percentage."""
+    return percentage(per_element / (1.0 + per_element))
+
+
+def saved_text(per_element: float, *, in_one_queue: float) -> str:
+    """`padding saved: 84 %`: how much less padding there is for the same requests; "" where there is none to save."""
+    if in_one_queue <= 0.0:
+        return ""
+    saved = 1.0 - per_element / in_one_queue
+    return f"padding saved: {percentage(saved)}" if saved >= 0 else f"padding added: {percentage(-saved)}"
+
+
+def bucket_text(server: ServerActivity) -> str:
+    """The share of padding, in all and by bucket; "" where no input may differ in length."""
+    whole = padding_per_element([server])
+    if whole is None:
+        return ""
+    text = f"length padding: {padding_share(whole)} of the elements computed"
+    shares = [
+        f"{bucket}: {padding_share(server.bucket_padding_elements.get(bucket, 0) / sent)}"
+        for bucket, sent in sorted(server.bucket_sent_elements.items(), key=lambda item: _boundary(item[0]))
+        if bucket
+    ]
+    return f"{text} (bucket {', '.join(shares)})" if shares else text
+
+
+def _boundary(bucket: str) -> float:
+    return float(bucket) if bucket.isdecimal() else float("inf")
 
 
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
+    # Columns that go first where there is little room.
+    dispensable = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
-    print_rows(comparison_rows(comparison, marks), stream=stream, dispensable=_DISPENSABLE)
-    facts = map(fact_text, comparison_facts(comparison))
+    tables.print_rows(comparison_rows(comparison, marks), stream=stream, dispensable=dispensable)
+    facts = map(words.fact_text, comparison_facts(comparison))
     lines = ["", *_pair_lines(comparison, marks), "", *facts, "", *small_print(comparison), *marks.lines()]
     lines.append(f"Saved in {path}")
-    print_text(*lines, stream=stream, indent="    ")
+    tables.print_text(*lines, stream=stream, indent="    ")
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
     """The spread of one configuration against itself, and the smallest change that blocks detect."""
     marks = Marks(caveats={"A/A": floor.caveats})
-    print_rows(noise_rows(floor, marks), stream=stream)
+    tables.print_rows(noise_rows(floor, marks), stream=stream)
     lines = ["", *noise_lines(floor), *marks.lines(), f"Saved in {path}"]
-    print_text(*lines, stream=stream, indent="    ")
+    tables.print_text(*lines, stream=stream, indent="    ")
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
@@ -95,8 +97,8 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
         rows.append(
             [
                 marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
-                interval(figure.spread, scale=100),
-                ratio(bounded(figure.ratio)),
+                tables.interval(figure.spread, scale=100),
+                tables.ratio(bounded(figure.ratio)),
                 *(rounded(change * 100) for change in figure.smallest.values()),
             ]
         )
@@ -123,38 +125,28 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
 
 def variant_line(trial: Trial) -> str:
     """One finished trial of a comparison in one line."""
-    head = f"block {trial.block}, {trial.reason}"
-    if trial.measurement is None or trial.failure is not None:
-        return f"{head}: {trial.state}: {trial.failure}"
-    measured = trial.measurement
-    noisy = [caveat.text for caveat in measured.caveats if caveat.code in HOST_CODES]
-    figures = [
-        f"{rounded(measured.throughput_rps.value)} requests/s",
-        f"p95 {rounded_duration(measured.latency_s['p95'].value)}",
-    ]
-    if measured.error_ratio > 0:
-        figures.append(f"{percentage(measured.error_ratio)} errors")
-    return f"{head}, {measured_load(measured)}: {', '.join([*figures, *noisy])}"
+    load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
+    return trial_line(trial, head=f"block {trial.block}, {trial.reason}{load}")
 
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
     """One variant against the baseline: `B: ×1.83 [1.79, 1.88] throughput`, or why no factor can be given."""
-    what = METRICS[pair.metric]
+    what = labels("compared")[pair.metric]
     match pair.outcome:
         case "different":
-            return f"{pair.variant}: {ratio(pair.ratio)} {what}"
+            return f"{pair.variant}: {tables.ratio(pair.ratio)} {what}"
         case "client-limited":
             return f"{pair.variant}: invalid: client-limited"
         case "not measured":
             return f"{pair.variant}: not measured{'' if failure is None else f': {failure}'}"
         case "not distinguishable":
             if pair.blocks < BLOCKS_NEEDED:
-                so_far = ratio(bounded(pair.ratio))
+                so_far = tables.ratio(bounded(pair.ratio))
                 return (
                     f"{pair.variant}: not distinguishable: {counted(pair.blocks, 'block')}, and an interval needs "
                     f"{BLOCKS_NEEDED} ({so_far} {what} so far)"
                 )
-            return f"{pair.variant}: not distinguishable, {ratio(pair.ratio)} {what}"
+            return f"{pair.variant}: not distinguishable, {tables.ratio(pair.ratio)} {what}"
 
 
 _HELPS: Final = {
@@ -180,12 +172,12 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
         headline = "No difference worth having"
     if len(answers) == 1:
         answer = answers[0]
-        lines = [f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}"]
+        lines = [f"{labels('protocols')[answer.protocol]}, {words.requests_text(answer.rows_per_request)}"]
         lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
     else:
         lines = [
-            f"{f'{answer.pair.model}, ' if answer.pair.model else ''}{PROTOCOLS[answer.protocol]}, "
-            f"{requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
+            f"{f'{answer.pair.model}, ' if answer.pair.model else ''}{labels('protocols')[answer.protocol]}, "
+            f"{words.requests_text(answer.rows_per_request)}: it {labels('pays')[answer.helps]}"
             for answer in answers
         ]
     return Fact(question="Does batching help?", headline=headline, lines=tuple(lines), tone=tone)
@@ -196,7 +188,7 @@ def _best(comparison: Comparison) -> Fact:
     gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
     if gains:
         best = max(gains, key=_gain)
-        lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
+        lines = (f"{tables.ratio(best.ratio)} {labels('compared')[best.metric]} over {best.baseline}",)
         return Fact(question="Which is best?", headline=best.variant, lines=lines, tone="good")
     if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
         why = tuple([pair_sentence(pair) for pair in comparison.pairs])
@@ -219,16 +211,18 @@ def _by_how_much(comparison: Comparison) -> Fact:
     )
     metrics = {pair.metric for pair in measured}
     if len(metrics) == 1:
-        headline = f"{headline} {METRICS[metrics.pop()]}"
+        headline = f"{headline} {labels('compared')[metrics.pop()]}"
     lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
     return Fact(question=question, headline=headline, lines=tuple(lines))
 
 
 def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
     before, after = comparison.figures(pair.baseline), comparison.figures(pair.variant)
-    lines = [f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]} over {pair.baseline}"]
+    lines = [f"{tables.ratio(bounded(pair.ratio))} {labels('compared')[pair.metric]} over {pair.baseline}"]
     lines += [
-        f"{ratio(bounded(factor))} {name}" for name, factor in pair.latency_ratios.items() if name != "p50"
+        f"{tables.ratio(bounded(factor))} {name}"
+        for name, factor in pair.latency_ratios.items()
+        if name != "p50"
     ]
     lines.append(f"{_rate(after)} instead of {_rate(before)} requests/s")
     lines.append(f"p95 {_p95(after)} instead of {_p95(before)}")
@@ -262,10 +256,10 @@ def _limits(comparison: Comparison) -> Fact:
     kinds: dict[str, list[VariantFigures]] = {}
     for variant in comparison.variants:
         if variant.bottleneck is not None:
-            kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
+            kinds.setdefault(words.limit_word(variant.bottleneck), []).append(variant)
     if len(kinds) < 2:
         last = next((same[-1].bottleneck for same in kinds.values()), None)
-        return limit_fact(last)
+        return words.limit_fact(last)
     lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
     return Fact(question="What limits it?", headline="Not the same for all", lines=tuple(lines))
 
@@ -291,34 +285,33 @@ def makes_no_difference(answer: BatchingAnswer) -> bool:
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
-    """The headings, then a row a variant."""
-    timed = any(variant.wall_s is not None for variant in comparison.variants)
-    rows_differ = len({requests_text(variant.rows_per_request) for variant in comparison.variants}) > 1
-    headings = ["variant"]
-    if timed:
-        headings.append("wall time s")
-    headings.append("requests/s")
-    if rows_differ:
-        headings.append("rows/s")
-    headings += [f"{name} ms" for name in QUANTILES]
-    rows = [[*headings, "mean batch rows", "errors", "limited by"]]
-    for variant in comparison.variants:
-        whose = variant.name
-        cells = [marks.head(whose)]
-        if timed:
-            cells.append(marks.marked(_figure(variant.wall_s), whose, "throughput"))
-        cells.append(marks.marked(_figure(variant.throughput_rps), whose, "throughput"))
-        if rows_differ:
-            rate = variant.throughput_rows_per_s
-            cells.append(marks.marked(rounded(None if rate is None else rate.value), whose, "throughput"))
-        latencies = [milliseconds(bounded(variant.latency_s.get(name))) for name in QUANTILES]
-        cells += [marks.marked(text, whose, "latency") for text in latencies]
-        cells += [
-            marks.marked(rounded(variant.mean_batch_rows), whose, "server"),
-            percentage(variant.error_ratio),
-        ]
-        rows.append([*cells, "failed" if variant.failure else limit_word(variant.bottleneck)])
-    return rows
+    """The headings, then a row a variant; columns without any value are not left out."""
+    variants = comparison.variants
+
+    def marked(kind: Touches, texts: Iterable[str]) -> list[str]:
+        return [marks.marked(text, variant.name, kind) for text, variant in zip(texts, variants, strict=True)]
+
+    rows_per_s = (variant.throughput_rows_per_s for variant in variants)
+    rows = [rounded(None if rate is None else rate.value) for rate in rows_per_s]
+    rows_differ = len({words.requests_text(variant.rows_per_request) for variant in variants}) > 1
+    columns = {
+        "variant": [marks.head(variant.name) for variant in variants],
+        "wall time s": marked("throughput", (_figure(variant.wall_s) for variant in variants)),
+        "requests/s": marked("throughput", (_figure(variant.throughput_rps) for variant in variants)),
+        **({"rows/s": marked("throughput", rows)} if rows_differ else {}),
+        **{
+            f"{name} ms": marked(
+                "latency", (tables.milliseconds(bounded(variant.latency_s.get(name))) for variant in variants)
+            )
+            for name in QUANTILES
+        },
+        "mean batch rows": marked("server", (rounded(variant.mean_batch_rows) for variant in variants)),
+        "errors": [percentage(variant.error_ratio) for variant in variants],
+        "limited by": [
+            "failed" if variant.failure else words.limit_word(variant.bottleneck) for variant in variants
+        ],
+    }
+    return [[*columns], *map(list, zip(*columns.values(), strict=True))]
 
 
 def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
@@ -352,7 +345,9 @@ def small_print(comparison: Comparison) -> list[str]:
     lines = [f"With {label}: {', '.join(names)}." for label, names in named.items() if len(named) > 1]
     lines += [*_padding_lines(comparison), *stage_lines(comparison.variants)]
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
-    limited_by = {limit_word(variant.bottleneck) for variant in comparison.variants if variant.bottleneck}
+    limited_by = {
+        words.limit_word(variant.bottleneck) for variant in comparison.variants if variant.bottleneck
+    }
     for variant in comparison.variants if len(limited_by) > 1 else ():
         if variant.bottleneck is not None:
             alike.setdefault((variant.bottleneck.kind, text_of(variant.bottleneck.advice)), []).append(
@@ -362,7 +357,9 @@ def small_print(comparison: Comparison) -> list[str]:
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
             limits = ", ".join(variant.name for variant in limited)
-            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {text_of(bottleneck.advice)}")
+            lines.append(
+                f"Limited by {words.limit_word(bottleneck)} ({limits}): {text_of(bottleneck.advice)}"
+            )
     requests = {variant.requests for variant in comparison.variants if variant.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
@@ -399,7 +396,7 @@ def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
 
 
 def _figure(estimate: Estimate | None) -> str:
-    return interval(bounded(estimate))
+    return tables.interval(bounded(estimate))
 
 
 def bounded(estimate: Estimate | None) -> Estimate | None:

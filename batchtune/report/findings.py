@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import string
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.triton_words import WORDS
 from batchtune.measure.quantiles import Estimate
+from batchtune.measure.validity.caveats import Touches, touches
 from batchtune.plain_values import Coded
 from batchtune.report.tables import interval
 from batchtune.units import percentage, rounded, rounded_duration
@@ -18,6 +21,17 @@ from batchtune.units import percentage, rounded, rounded_duration
 @cache
 def texts() -> Mapping[str, str]:
     """The text of each code, with its figures in braces."""
+    return {code: text for code, text in _document().items() if isinstance(text, str)}
+
+
+def labels(table: str) -> Mapping[str, str]:
+    """The names of one kind of things by their codes, such as `limits`; `advice` is what to do about each caveat."""
+    labels: Mapping[str, str] = _document()[table]
+    return labels
+
+
+@cache
+def _document() -> Mapping[str, Any]:
     with Path(__file__).with_suffix(".toml").open("rb") as file:
         return tomllib.load(file)
 
@@ -31,13 +45,23 @@ def text_of(finding: Coded) -> str:
     Figures named `_s` are durations, `_ratio` shares, `_rows` rows; an interval has its ends, any other number three
     digits. A figure may be a finding, or several.
     """
-    text = texts()[finding.code].format(
-        **{name: _shown(name, value) for name, value in finding.figures.items() if value is not None}
-    )
+    text = _filled("{text}" if "text" in finding.figures else texts()[finding.code], finding)
     if finding.figures.get("in_tritons_words"):
         for name, word in _TRITONS.items():
             text = text.replace(name, word)
     return text
+
+
+def advice_of(caveat: Coded) -> str:
+    """What to do about a caveat."""
+    worded_before: str | None = caveat.figures.get("advice")
+    return _filled(labels("advice")[caveat.code], caveat) if worded_before is None else worded_before
+
+
+def _filled(text: str, finding: Coded) -> str:
+    return text.format(
+        **{name: _shown(name, value) for name, value in finding.figures.items() if value is not None}
+    )
 
 
 def _shown(name: str, value: Any) -> str:
@@ -59,13 +83,71 @@ def _shown(name: str, value: Any) -> str:
     if name.endswith("_rows"):
         shown = rounded(float(value))
         return f"{shown} row{'' if shown == '1' else 's'}"
+    if isinstance(value, int):
+        return f"{value:,}"
     return rounded(value) if isinstance(value, float) else str(value)
 
 
 def worded(document: Any) -> Any:
-    """A document for JSON in which every finding is the text that it reads as."""
+    """A document for JSON in which every finding is the text that it reads as; a caveat has its code and advice too."""
     if isinstance(document, dict):
         if document.keys() == {"code", "figures"}:
-            return text_of(Coded(document["code"], document["figures"]))
+            finding = Coded(document["code"], document["figures"])
+            text = text_of(finding)
+            if "advice" not in finding.figures and finding.code not in labels("advice"):
+                return text
+            return {"code": finding.code, "text": text, "advice": advice_of(finding)}
         return {name: worded(value) for name, value in document.items()}
     return [worded(value) for value in document] if isinstance(document, list) else document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """The caveats of one report by whom they concern: a variant, a load point, the recommended configuration.
+
+    What touches everything stands once, at the name that heads the row or the column.
+    """
+
+    caveats: Mapping[str, Sequence[Coded]]
+
+    def at(self, whose: str, *kinds: Touches) -> str:
+        """The letters that stand at this one's figures of these kinds; empty when nothing speaks against them."""
+        letters = self._letters()
+        touching = {letters[caveat.code] for caveat in self.caveats[whose] if touches(caveat) in kinds}
+        return "".join(sorted(touching))
+
+    def head(self, whose: str) -> str:
+        """The name that heads its figures, with the letters that hold for all of them."""
+        return self.marked(whose, whose, "everything")
+
+    def marked(self, text: str, whose: str, *kinds: Touches) -> str:
+        """A figure with its letters behind it."""
+        letters = self.at(whose, *kinds)
+        return f"{text} {letters}" if letters else text
+
+    def lines(self, *, named: str = "") -> list[str]:
+        """`a  (whose) text — advice` for each caveat; the same advice is given once.
+
+        Whose it is stays away where it concerns all; `named` says what the names are, such as "clients".
+        """
+        lines: list[str] = []
+        first_with: dict[str, str] = {}
+        for code, letter in self._letters().items():
+            concerned = {
+                whose: caveat
+                for whose, many in self.caveats.items()
+                for caveat in many
+                if caveat.code == code
+            }
+            caveat = list(concerned.values())[-1]
+            advice = advice_of(caveat)
+            names = f"{named} {', '.join(concerned)}".strip()
+            whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
+            earlier = first_with.setdefault(advice, letter)
+            shown = advice if earlier == letter else f"as for {earlier}"
+            lines.append(f"{letter}  {whose}{text_of(caveat)} — {shown}")
+        return lines
+
+    def _letters(self) -> dict[str, str]:
+        codes = dict.fromkeys(caveat.code for many in self.caveats.values() for caveat in many)
+        return dict(zip(codes, string.ascii_lowercase, strict=False))

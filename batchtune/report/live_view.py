@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Final, Literal, Self, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.report.findings import text_of
 from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
     from batchtune.tune.sweep.sweep import SweepProgress
     from batchtune.tune.trials.trial import Trial, TrialRequest
 
-
-PLOT_HEIGHTS: Final = (4, 7)
-"""A plot has at least and at most so many lines; where there is no room for the least there is none."""
-AROUND_PLOT: Final = 7
-"""Lines of the panel that are neither row nor plot: border, gap, title, axis, its labels, legend."""
-LIMIT_SHOWN: Final = 4.0
-"""A limit that is further above the slowest point is told below the plot, so that the points keep their room."""
 
 _BORDER: Final = 4
 _LEFT_OF_PLOT: Final = 10
@@ -67,6 +61,10 @@ def panel(
     console: Console,
 ) -> RenderableType:
     """The rows (label, text, style), and below them the points where there is room; `limit_s` is that of the p95."""
+    # A plot has at least and at most so many lines; where there is no room for the least there is none.
+    # Lines of the panel that are neither row nor plot: border, gap, title, axis, its labels, legend.
+    around_plot = 7
+    plot_heights = (4, 7)
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -77,8 +75,8 @@ def panel(
         table.add_row(Text(label, style="dim"), Text(text, style=style))
     width = min(console.width, 100)
     inside = console.options.update(width=width - _BORDER)
-    least, most = PLOT_HEIGHTS
-    height = min(most, console.height - 1 - AROUND_PLOT - len(console.render_lines(table, inside)))
+    least, most = plot_heights
+    height = min(most, console.height - 1 - around_plot - len(console.render_lines(table, inside)))
     columns = min(56, width - _BORDER - _LEFT_OF_PLOT)
     shown: list[RenderableType] = [table]
     if points and height >= least and columns >= 20:
@@ -98,23 +96,24 @@ def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequen
 
 def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, height: int) -> list[Text]:
     """Throughput to the right, p95 upwards on a logarithmic scale, with the limit as a line."""
+    # A limit that is further above the slowest point is told below the plot, so that the points keep
+    # their room.
+    limit_shown = 4.0
     from rich.text import Text
 
     slowest_s = max(point.p95_s for point in points)
-    is_limit_shown = limit_s is not None and limit_s <= LIMIT_SHOWN * slowest_s
-    rows = _Axis.over(
-        [*(point.p95_s for point in points), *([limit_s] if limit_s and is_limit_shown else [])]
-    )
-    columns = _Axis.over([point.throughput_rps for point in points], logarithmic=False)
+    is_limit_shown = limit_s is not None and limit_s <= limit_shown * slowest_s
+    seconds = [*(point.p95_s for point in points), *([limit_s] if limit_s and is_limit_shown else [])]
+    rates = [point.throughput_rps for point in points]
     grid = [[(" ", "") for _ in range(width)] for _ in range(height)]
     if limit_s is not None and is_limit_shown:
-        grid[rows.place(limit_s, height)] = [("┄", "dim")] * width
+        grid[_place(limit_s, seconds, height, logarithmic=True)] = [("┄", "dim")] * width
     for kind, mark in _MARKS.items():
         for point in points:
             if point.kind == kind:
-                row, column = rows.place(point.p95_s, height), columns.place(point.throughput_rps, width)
-                grid[row][column] = mark
-    edges = {0: rounded_duration(rows.low), height - 1: rounded_duration(rows.high)}
+                row = _place(point.p95_s, seconds, height, logarithmic=True)
+                grid[row][_place(point.throughput_rps, rates, width)] = mark
+    edges = {0: rounded_duration(min(seconds)), height - 1: rounded_duration(max(seconds))}
     lines = [Text("p95", style="dim")]
     for row in reversed(range(height)):
         line = Text(f"{edges.get(row, ''):>8} ┤", style="dim")
@@ -122,7 +121,7 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
             line.append(character, style=style or "default")
         lines.append(line)
     lines.append(Text(f"{'':>8} └{'─' * width}", style="dim"))
-    low, high = rounded(columns.low), f"{rounded(columns.high)} requests/s"
+    low, high = rounded(min(rates)), f"{rounded(max(rates))} requests/s"
     lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{low}{high:>{max(1, width - len(low))}}", style="dim"))
     lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{_legend(points, limit_s, is_limit_shown)}", style="dim"))
     return lines
@@ -139,43 +138,40 @@ def _legend(points: Sequence[Point], limit_s: float | None, is_limit_shown: bool
     return "  ".join(entries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
-    low: float
-    high: float
-    logarithmic: bool
-
-    @classmethod
-    def over(cls, values: Iterable[float], *, logarithmic: bool = True) -> _Axis:
-        known = list(values)
-        return cls(low=min(known), high=max(known), logarithmic=logarithmic)
-
-    def place(self, value: float, count: int) -> int:
-        """Which of so many places the value has; in the middle where all are alike."""
-        if self.high <= self.low:
-            return count // 2
-        if self.logarithmic and self.low > 0.0:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return round(share * (count - 1))
+def _place(value: float, values: Sequence[float], count: int, *, logarithmic: bool = False) -> int:
+    """Which of so many places the value has among others; in the middle where all are alike."""
+    low, high = min(values), max(values)
+    if high <= low:
+        return count // 2
+    if logarithmic and low > 0.0:
+        return round(math.log(value / low) / math.log(high / low) * (count - 1))
+    return round((value - low) / (high - low) * (count - 1))
 
 
 _REFRESH_S = 0.5
 """A frame takes 6 ms of a CPU, of the machine that is measured."""
-_HEARTBEAT_S = 10.0
-"""Where there is no terminal, a line at least so often while a trial runs."""
 
 
-class View(Protocol):
-    """Somebody who watches a sweep."""
+class View:
+    """Somebody who watches a sweep; this one shows nothing."""
 
-    def event(self, text: str) -> None: ...
-    def progress(self, progress: SweepProgress) -> None: ...
-    def trial(self, trial: Trial) -> None: ...
-    def live(self, text: str) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_fault: object) -> None: ...
+    def event(self, text: str) -> None:
+        pass
+
+    def progress(self, progress: SweepProgress) -> None:
+        pass
+
+    def trial(self, trial: Trial) -> None:
+        pass
+
+    def live(self, text: str) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        pass
 
 
 def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO | None = None) -> View:
@@ -184,7 +180,7 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
     `scenario` is that of its trials, as of `trial_line`.
     """
     if quiet:
-        return _SilentView()
+        return View()
     stream = stream or sys.stderr
     return TerminalView(scenario) if stream.isatty() else _PlainView(stream, scenario)
 
@@ -197,7 +193,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     if trial.parts:
         return _line_of_models(trial)
     head = head or _head(trial)
-    if trial.measurement is None:
+    if trial.measurement is None or trial.failure is not None:
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement
     parts = [
@@ -213,7 +209,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario)
     if limit is not None and limit.kind not in ("none", "client"):
         parts.append(f"limited by {limit_word(limit)}")
-    parts += [caveat.text for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
+    parts += [text_of(caveat) for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
 
 
@@ -270,27 +266,7 @@ def _at_rate(trial: Trial) -> str:
     return "" if offered_rps is None else f" at {rounded(offered_rps)}/s"
 
 
-class _SilentView:
-    def event(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: SweepProgress) -> None:
-        pass
-
-    def trial(self, trial: Trial) -> None:
-        pass
-
-    def live(self, text: str) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_fault: object) -> None:
-        pass
-
-
-class _PlainView(_SilentView):
+class _PlainView(View):
     def __init__(self, stream: TextIO, scenario: Scenario | None) -> None:
         self._stream, self._scenario = stream, scenario
         self._started = self._told = time.monotonic()
@@ -310,14 +286,16 @@ class _PlainView(_SilentView):
             self.live(f"trial {progress.plan.number}, {load}: {live_line(progress.live)}")
 
     def live(self, text: str) -> None:
-        if time.monotonic() - self._told >= _HEARTBEAT_S:
+        # Where there is no terminal, a line at least so often while a trial runs.
+        heartbeat_s = 10.0
+        if time.monotonic() - self._told >= heartbeat_s:
             self.event(text)
 
     def trial(self, trial: Trial) -> None:
         self.event(trial_line(trial, scenario=self._scenario))
 
 
-class TerminalView(_SilentView):
+class TerminalView(View):
     """Finished trials scroll by; below them a panel with phases, the current trial, the best so far and a plot."""
 
     def __init__(self, scenario: Scenario | None, console: Console | None = None) -> None:

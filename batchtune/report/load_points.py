@@ -5,22 +5,17 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
+from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.measurement import Measurement, bucket_text
-from batchtune.measure.quantiles import UNDEFINED
+from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
-from batchtune.report.findings import text_of, worded
-from batchtune.report.tables import (
-    Marks,
-    interval,
-    milliseconds,
-    print_rows,
-    print_text,
-)
+from batchtune.report import tables
+from batchtune.report.comparison import bucket_text
+from batchtune.report.findings import Marks, labels, text_of, worded
 from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
@@ -28,86 +23,71 @@ from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bott
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
-SPOILT = {
-    "client": "INVALID: the load generator was the limit here, not the server",
-    "host": "NOISY: the host was disturbed, also when the point was repeated",
-}
-
-_Column = tuple[str, tuple[Touches, ...], Callable[[Measurement], str]]
-
-
-def _latency(name: str) -> _Column:
-    return f"{name} ms", ("latency",), lambda measured: milliseconds(measured.latency_s.get(name))
-
-
-_COLUMNS: Final[Sequence[_Column]] = (
-    ("requests/s", ("throughput",), lambda measured: interval(measured.throughput_rps)),
-    ("rows/s", ("throughput",), lambda measured: rounded(measured.throughput_rows_per_s.value)),
-    _latency("p50"),
-    _latency("p90"),
-    _latency("p95"),
-    _latency("p99"),
-    ("errors", (), lambda measured: percentage(measured.error_ratio)),
-    (
-        "mean batch",
-        ("server",),
-        lambda measured: rounded(measured.server.mean_batch_rows if measured.server else None),
-    ),
-    ("queue ms", ("server",), lambda measured: rounded(_times_1000(measured.queue_mean_s))),
-    ("compute ms", ("server",), lambda measured: rounded(_times_1000(measured.compute_mean_s))),
-    ("SLO", (), lambda measured: measured.verdict or "–"),
-)
-
-_STREAM_COLUMNS: Final[Sequence[_Column]] = (
-    _COLUMNS[0],
-    ("goodput /s", ("throughput",), lambda measured: rounded(measured.goodput_rps)),
-    (
-        "tokens/s",
-        ("throughput",),
+_FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]]] = {
+    "requests/s": ("throughput", lambda measured: tables.interval(measured.throughput_rps)),
+    "goodput /s": ("throughput", lambda measured: rounded(measured.goodput_rps)),
+    "tokens/s": (
+        "throughput",
         lambda measured: rounded(None if measured.tokens is None else measured.tokens.output_per_s.value),
     ),
-    *(_latency(name) for name in ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99", "p50", "p95")),
-    ("errors", (), lambda measured: percentage(measured.error_ratio)),
-    _COLUMNS[-1],
+    "rows/s": ("throughput", lambda measured: rounded(measured.throughput_rows_per_s.value)),
+    "errors": (None, lambda measured: percentage(measured.error_ratio)),
+    "mean batch": (
+        "server",
+        lambda measured: rounded(measured.server.mean_batch_rows if measured.server else None),
+    ),
+    "queue ms": ("server", lambda measured: rounded(_times_1000(measured.queue_mean_s))),
+    "compute ms": ("server", lambda measured: rounded(_times_1000(measured.compute_mean_s))),
+    "SLO": (None, lambda measured: measured.verdict or "–"),
+}
+"""Of one run, by the heading; latencies besides. What may touch it, and how it reads."""
+_OF_POINTS: Final = (
+    *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
+    *("mean batch", "queue ms", "compute ms", "SLO"),
+)
+_OF_STREAMS: Final = (
+    *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms", "itl_p50 ms", "itl_p99 ms"),
+    *("p50 ms", "p95 ms", "errors", "SLO"),
 )
 """Of streamed answers, whose server batches continuously."""
 
-_DISPENSABLE: Final = (
-    "compute ms",
-    "queue ms",
-    "p90 ms",
-    "rows/s",
-    "p50 ms",
-    "mean batch",
-    "errors",
-    "p99 ms",
-)
-"""Left out in this order where the terminal is too narrow."""
+
+def figure_cells(
+    measured: Measurement,
+    headings: Iterable[str],
+    *,
+    marks: Marks | None = None,
+    whose: str = "",
+    counts: bool = True,
+) -> list[str]:
+    """The figures of a run under these headings, with the letters of what touches them. The interval of a figure that
+    does not count says nothing, and is left out."""
+    cells = []
+    for heading in headings:
+        touched: Touches | None = "latency"
+        text = tables.milliseconds(measured.latency_s.get(heading.removesuffix(" ms")))
+        if heading in _FIGURES:
+            touched, text_of_run = _FIGURES[heading]
+            text = text_of_run(measured)
+        text = text if counts else text.partition(" [")[0]
+        cells.append(text if marks is None or touched is None else marks.marked(text, whose, touched))
+    return cells
 
 
-def _ends_ms(quantile: str) -> Iterator[tuple[str, Callable[[Measurement], object]]]:
-    def end(part: str) -> Callable[[Measurement], object]:
-        return lambda measured: getattr(measured.latency_s.get(quantile, UNDEFINED), part) * 1e3
-
-    for name, part in (("ms", "value"), ("low_ms", "low"), ("high_ms", "high")):
-        yield f"{quantile}_{name}", end(part)
-
-
-_CSV_COLUMNS: Final[Sequence[tuple[str, Callable[[Measurement], object]]]] = (
-    ("concurrency", lambda measured: measured.concurrency),
-    ("offered_rps", lambda measured: measured.offered_rps),
-    ("throughput_rps", lambda measured: measured.throughput_rps.value),
-    ("throughput_low", lambda measured: measured.throughput_rps.low),
-    ("throughput_high", lambda measured: measured.throughput_rps.high),
-    ("rows_per_s", lambda measured: measured.throughput_rows_per_s.value),
-    *(column for quantile in ("p50", "p90", "p95", "p99", "p99.9") for column in _ends_ms(quantile)),
-    ("error_ratio", lambda measured: measured.error_ratio),
-    ("mean_batch_rows", lambda measured: measured.server.mean_batch_rows if measured.server else None),
-    ("queue_ms", lambda measured: _times_1000(measured.queue_mean_s)),
-    ("compute_ms", lambda measured: _times_1000(measured.compute_mean_s)),
-    ("send_lag_p99_ms", lambda measured: measured.send_lag_p99_s * 1e3),
-    ("verdict", lambda measured: measured.verdict),
-)
+_CSV_COLUMNS: Final = {
+    "throughput_rps": "throughput_rps",
+    "throughput_low": "throughput_rps_low",
+    "throughput_high": "throughput_rps_high",
+    "rows_per_s": "throughput_rows_per_s",
+    **{
+        f"{quantile}{end}_ms": f"{quantile}_ms{end}"
+        for quantile in ("p50", "p90", "p95", "p99", "p99.9")
+        for end in ("", "_low", "_high")
+    },
+    **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
+    **{name: name for name in ("send_lag_p99_ms", "verdict")},
+}
+"""Of --csv, and what the table of trials calls each."""
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
@@ -129,6 +109,17 @@ def print_points(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
     """One row a load point, with the columns that perf_analyzer's users know, then limits and caveats."""
+    # Left out in this order where the terminal is too narrow.
+    dispensable = (
+        "compute ms",
+        "queue ms",
+        "p90 ms",
+        "rows/s",
+        "p50 ms",
+        "mean batch",
+        "errors",
+        "p99 ms",
+    )
     measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "rate"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
@@ -137,10 +128,12 @@ def print_points(
         rows = _rows(
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
-        print_rows(rows, stream=stream, dispensable=_DISPENSABLE, elsewhere="--csv and --json have them")
-        print_text("Brackets are 95 % intervals.", "", stream=stream)
+        tables.print_rows(
+            rows, stream=stream, dispensable=dispensable, elsewhere="--csv and --json have them"
+        )
+        tables.print_text("Brackets are 95 % intervals.", "", stream=stream)
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
-    print_text(
+    tables.print_text(
         *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
         *_limit_lines(telling, named, points=len(measured)),
@@ -148,19 +141,17 @@ def print_points(
         *_spoilt_lines(measured, named),
         stream=stream,
     )
-    print_text(*marks.lines(named=named), stream=stream, indent="   ")
+    tables.print_text(*marks.lines(named=named), stream=stream, indent="   ")
     failures = (f"failed: {point.failure}" for point in points if point.failure is not None)
-    print_text(*failures, stream=stream, whole=True)
+    tables.print_text(*failures, stream=stream, whole=True)
 
 
 def print_points_csv(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
     """The same as CSV in plain units: requests and rows per second, milliseconds, ratios."""
-    of_points = ("limited_by", "spoilt_by", "caveats", "failure")
-    writer = csv.DictWriter(
-        stream or sys.stdout, fieldnames=[*(name for name, _ in _CSV_COLUMNS), *of_points]
-    )
+    head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
+    writer = csv.DictWriter(stream or sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
     writer.writeheader()
     for point in points:
         writer.writerow(_csv_row(point, scenario))
@@ -188,17 +179,20 @@ def _rows(
     measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
 ) -> list[list[str]]:
     streams = any(_measurement(point).tokens is not None for point in measured.values())
-    columns = _STREAM_COLUMNS if streams else _COLUMNS
-    rows = [[named, *(name for name, _, _ in columns), "limited by"]]
-    for load, point in measured.items():
-        measurement = _measurement(point)
-        parts = 1 if spoilt_by(point) else 3  # the interval of a figure that does not count says nothing
-        figures = (
-            marks.marked("".join(figure(measurement).partition(" [")[:parts]), load, *kinds)
-            for _, kinds, figure in columns
-        )
-        rows.append([marks.head(load), *figures, limit_word(limits[load])])
-    return rows
+    headings = _OF_STREAMS if streams else _OF_POINTS
+    return [
+        [named, *headings, "limited by"],
+        *(
+            [
+                marks.head(load),
+                *figure_cells(
+                    _measurement(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None
+                ),
+                limit_word(limits[load]),
+            ]
+            for load, point in measured.items()
+        ),
+    ]
 
 
 def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
@@ -206,7 +200,7 @@ def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     for load, point in measured.items():
         of_load = f"{named} {load}, " if len(measured) > 1 else ""
         for replica in _measurement(point).endpoints:
-            p50, p95 = (milliseconds(estimate) for estimate in (replica.p50_s, replica.p95_s))
+            p50, p95 = (tables.milliseconds(estimate) for estimate in (replica.p50_s, replica.p95_s))
             yield (
                 f"{of_load}{replica.endpoint}: {rounded(replica.throughput_rps)} requests/s, p50 {p50} ms, "
                 f"p95 {p95} ms, errors {percentage(replica.error_ratio)}"
@@ -250,19 +244,21 @@ def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
         if cause is not None:
             by_cause.setdefault(cause, []).append(load)
     for spoiler, loads in by_cause.items():
-        yield f"{SPOILT[spoiler]} ({named} {', '.join(loads)})."
+        yield f"{labels('spoilt')[spoiler]} ({named} {', '.join(loads)})."
 
 
 def _csv_row(point: Trial, scenario: Scenario | None) -> dict[str, object]:
     measured = point.measurement
     if measured is None:
         return {"concurrency": point.concurrency, "offered_rps": point.rate_rps, "failure": point.failure}
-    bottleneck = trial_bottleneck(point, scenario)
+    bottleneck, figures = trial_bottleneck(point, scenario), figures_of_run(measured)
     return {
-        **{name: figure(measured) for name, figure in _CSV_COLUMNS},
+        "concurrency": measured.concurrency,
+        "offered_rps": measured.offered_rps,
+        **{name: figures[column] for name, column in _CSV_COLUMNS.items()},
         "limited_by": None if bottleneck is None else bottleneck.kind,
         "spoilt_by": spoilt_by(point),
-        "caveats": " ".join(caveat.code for caveat in measured.caveats),
+        "caveats": figures["caveats"],
         "failure": point.failure,
     }
 
@@ -270,7 +266,7 @@ def _csv_row(point: Trial, scenario: Scenario | None) -> dict[str, object]:
 def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
     bottleneck = trial_bottleneck(point, scenario)
     return {
-        **point.to_dict(),
+        **worded(point.to_dict()),
         "bottleneck": worded(to_plain(bottleneck)),
         "spoilt_by": spoilt_by(point),
     }
@@ -301,17 +297,7 @@ def _times_1000(seconds: float | None) -> float | None:
 
 # A load of several models: a row each beside the others and alone.
 
-QUANTILES = ("p50", "p95", "p99")
-
-LOAD_HEADINGS = (
-    "model",
-    "load",
-    "requests/s",
-    *(f"{name} ms" for name in QUANTILES),
-    "errors",
-    "SLO",
-    "p95 ms alone",
-)
+_OF_MODELS: Final = ("requests/s", "p50 ms", "p95 ms", "p99 ms", "errors", "SLO")
 Trials = Mapping[str, Trial]
 """By the name of the model."""
 
@@ -323,13 +309,24 @@ def print_models(
     measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
     if measured:
-        rows = [LOAD_HEADINGS, *load_rows(measured, alone, marks)]
-        print_rows(rows, stream=stream, dispensable=("p50 ms", "errors", "p99 ms"))
-        print_text("", stream=stream)
+        rows = [
+            ["model", "load", *_OF_MODELS, "p95 ms alone"],
+            *(
+                [
+                    marks.head(name),
+                    _load(run),
+                    *figure_cells(run, _OF_MODELS, marks=marks, whose=name),
+                    _alone(alone.get(name)),
+                ]
+                for name, run in measured.items()
+            ),
+        ]
+        tables.print_rows(rows, stream=stream, dispensable=("p50 ms", "errors", "p99 ms"))
+        tables.print_text("", stream=stream)
     lines = (*parameter_lines(together), *cost_lines(measured, alone), *_server(server))
-    print_text(*lines, stream=stream)
-    print_text(*marks.lines(), stream=stream, indent="   ")
-    print_text(
+    tables.print_text(*lines, stream=stream)
+    tables.print_text(*marks.lines(), stream=stream, indent="   ")
+    tables.print_text(
         *(
             f"failed: {name}: {trial.failure}"
             for name, trial in (*together.items(), *alone.items())
@@ -343,21 +340,6 @@ def print_models(
 def measured_of(trials: Trials) -> dict[str, Measurement]:
     """Without those that failed."""
     return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
-
-
-def load_rows(measured: Mapping[str, Measurement], alone: Trials, marks: Marks) -> Iterator[list[str]]:
-    """A row for each model, as `LOAD_HEADINGS` names its cells."""
-    for name, run in measured.items():
-        latencies = (milliseconds(run.latency_s.get(quantile)) for quantile in QUANTILES)
-        yield [
-            marks.head(name),
-            _load(run),
-            marks.marked(interval(run.throughput_rps), name, "throughput"),
-            *(marks.marked(text, name, "latency") for text in latencies),
-            percentage(run.error_ratio),
-            run.verdict or "–",
-            _alone(alone.get(name)),
-        ]
 
 
 def parameter_lines(together: Trials) -> Iterator[str]:
@@ -411,7 +393,7 @@ def _server(server: ServerActivity | None) -> Iterator[str]:
 def _alone(trial: Trial | None) -> str:
     if trial is None or trial.measurement is None:
         return "–"
-    return milliseconds(trial.measurement.latency_s.get("p95"))
+    return tables.milliseconds(trial.measurement.latency_s.get("p95"))
 
 
 def _load(measured: Measurement) -> str:

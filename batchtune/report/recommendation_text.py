@@ -8,39 +8,9 @@ from typing import Final, TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report.findings import text_of
+from batchtune.report import tables, words
+from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels
-from batchtune.report.tables import (
-    Marks,
-    aligned,
-    print_rows,
-    print_text,
-    span,
-    without_empty_columns,
-)
-from batchtune.report.words import (
-    NAMES,
-    REFERENCES,
-    REFERENCES_IN_SENTENCES,
-    bottleneck_sentence,
-    capitalised,
-    confidence_sentence,
-    figures_sentence,
-    gain_cell,
-    gain_sentences,
-    limit_word,
-    model_sentences,
-    name_without_parameters,
-    named_sentences,
-    names_text,
-    offer_sentences,
-    other_references,
-    parameters_of,
-    promise_sentence,
-    qualifying_sentences,
-    why_sentence,
-    workload,
-)
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import SearchSummary
@@ -74,26 +44,26 @@ def print_answer(
     def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
         for text in texts:
             line = f"{label:<{len(INDENT)}}{text}"
-            print_text(line, stream=stream, indent=INDENT, bold=bold, whole=whole)
+            tables.print_text(line, stream=stream, indent=INDENT, bold=bold, whole=whole)
             label = ""
 
-    asked = workload(scenario, chosen, with_slo=False, brief=True)
-    print_text(*filter(None, (run, asked)), stream=stream)
+    asked = words.workload(scenario, chosen, with_slo=False, brief=True)
+    tables.print_text(*filter(None, (run, asked)), stream=stream)
     unsure = "" if chosen.established else " (not confirmed)"
     tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
-    tell("Gain", *filter(None, [" ".join(gain_sentences(chosen))]), bold=True)
-    tell("", figures_sentence(chosen))
-    tell("", *aligned(compared_table(chosen)), whole=True)
-    tell("Models", *model_sentences(chosen))
+    tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
+    tell("", words.figures_sentence(chosen))
+    tell("", *tables.aligned(compared_table(chosen)), whole=True)
+    tell("Models", *words.model_sentences(chosen))
     for promise in chosen.promises:
-        tell("SLO", promise_sentence(promise, chosen))
-    tell("Why", why_sentence(chosen))
+        tell("SLO", words.promise_sentence(promise, chosen))
+    tell("Why", words.why_sentence(chosen))
     if chosen.bottleneck is not None:
-        tell("Bottleneck", capitalised(bottleneck_sentence(chosen.bottleneck)))
+        tell("Bottleneck", words.capitalised(words.bottleneck_sentence(chosen.bottleneck)))
     resumed = "`confirm` goes on with this sweep; --budget is the time in all."
-    more = [resumed] if "--resume" in (next_step or "") else offer_sentences(chosen, offer)
-    tell("Confidence", " ".join([capitalised(confidence_sentence(chosen)), *more]))
-    tell("Warning", *filter(None, [" ".join([*qualifying_sentences(chosen), *_warnings(chosen)])]))
+    more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
+    tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
+    tell("Warning", *filter(None, [" ".join([*words.qualifying_sentences(chosen), *_warnings(chosen)])]))
     commands = {"confirm": next_step, "deploy": deployment, "explain": why}
     tell("Next", *_steps(commands), whole=True)
 
@@ -103,9 +73,9 @@ def use_text(chosen: Recommendation) -> str:
     whole = chosen.configuration
     parts = [replace(whole, models=()), *(Configuration(batching=own) for _, own in whole.models)]
     heads = ["", *(f"{name}: " for name, _ in whole.models)]
-    texts = [", ".join(f"{name} {value}" for name, value in parameters_of(part)) for part in parts]
-    words = "; ".join(f"{head}{text}" for head, text in zip(heads, texts, strict=True) if text)
-    return ", ".join(filter(None, (name_without_parameters(whole), words)))
+    texts = [", ".join(f"{name} {value}" for name, value in words.parameters_of(part)) for part in parts]
+    own = "; ".join(f"{head}{text}" for head, text in zip(heads, texts, strict=True) if text)
+    return ", ".join(filter(None, (words.name_without_parameters(whole), own)))
 
 
 def _steps(commands: Mapping[str, str | None]) -> Iterator[str]:
@@ -121,7 +91,7 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
     said: set[str] = set()
     of_references = (
-        (caveat, f" ({REFERENCES_IN_SENTENCES[reference.name]})")
+        (caveat, f" ({words.reference_text(reference.name)})")
         for reference in chosen.references
         for caveat in reference.caveats
     )
@@ -129,7 +99,8 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
             said.add(caveat.code)
-            yield f"{capitalised(caveat.text)}{whose}. {capitalised(caveat.advice)}."
+            text, advice = words.capitalised(text_of(caveat)), words.capitalised(advice_of(caveat))
+            yield f"{text}{whose}. {advice}."
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
@@ -154,43 +125,48 @@ def print_recommendation(
     the options with which a longer search may find more; `deployment` is the command line, None where another dialect
     follows.
     """
+    # Columns of the table of all contenders that go first where there is little room.
+    dispensable = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
     marks = Marks(
         caveats={
             RECOMMENDED: chosen.caveats,
-            **{REFERENCES[reference.name]: reference.caveats for reference in other_references(chosen)},
+            **{
+                labels("references")[reference.name]: reference.caveats
+                for reference in words.other_references(chosen)
+            },
         }
     )
-    named = name_without_parameters(chosen.configuration)
-    gains = " ".join(gain_sentences(chosen))
-    print_text(*filter(None, [run]), workload(scenario, chosen), "", stream=stream)
-    print_text(f"Recommended: {named}" if named else "Recommended", stream=stream, bold=True)
-    named_values = parameters_of(chosen.configuration)
+    named = words.name_without_parameters(chosen.configuration)
+    gains = " ".join(words.gain_sentences(chosen))
+    tables.print_text(*filter(None, [run]), words.workload(scenario, chosen), "", stream=stream)
+    tables.print_text(f"Recommended: {named}" if named else "Recommended", stream=stream, bold=True)
+    named_values = words.parameters_of(chosen.configuration)
     width = max((len(name) for name, _ in named_values), default=0)
     parameters = (f"  {name:<{max(width, 26)}} {value}" for name, value in named_values)
-    print_text(*parameters, stream=stream, whole=True)
-    print_text(*([f"Gain: {gains}"] if gains else []), stream=stream, bold=True)
-    print_text(figures_sentence(chosen), "", stream=stream)
-    print_rows(_contenders(chosen, marks), stream=stream, dispensable=DISPENSABLE)
-    print_text(
+    tables.print_text(*parameters, stream=stream, whole=True)
+    tables.print_text(*([f"Gain: {gains}"] if gains else []), stream=stream, bold=True)
+    tables.print_text(words.figures_sentence(chosen), "", stream=stream)
+    tables.print_rows(_contenders(chosen, marks), stream=stream, dispensable=dispensable)
+    tables.print_text(
         *filter(None, [outside_text((*chosen.references, *chosen.contenders))]),
         "",
         *_argument(chosen),
         "",
         *_search(chosen),
-        " ".join([f"Confidence: {confidence_sentence(chosen)}", *offer_sentences(chosen, offer)]),
+        " ".join([f"Confidence: {words.confidence_sentence(chosen)}", *words.offer_sentences(chosen, offer)]),
         "",
         stream=stream,
     )
     for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (without confirmation runs)"
-        print_text(
+        tables.print_text(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
             stream=stream,
         )
-    print_text(*marks.lines(), stream=stream, indent="   ")
+    tables.print_text(*marks.lines(), stream=stream, indent="   ")
     commands = {"Confirm": next_step, "Deploy": deployment}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
-    print_text(*shown, stream=stream, whole=True)
+    tables.print_text(*shown, stream=stream, whole=True)
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
@@ -204,18 +180,18 @@ def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
 
 def _argument(chosen: Recommendation) -> Iterator[str]:
     """Does batching help and why, how did the rule and the guide fare, is the SLO met, what limits now?"""
-    yield why_sentence(chosen)
-    yield from model_sentences(chosen)
-    yield from named_sentences(chosen)
+    yield words.why_sentence(chosen)
+    yield from words.model_sentences(chosen)
+    yield from words.named_sentences(chosen)
     known = {reference.name for reference in chosen.references}
     for name in ("no_batching", "defaults"):
         if name not in known:
             why = chosen.failed_references.get(name)
             ending = "not measured" if why is None else f"failed when it was tried ({why})"
-            yield f"{capitalised(REFERENCES[name])}: {ending}."
-    yield from (f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises)
+            yield f"{words.capitalised(labels('references')[name])}: {ending}."
+    yield from (f"SLO {words.promise_sentence(promise, chosen)}" for promise in chosen.promises)
     if chosen.bottleneck is not None:
-        yield f"Bottleneck: {bottleneck_sentence(chosen.bottleneck)}"
+        yield f"Bottleneck: {words.bottleneck_sentence(chosen.bottleneck)}"
 
 
 def _search(chosen: Recommendation) -> Iterator[str]:
@@ -223,20 +199,20 @@ def _search(chosen: Recommendation) -> Iterator[str]:
     made = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
     yield " ".join([made, *(() if chosen.search is None else _searched(chosen.search))])
     yield from (f"Note: {text_of(note)}." for note in chosen.notes)
-    yield from qualifying_sentences(chosen)
+    yield from words.qualifying_sentences(chosen)
 
 
 def _searched(search: SearchSummary) -> Iterator[str]:
-    if search.plan:
-        yield f"The plan was {search.plan}."
+    if plan := text_of(search.plan):
+        yield f"The plan was {plan}."
     if search.proposals:
         made = ", ".join(
-            f"{NAMES.get(name, 'the space')} {count}"
+            f"{labels('names').get(name, 'the space')} {count}"
             for name, count in sorted(search.proposals.items(), key=lambda pair: -pair[1])
         )
         yield f"Runs by source: {made}."
-    if search.stop_reason:
-        yield f"The search ended: {search.stop_reason}."
+    if reason := text_of(search.stop_reason):
+        yield f"The search ended: {reason}."
     if search.nodes:
         yield f"Trials ran on several nodes at once: {search.nodes}."
 
@@ -249,90 +225,61 @@ RECOMMENDED = "recommended"
 GAIN = "gain [least, most]"
 
 
-def _quantiles(contender: Recommendation | Compared, *usual: str) -> tuple[str, ...]:
-    """Of several models the p95 of each."""
-    return tuple(name for name in _of_models(contender) if name.endswith(":p95")) or usual
-
-
-def _of_models(contender: Recommendation | Compared) -> list[str]:
-    """The latencies of single models of several."""
-    return [name for name in contender.latency_s if ":" in name]
-
-
 def compared_table(chosen: Recommendation) -> list[list[str]]:
     """What is recommended and each reference, without their parameters."""
-    quantiles = _quantiles(chosen, "p95")
-    headings = [
-        "",
-        *_rate_headings(chosen.objective),
-        *(f"{name} ms" for name in quantiles),
-        "runs",
-        GAIN,
+    others = [
+        (labels("references")[other.name], other, words.gain_cell(other))
+        for other in words.other_references(chosen)
     ]
-    first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
-    others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
-    rows = [
-        [
-            name,
-            *_rates(contender, chosen.objective),
-            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in quantiles),
-            str(contender.runs),
-            gain,
-        ]
-        for name, contender, gain in (*first, *others)
-    ]
-    return without_empty_columns([headings, *rows])
+    left_out = ("named by", "configuration", "p50 ms", "p99 ms", "mean batch", "limited by")
+    columns = _columns([(RECOMMENDED, chosen, ""), *others], objective=chosen.objective)
+    shown = {name: cells for name, cells in columns.items() if name not in left_out}
+    return _table({"": columns["named by"], **shown})
 
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
     """All that was tried, what is recommended first, then the references, then the best."""
-    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
-    others = (*other_references(chosen), *chosen.contenders)
-    shown: list[_Row] = [(first, chosen, ""), *((_name(other), other, gain_cell(other)) for other in others)]
-    return _table(shown, objective=chosen.objective)
+    first = ", ".join(filter(None, (RECOMMENDED, words.names_text(chosen.names))))
+    others = (*words.other_references(chosen), *chosen.contenders)
+    shown: list[_Row] = [
+        (first, chosen, ""),
+        *((_name(other), other, words.gain_cell(other)) for other in others),
+    ]
+    return _table(_columns(shown, objective=chosen.objective))
 
 
 def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str]]:
     """All that was tried where nothing is recommended, in this order."""
-    return _table([(_name(other), other, "") for other in tried], objective=objective)
+    return _table(_columns([(_name(other), other, "") for other in tried], objective=objective))
 
 
 _Row = tuple[str, Recommendation | Compared, str]
 """Who named a configuration, its figures, and what is gained over it."""
 
 
-def _table(shown: Sequence[_Row], *, objective: str) -> list[list[str]]:
-    first = shown[0][1]
-    quantiles = _quantiles(first, "p50", "p95", "p99")
-    headings = [
-        "named by",
-        "configuration",
-        *_rate_headings(objective),
-        *(f"{name} ms" for name in quantiles),
-        "mean batch",
-        "limited by",
-        "runs",
-        GAIN,
-    ]
-    labels, _ = brief_labels([contender.configuration.label() for _, contender, _ in shown])
-    rows = [
-        [
-            name,
-            configuration,
-            *_rates(contender, objective),
-            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in quantiles),
-            rounded(contender.mean_batch_rows),
-            limit_word(contender.bottleneck),
-            str(contender.runs),
-            gain,
-        ]
-        for configuration, (name, contender, gain) in zip(labels, shown, strict=True)
-    ]
-    return without_empty_columns([headings, *rows])
+def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
+    names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
+    labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
+    rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
+    of_models = [name for name in contenders[0].latency_s if ":" in name]
+    quantiles = [name for name in of_models if name.endswith(":p95")] or ["p50", "p95", "p99"]
+    return {
+        "named by": names,
+        "configuration": labels,
+        **dict(zip(_rate_headings(objective), map(list, rates), strict=True)),
+        **{
+            f"{name} ms": [tables.span(contender.latency_s.get(name), scale=1e3) for contender in contenders]
+            for name in quantiles
+        },
+        "mean batch": [rounded(contender.mean_batch_rows) for contender in contenders],
+        "limited by": [words.limit_word(contender.bottleneck) for contender in contenders],
+        "runs": [str(contender.runs) for contender in contenders],
+        GAIN: gains,
+    }
 
 
-DISPENSABLE = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
-"""Columns of the table of all contenders that go first where there is little room."""
+def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    return tables.without_empty_columns([[*columns], *map(list, zip(*columns.values(), strict=True))])
 
 
 def outside_text(others: Iterable[Compared]) -> str:
@@ -341,7 +288,7 @@ def outside_text(others: Iterable[Compared]) -> str:
 
 
 def _name(other: Compared) -> str:
-    return f"{names_text(other.names)}{'*' if other.outside else ''}"
+    return f"{words.names_text(other.names)}{'*' if other.outside else ''}"
 
 
 def _rate_headings(objective: str) -> list[str]:
@@ -350,7 +297,7 @@ def _rate_headings(objective: str) -> list[str]:
 
 def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     if objective != "capacity":
-        return [span(contender.throughput_rps)]
+        return [tables.span(contender.throughput_rps)]
     if contender.capacity is None:
         return ["–", "–"]
     held = rounded(contender.capacity.held_rps) if contender.capacity.held_rps else "none"

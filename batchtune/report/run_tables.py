@@ -12,12 +12,11 @@ from typing import Final, Literal, TextIO
 from batchtune.archive.listing import RunEntry
 from batchtune.archive.table import HIGHER_IS_BETTER, Table, parquet
 from batchtune.errors import UsageError
-from batchtune.report.tables import print_rows
+from batchtune.report.tables import markdown_lines, print_rows
 from batchtune.units import counted, percentage, rounded
 
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 
-_SHORT: Final = {"throughput": "throughput_rps", "capacity": "objective", "time": "started_utc"}
 _SHOWN: Final = {
     "number": "trial",
     "source": "source",
@@ -35,7 +34,6 @@ _SHOWN: Final = {
     "mean_batch_rows": "mean batch",
     "verdict": "SLO",
 }
-_DISPENSABLE: Final = ("p50 ms", "mean batch", "source", "p99 ms", "errors", "offered /s")
 _NAMES: Final = {
     "max_batch_size": "size",
     "batch_timeout_micros": "µs",
@@ -79,6 +77,7 @@ def print_trials(
     Raises:
         UsageError: no such column, or Parquet to a terminal.
     """
+    dispensable = ("p50 ms", "mean batch", "source", "p99 ms", "errors", "offered /s")
     ordered = trials if sort is None else sorted_by(trials, sort, lower_is_better=lower_is_better)
     out = stream or sys.stdout
     match output:
@@ -94,11 +93,12 @@ def print_trials(
             _write_parquet(ordered, out)
         case "markdown":
             labels = [short_label(str(label)) for label in ordered["configuration"]]
-            _print_markdown(_cells({**ordered, "configuration": labels}), out)
+            rows = _cells({**ordered, "configuration": labels})
+            print("\n".join(markdown_lines(rows)), file=out)
         case "table":
             labels = list(map(str, ordered["configuration"]))
             shown, common = brief_labels(labels)
-            print_rows(_cells({**ordered, "configuration": shown}), stream=stream, dispensable=_DISPENSABLE)
+            print_rows(_cells({**ordered, "configuration": shown}), stream=stream, dispensable=dispensable)
             if common:
                 print(f"All configurations with batching: {common}.", file=out)
 
@@ -109,7 +109,8 @@ def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
     Raises:
         UsageError: no such column.
     """
-    column = _SHORT.get(name, name)
+    short = {"throughput": "throughput_rps", "capacity": "objective", "time": "started_utc"}
+    column = short.get(name, name)
     if column not in trials and f"{column}_ms" in trials:
         column = f"{column}_ms"
     if column not in trials:
@@ -167,12 +168,6 @@ def _label(words: Sequence[tuple[str, str]]) -> str:
     """The inverse of `_words`."""
     parts = {model: " ".join(word for own, word in words if own == model) for model, _ in words}
     return "; ".join(f"{model}: {text}" if model else text for model, text in parts.items())
-
-
-def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
-    for row in (rows[0], ["---", *("---:" for _ in rows[0][1:])], *rows[1:]):
-        cells = " | ".join(cell.replace("|", "\\|") for cell in row)
-        print(f"| {cells} |", file=out)
 
 
 def _rows(trials: Table) -> list[tuple[object, ...]]:

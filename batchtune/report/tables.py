@@ -5,70 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import string
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat, Touches
 from batchtune.units import three_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """The caveats of one report by whom they concern: a variant, a load point, the recommended configuration.
-
-    What touches everything stands once, at the name that heads the row or the column.
-    """
-
-    caveats: Mapping[str, Sequence[Caveat]]
-
-    def at(self, whose: str, *kinds: Touches) -> str:
-        """The letters that stand at this one's figures of these kinds; empty when nothing speaks against them."""
-        letters = self._letters()
-        touching = {letters[caveat.code] for caveat in self.caveats[whose] if caveat.touches in kinds}
-        return "".join(sorted(touching))
-
-    def head(self, whose: str) -> str:
-        """The name that heads its figures, with the letters that hold for all of them."""
-        return self.marked(whose, whose, "everything")
-
-    def marked(self, text: str, whose: str, *kinds: Touches) -> str:
-        """A figure with its letters behind it."""
-        letters = self.at(whose, *kinds)
-        return f"{text} {letters}" if letters else text
-
-    def lines(self, *, named: str = "") -> list[str]:
-        """`a  (whose) text — advice` for each caveat; the same advice is given once.
-
-        Whose it is stays away where it concerns all; `named` says what the names are, such as "clients".
-        """
-        lines: list[str] = []
-        first_with: dict[str, str] = {}
-        for code, letter in self._letters().items():
-            concerned = {
-                whose: caveat
-                for whose, many in self.caveats.items()
-                for caveat in many
-                if caveat.code == code
-            }
-            caveat = list(concerned.values())[-1]
-            names = f"{named} {', '.join(concerned)}".strip()
-            whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
-            earlier = first_with.setdefault(caveat.advice, letter)
-            advice = caveat.advice if earlier == letter else f"as for {earlier}"
-            lines.append(f"{letter}  {whose}{caveat.text} — {advice}")
-        return lines
-
-    def _letters(self) -> dict[str, str]:
-        codes = dict.fromkeys(caveat.code for many in self.caveats.values() for caveat in many)
-        return dict(zip(codes, string.ascii_lowercase, strict=False))
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
@@ -123,12 +69,6 @@ def latency(estimate: Estimate | None) -> str:
     return text if text == "–" else f"{text} {unit}"
 
 
-TEXT_WIDTH: Final = (60, 100)
-"""A terminal's paragraphs are at least and at most so wide."""
-
-LOG_WIDTH: Final = 80
-"""Where there is no terminal."""
-
 TABLE_WIDTH: Final = 100
 """Of tables where there is no terminal: the view of a CI job wraps what is wider."""
 
@@ -176,6 +116,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         .rstrip()
         for row in rows
+    ]
+
+
+def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Headings and rows as a table in Markdown, a line each."""
+    rule = ["---", *("---:" for _ in rows[0][1:])]
+    return [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        for row in (rows[0], rule, *rows[1:])
     ]
 
 
@@ -232,10 +181,14 @@ def width_of(stream: TextIO | None = None) -> int:
 
 def text_width(stream: TextIO | None = None) -> int:
     """How wide paragraphs are on this stream (default: stdout)."""
+    # A terminal's paragraphs are at least and at most so wide.
+    # Where there is no terminal.
+    log_width = 80
+    text_width = (60, 100)
     stream = stream or sys.stdout
     if not stream.isatty():
-        return LOG_WIDTH
-    least, most = TEXT_WIDTH
+        return log_width
+    least, most = text_width
     return min(max(shutil.get_terminal_size().columns, least), most)
 
 

@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching.parameters import Configuration
+from batchtune.report import tables
+from batchtune.report.findings import labels
 from batchtune.report.run_tables import brief_labels
-from batchtune.report.tables import (
-    interval,
-    latency,
-    milliseconds,
-    print_rows,
-    print_text,
-)
 from batchtune.twin.model.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
@@ -29,15 +24,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 1.0
 """What takes longer says what it is doing."""
-
-MEASURED_MOST: Final = 8
-"""Configurations of which the measured rates stand below the table; `--json` has them all."""
-
-_ROUTES: Final = {
-    "round_robin": "in turn (round robin)",
-    "random": "at random",
-    "least_loaded": "to the least loaded replica",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +63,26 @@ def print_simulations(
     stream: TextIO | None = None,
 ) -> None:
     """One row a point; a star marks what lies outside the calibrated range, or is overload."""
+    # Configurations of which the measured rates stand below the table; `--json` has them all.
+    measured_most = 8
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")
     headings = ["configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", ""]
     labels, common = brief_labels([point.configuration.label() for point in points])
-    print_rows(
+    tables.print_rows(
         [headings, *([label, *_cells(point)] for label, point in zip(labels, points, strict=True))],
         stream=stream,
         dispensable=("p50 ms", "mean batch", "p99 ms", "refused", "busy"),
     )
-    print_text(*([f"All configurations: {common}."] if common else []), "", stream=stream)
+    tables.print_text(*([f"All configurations: {common}."] if common else []), "", stream=stream)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"Confidence: {accuracy_text(twin)}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     known = {point.configuration: point for point in points if point.measured is not None}
-    for point in list(known.values())[:MEASURED_MOST]:
+    for point in list(known.values())[:measured_most]:
         lines.append(f"{point.configuration.label()}: {measured_text(point.measured, point.twin_rps)}.")
-    print_text(*lines, stream=stream)
+    tables.print_text(*lines, stream=stream)
 
 
 def print_plan(
@@ -102,10 +90,10 @@ def print_plan(
 ) -> None:
     """The number of replicas first, then what each gets, what to expect and how sure it is."""
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
-    latencies = ", ".join(f"{name} {latency(expected)}" for name, expected in plan.latency_s.items())
+    latencies = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in plan.latency_s.items())
     label = "extrapolated: " if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
-    print_text(
+    tables.print_text(
         f"{label}{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}",
         stream=stream,
         bold=True,
@@ -119,11 +107,11 @@ def print_plan(
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (
-            f"One replica, by the model of the server: at most {interval(plan.per_replica_rps)} requests/s within "
-            f"these limits, saturated at {rounded(plan.saturation_rps)}."
+            f"One replica, by the model of the server: at most {tables.interval(plan.per_replica_rps)} requests/s "
+            f"within these limits, saturated at {rounded(plan.saturation_rps)}."
         ),
         *([] if plan.measured is None else [f"Measured: {measured_text(plan.measured, plan.twin_rps)}."]),
-        f"Predicted, with requests sent {_ROUTES[plan.routing]}: {latencies}.",
+        f"Predicted, with requests sent {labels('routes')[plan.routing]}: {latencies}.",
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
         f"Without latency limits: {counted(plan.by_saturation_alone, 'replica')}, each at 90 % of saturation.",
         f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
@@ -131,7 +119,7 @@ def print_plan(
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
-    print_text(*lines, stream=stream)
+    tables.print_text(*lines, stream=stream)
 
 
 def accuracy_text(twin: Twin) -> str:
@@ -176,7 +164,7 @@ def _left(plan: ReplicaPlan) -> int:
 
 
 def _failure_line(plan: ReplicaPlan, failure: Failure) -> str:
-    without = ", ".join(f"{name} {latency(expected)}" for name, expected in failure.latency_s.items())
+    without = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in failure.latency_s.items())
     return (
         f"With {failure.down:,} down: {_left(plan):,} of {plan.advised:,} meet every limit, with {without}."
     )
@@ -188,9 +176,9 @@ def _cells(point: Simulated) -> list[str]:
     refused = prediction.error_ratio
     return [
         str(traffic.clients) if traffic.closed else rounded(offered),
-        interval(prediction.throughput),
+        tables.interval(prediction.throughput),
         rounded(prediction.latency("p50").value * 1e3),
-        milliseconds(prediction.latency("p95")),
+        tables.milliseconds(prediction.latency("p95")),
         rounded(prediction.latency("p99").value * 1e3),
         rounded(float(sorted(prediction.mean_batch_rows)[len(prediction.mean_batch_rows) // 2])),
         percentage(float(sorted(prediction.busy_ratio)[len(prediction.busy_ratio) // 2])),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
-from batchtune.measure.bottleneck import Bottleneck, Kind
+from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.findings import text_of
+from batchtune.report.findings import labels, text_of
 from batchtune.report.tables import ratio, span
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -27,20 +27,6 @@ from batchtune.tune.answer.recommendation import (
 from batchtune.tune.evidence.bracket import FRESH
 from batchtune.units import counted, percentage, rounded
 
-_TITLES: Final[Mapping[Kind, str]] = {
-    "host_noise": "the noisy host",
-    "client": "the load generator",
-    "queue_limit": "the length of the queue",
-    "server_threads": "the server's request threads",
-    "batch_timeout": "the batch timeout",
-    "concurrency": "the number of requests in flight",
-    "batch_threads": "the batch threads",
-    "device": "the device",
-    "front_end": "the server's front end",
-    "errors": "the requests that fail",
-    "none": "none",
-}
-
 
 def limit_word(bottleneck: Bottleneck | None) -> str:
     """One word for a table cell; a dash where nothing was measured."""
@@ -49,7 +35,7 @@ def limit_word(bottleneck: Bottleneck | None) -> str:
 
 def limit_title(bottleneck: Bottleneck | None) -> str:
     """What limits, as the subject of a sentence."""
-    return _TITLES["none" if bottleneck is None else bottleneck.kind]
+    return labels("limits")["none" if bottleneck is None else bottleneck.kind]
 
 
 def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "") -> str:
@@ -101,37 +87,7 @@ def sentence(text: str) -> str:
     return f"{capitalised(text)}." if text else ""
 
 
-PROTOCOLS: Final = {
-    "grpc": "gRPC",
-    "rest": "REST",
-    "kserve_grpc": "KServe gRPC",
-    "kserve_rest": "KServe REST",
-    "kserve_rest_binary": "KServe REST with binary tensors",
-    "http": "HTTP",
-    "openai": "OpenAI's API",
-}
-REFERENCES: Final = {
-    "present": "what runs now",
-    "no_batching": "no batching",
-    "defaults": "server defaults",
-}
-"""At the head of a column or a line."""
-REFERENCES_IN_SENTENCES: Final = {**REFERENCES, "defaults": "the server's defaults"}
-NAMES: Final = {
-    **REFERENCES,
-    "rule": "rule",
-    "guide": "guide",
-    "alone": "best of each alone",
-    "neighbour": "neighbour",
-    "sampler": "Optuna",
-}
-"""Who named a contender; whom this does not list took it from the space."""
 NO_DIFFERENCE: Final = "no measurable difference"
-GAINED: Final = {
-    "throughput": "throughput over",
-    "capacity": "capacity over",
-    "latency": "lower p95 than",
-}
 
 
 # What was asked, and who answers.
@@ -146,7 +102,7 @@ def workload(
         traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
     else:
         traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
-    protocol = PROTOCOLS[scenario.request.protocol]
+    protocol = labels("protocols")[scenario.request.protocol]
     limits = ", ".join(limit_words(name, limit) for name, limit in chosen.slo.items() if name != "errors")
     slo = f"; SLO {limits}" if limits and with_slo else ""
     objective = f"; objective {scenario.objective}" if with_slo else ""
@@ -189,14 +145,15 @@ def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
 def name_without_parameters(configuration: Configuration) -> str | None:
     """What a configuration is called that sets no batching parameter; None: it sets some."""
     if configuration.batching is None:
-        return REFERENCES_IN_SENTENCES["no_batching"]
+        return reference_text("no_batching")
     sets_others = configuration.dialect == "http" and bool(configuration.flags)
     sets_own = any(to_dict(batching) for _, batching in configuration.models)
-    return (
-        None
-        if to_dict(configuration.batching) or sets_others or sets_own
-        else REFERENCES_IN_SENTENCES["defaults"]
-    )
+    return None if to_dict(configuration.batching) or sets_others or sets_own else reference_text("defaults")
+
+
+def reference_text(name: str) -> str:
+    """What a reference is called within a sentence."""
+    return "the server's defaults" if name == "defaults" else labels("references")[name]
 
 
 def other_references(chosen: Recommendation) -> list[Compared]:
@@ -208,7 +165,7 @@ def other_references(chosen: Recommendation) -> list[Compared]:
 
 def names_text(names: Iterable[str]) -> str:
     """Who named a contender: `no batching, rule`; empty for a point of the space that nobody else named."""
-    return ", ".join(NAMES[name] for name in NAMES if name in set(names))
+    return ", ".join(text for name, text in labels("names").items() if name in set(names))
 
 
 # Gains.
@@ -265,11 +222,11 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
         yield _gain_sentence(chosen, other)
     level = next((other for other in others if other.name == chosen.level_with), None)
     if level is not None and present and level not in present and not level.open:
-        yield f"{capitalised(NO_DIFFERENCE)} from {REFERENCES_IN_SENTENCES[level.name]}."
+        yield f"{capitalised(NO_DIFFERENCE)} from {reference_text(level.name)}."
 
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
-    name = REFERENCES_IN_SENTENCES[other.name]
+    name = reference_text(other.name)
     match outcome_of(other):
         case "open" | "unknown":
             return f"Whether it is better than {name} is open."
@@ -285,7 +242,7 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
 def _gained_what(chosen: Recommendation) -> str:
     """Of several models a latency is how far the tightest of all limits is away."""
     is_room = chosen.models and chosen.objective == "latency"
-    return "more room in the tightest limit than" if is_room else GAINED[chosen.objective]
+    return "more room in the tightest limit than" if is_room else labels("gained")[chosen.objective]
 
 
 # Figures.
@@ -402,17 +359,6 @@ def _duration_span(estimate: Estimate | None) -> str:
 
 # Reason, and confidence.
 
-STREAM_LIMITS: Final = {
-    "ttft": "the time to the first token",
-    "itl": "the gap between tokens",
-    "goodput": "the share within all limits",
-}
-VERDICTS: Final = {
-    "yes": "Batching helps",
-    "no": "Batching does not help",
-    "not distinguishable": "Whether batching helps is not known",
-}
-
 
 def why_sentence(chosen: Recommendation) -> str:
     """Whether batching helps, and why; of streams, which limit is met first."""
@@ -420,14 +366,15 @@ def why_sentence(chosen: Recommendation) -> str:
         return _streams_sentence(chosen.promises)
     no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
     reason = chosen.cannot_pay if no_batch_pays and chosen.cannot_pay else chosen.reason
-    return f"{VERDICTS[chosen.batching_helps]}: {text_of(reason)}."
+    return f"{labels('helps')[chosen.batching_helps]}: {text_of(reason)}."
 
 
 def _streams_sentence(promises: Sequence[Promise]) -> str:
     """`At that rate the time to the first token (ttft_p95) is nearest to its limit: 480 ms of 500 ms; …`."""
     first, *others = sorted(promises, key=lambda promise: promise.spare_ratio)
     what = next(
-        (words for name, words in STREAM_LIMITS.items() if first.name.startswith(name)), "the latency"
+        (words for name, words in labels("stream_limits").items() if first.name.startswith(name)),
+        "the latency",
     )
     texts = [
         f"{value_words(promise.name, promise.value_s)} of {value_words(promise.name, promise.limit_s)}"

@@ -18,9 +18,10 @@ from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.caveats import Caveat, caveat, settings_of
-from batchtune.measure.validity.disturbances import HostNoise, SlowWorker, dispensable_worker
+from batchtune.measure.validity.caveats import caveat, settings_of
+from batchtune.measure.validity.disturbances import HostNoise, dispensable_worker
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.prompts import build_prompts
@@ -158,7 +159,7 @@ class Loader:
             TargetError: the server died or cannot be reached.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
         """
-        losses: list[Caveat] = []
+        losses: list[Coded] = []
         suspects: set[str] = set()
         while True:
             try:
@@ -170,12 +171,14 @@ class Loader:
                 self._with_fewer(error.left_ratio)
             else:
                 slow = self._slow_worker(figures)
-                if slow is None or not self._may_repeat(slow, suspects, figures):
+                if slow is None or not self._may_repeat(*slow, suspects, figures):
                     return figures
-                losses.append(caveat("worker_lost", loss=f"load {slow.name}: {slow.why}; measured again"))
+                losses.append(
+                    caveat("worker_lost", loss=coded("worker_repeated", worker=slow[0], why=slow[1]))
+                )
             self._settle(load, None)
 
-    def _slow_worker(self, figures: Figures) -> SlowWorker | None:
+    def _slow_worker(self, figures: Figures) -> tuple[str, Coded] | None:
         """A worker of a cluster that fell short where the others can stand in for it."""
         if self._scenario.load.fleet is None:
             return None
@@ -184,12 +187,12 @@ class Loader:
         limit_s = limit_s if isfinite(limit_s) else 0.0
         return dispensable_worker(figures.samples, figures.window, limit_s=limit_s)
 
-    def _may_repeat(self, slow: SlowWorker, suspects: set[str], figures: Figures) -> bool:
+    def _may_repeat(self, worker: str, why: Coded, suspects: set[str], figures: Figures) -> bool:
         """Once as it was, since any node may have a bad moment; without one that falls short again, if that may be."""
-        if slow.name not in suspects:
-            suspects.add(slow.name)
+        if worker not in suspects:
+            suspects.add(worker)
             return len(suspects) <= REPEATS_MAX
-        if not self._fleet.retire(slow.name, slow.why):
+        if not self._fleet.retire(worker, why.code.replace("_", " ")):
             return False
         self._with_fewer(1.0 - 1.0 / len(figures.samples.workers))
         return True
@@ -199,7 +202,7 @@ class Loader:
             self._client_max_rps *= left_ratio
 
     def _run(
-        self, load: LoadRun, on_live: Callable[[LiveAggregate], None], losses: Sequence[Caveat]
+        self, load: LoadRun, on_live: Callable[[LiveAggregate], None], losses: Sequence[Coded]
     ) -> Figures:
         job = self.job(load)
         if self._guard is not None:
@@ -239,14 +242,14 @@ class Loader:
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 
-    def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Caveat, ...]:
+    def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Coded, ...]:
         """None where a run counts from its start on purpose, or what is in force is not known."""
         in_force = self._target.in_force
         if in_force is None or load.whole:
             return ()
         return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
 
-    def _graph_caveats(self) -> tuple[Caveat, ...]:
+    def _graph_caveats(self) -> tuple[Coded, ...]:
         """Say so where both the model's graph and the server batch."""
         inside, in_force = self._target.endpoint.batches_inside, self._target.in_force
         if not inside or in_force is None or in_force.batching is None:
@@ -346,7 +349,7 @@ def loaded_cpus(scenario: Scenario) -> frozenset[int]:
     )
 
 
-def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Caveat, ...]:
+def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Coded, ...]:
     """Say so where the time was over before the number of requests that was asked for."""
     asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
     requests = samples.one_in * len(samples)

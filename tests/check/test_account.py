@@ -55,7 +55,7 @@ def test_a_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_th
 
 
 def test_a_missed_slo_ends_a_check_without_regression_with_3():
-    failing = runs(verdict="FAIL", verdict_reason="p95 60 ms of 50 ms")
+    failing = runs(verdict="FAIL", verdict_reason=as_text("p95 60 ms of 50 ms"))
     conclusion = judged(OK, failing, VARIANTS)
     assert (conclusion.verdict, conclusion.exit_code) == ("SLO MISSED", 3)
     assert "p95 60 ms of 50 ms" in text_of(conclusion.reason)

@@ -15,7 +15,7 @@ from batchtune.check.gate import default_gates
 from batchtune.check.paired_check import judge_fixed
 from batchtune.errors import ArchiveError
 from batchtune.plain_values import as_text, coded
-from batchtune.report.gate.statement import account_document, closing, gate_rows, headline
+from batchtune.report.gate.statement import account_document, closing, gate_table, headline
 from tests.check.check_fakes import account, regressed
 
 BOUNDLESS = judge_fixed(
@@ -39,7 +39,7 @@ VOID = replace(
 def test_it_says_the_same_after_a_journey_through_json(kept):
     read = account_from(json.loads(json.dumps(kept.to_dict(), allow_nan=False)))
     assert headline(read) == headline(kept)
-    assert gate_rows(read.conclusion) == gate_rows(kept.conclusion)
+    assert gate_table(read) == gate_table(kept)
     assert closing(read) == closing(kept)
     assert read.conclusion.exit_code == kept.conclusion.exit_code
     for ours, theirs in zip(read.conclusion.findings, kept.conclusion.findings, strict=True):

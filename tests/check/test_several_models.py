@@ -14,6 +14,7 @@ from batchtune.check.history import history_line, series_of
 from batchtune.check.paired_check import judge_fixed, variant_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import as_text
 from batchtune.report.comparison import print_comparison
 from batchtune.report.findings import text_of
 from batchtune.report.gate.statement import print_check, print_history
@@ -156,7 +157,7 @@ def test_a_model_that_misses_its_slo_is_named():
         else trial(
             "none/quick",
             played_trial.block or 0,
-            measurement(None, verdict="FAIL", verdict_reason="p95 12 ms"),
+            measurement(None, verdict="FAIL", verdict_reason=as_text("p95 12 ms")),
         )
         for played_trial in played(pair, slower=1.0)
     ]

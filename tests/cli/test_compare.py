@@ -13,7 +13,8 @@ import pytest
 from batchtune.check.gate import Gate
 from batchtune.cli.benches import Benches
 from batchtune.cli.commands.compare import _accounts, _exit_code
-from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import Coded
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant
@@ -180,7 +181,7 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     assert not servers_of(scenario.parent)
 
 
-def two_candidates(*caveats: Caveat, slower: float) -> tuple[list[Trial], list[Variant]]:
+def two_candidates(*caveats: Coded, slower: float) -> tuple[list[Trial], list[Variant]]:
     """`b` is slower than `a` by a factor, `c` alike; the caveats are those of every run of `c`."""
     p95_s = {"a": 0.010, "b": 0.010 * slower, "c": 0.010}
     trials = [
@@ -235,7 +236,7 @@ def test_variants_share_one_error_rate() -> None:
     ],
 )
 def test_a_regression_counts_on_a_disturbed_host_but_not_where_the_client_was_the_limit(
-    caveats: tuple[Caveat, ...], slower: float, code: int
+    caveats: tuple[Coded, ...], slower: float, code: int
 ) -> None:
     trials, variants = two_candidates(*caveats, slower=slower)
     accounts = _accounts(

@@ -22,6 +22,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     UsageError,
 )
+from batchtune.plain_values import coded
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
@@ -31,7 +32,7 @@ from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SUMMARY = SearchSummary(
-    strategy="guided", space_size=30, stop_reason="the time is spent", proposals={"grid": 5, "sampler": 1}
+    strategy="guided", space_size=30, stop_reason=coded("time_spent"), proposals={"grid": 5, "sampler": 1}
 )
 
 

@@ -18,6 +18,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.load.job import split
 from batchtune.load.samples import Samples, Status, merge, merge_endpoints, new_memory
 from batchtune.measure.measurement import Measurement, measure
+from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.target.endpoint import Endpoint, replicas_of
@@ -118,7 +119,7 @@ def of_replicas(*latencies_ms: float, **changes: Any) -> Samples:
 def judged(samples: Samples) -> tuple[Measurement, list[str]]:
     measured = measure(samples, warm_up_s=1.0, slo=p95_within(0.05))
     codes = ("endpoint_slow", "endpoint_failing")
-    return measured, [each.text for each in measured.caveats if each.code in codes]
+    return measured, [text_of(each) for each in measured.caveats if each.code in codes]
 
 
 def test_the_replica_that_is_slower_than_all_others_is_named() -> None:
@@ -145,8 +146,8 @@ def test_the_replica_that_fails_is_named_by_that() -> None:
     status[np.flatnonzero(samples.endpoint == 1)[::10]] = int(Status.SERVER_ERROR)
     _, told = judged(replace(samples, status=status))
     assert len(told) == 1
-    assert told[0].startswith("replica-1:8500 failed 10.0")
-    assert told[0].endswith(" of its requests, the next worst 0.00 %")
+    assert told[0].startswith("replica-1:8500 failed 10")
+    assert told[0].endswith(" of its requests, the next worst 0 %")
 
 
 def test_endpoints_survive_workers_chunks_and_the_file(tmp_path: Path) -> None:

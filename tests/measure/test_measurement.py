@@ -13,7 +13,7 @@ import pytest
 
 from batchtune.load.samples import Status, merge
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
-from batchtune.measure.validity.caveats import Caveat, ServerSettings, caveat
+from batchtune.measure.validity.caveats import ServerSettings, caveat, touches
 from batchtune.measure.validity.disturbances import (
     TICKS_PER_S,
     HostGuard,
@@ -23,7 +23,8 @@ from batchtune.measure.validity.disturbances import (
     read_host,
 )
 from batchtune.measure.validity.steady_state import Window, mser5, warm_up_needed_s, window_of
-from batchtune.plain_values import from_plain, to_plain
+from batchtune.plain_values import Coded, from_plain, to_plain
+from batchtune.report.findings import advice_of, text_of
 from batchtune.target.telemetry import ServerActivity
 from tests.measure.measure_streams import make_samples, p95_within, poisson_due, queue_latencies
 
@@ -81,7 +82,7 @@ def test_some_of_many_requests_tell_what_all_do_and_say_so() -> None:
     assert some.client_cpu_per_request_s == pytest.approx(every.client_cpu_per_request_s, rel=0.05)
     assert some.requests / some.design_effect <= 5_000
     assert "thinned" not in codes(every)
-    text = next(each.text for each in some.caveats if each.code == "thinned")
+    text = next(text_of(each) for each in some.caveats if each.code == "thinned")
     assert text.startswith("of about 40,000 requests one in 8, drawn at random, was recorded: ")
     assert text.endswith(f"are of 5,000, counts are multiplied; {np.count_nonzero(status):,} of all failed")
 
@@ -93,7 +94,7 @@ def test_a_kept_promise_passes_and_a_broken_one_fails() -> None:
     assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02)).verdict == "FAIL"
     edge = measure(samples, warm_up_s=1.0, slo=p95_within(0.01 * math.log(20)))
     assert edge.verdict == "UNSURE"
-    assert "over p95's" in edge.verdict_reason
+    assert "over p95's" in text_of(edge.verdict_reason)
 
 
 @pytest.mark.parametrize(("load", "requests"), [(0.5, 300), (0.8, 1000), (0.9, 3000)])
@@ -213,7 +214,7 @@ def test_failures_are_told_with_the_first_text_of_the_commonest(texts: dict[str,
     status[5::100] = Status.TIMEOUT
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.001), status=status)
     result = measure(replace(samples, error_texts=texts), warm_up_s=1.0, slo=None)
-    assert [each.advice for each in result.caveats if each.code == "errors"] == [advice]
+    assert [advice_of(each) for each in result.caveats if each.code == "errors"] == [advice]
 
 
 def test_more_errors_than_promised_fail_even_when_quick() -> None:
@@ -222,7 +223,7 @@ def test_more_errors_than_promised_fail_even_when_quick() -> None:
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.001), status=status)
     result = measure(samples, warm_up_s=1.0, slo=p95_within(0.05, error_ratio=0.01))
     assert result.verdict == "FAIL"
-    assert "requests failed" in result.verdict_reason
+    assert "requests failed" in text_of(result.verdict_reason)
 
 
 def test_a_late_client_invalidates_a_broken_promise_that_only_its_lag_broke() -> None:
@@ -376,10 +377,9 @@ def test_every_caveat_comes_with_advice_and_a_known_code() -> None:
     with pytest.raises(KeyError):
         caveat("bad_mood")
     behind = caveat("client_behind", sent_ratio=0.5)
-    assert behind.blames_client
-    assert behind.touches == "everything"
-    assert from_plain(Caveat, to_plain(behind)) == behind
-    assert Caveat(code="of a later version", text="", advice="").touches == "everything"
+    assert touches(behind) == "everything"
+    assert touches(Coded("of a later version")) == "everything"
+    assert from_plain(Coded, to_plain(behind)) == behind
 
 
 def reading(**figures: Any) -> HostReading:
@@ -518,7 +518,7 @@ def test_pressure_is_that_of_our_control_group_or_of_cpus_that_are_all_ours(tmp_
     assert (told.pressed, told.pressure_s) == ("our control group", 0.5)
     later = replace(told, monotonic_s=told.monotonic_s + 1.0, pressure_s=1.4)
     [caveat] = noise_between(told, later).caveats()
-    assert caveat.text == "something in our control group had to wait for a free CPU 90 % of the time"
+    assert text_of(caveat) == "something in our control group had to wait for a free CPU 90 % of the time"
 
 
 def test_the_host_guard_learns_the_sessions_canary() -> None:
@@ -536,7 +536,7 @@ def test_a_slow_worker_is_named_where_the_others_keep_up() -> None:
     parts[2] = make_samples(EVENLY[2::4], np.full(len(parts[2]), 0.03), lag_s=lag_s)
     result = measure(merge(parts), warm_up_s=1.0, slo=p95_within(0.02))
     assert "client_late" not in codes(result)
-    told = next(each.text for each in result.caveats if each.code == "worker_slow")
+    told = next(text_of(each) for each in result.caveats if each.code == "worker_slow")
     assert told.startswith(
         "of the load generator's workers 1 of 4 fell short, first worker 2: the load generator sent"
     )
@@ -544,7 +544,7 @@ def test_a_slow_worker_is_named_where_the_others_keep_up() -> None:
     window = Window(start_ns=int(1e9), end_ns=int(5e9))
     slow = dispensable_worker(merge(parts), window, limit_s=0.02)
     assert slow is not None
-    assert slow.name == "worker 2"
+    assert slow[0] == "worker 2"
     hard_pressed = [replace(part, client_cpu_s=0.7 * part.wall_s) for part in parts]
     assert dispensable_worker(merge(hard_pressed), window, limit_s=0.02) is None
     busy = [replace(part, client_cpu_s=0.9 * part.wall_s) for part in parts]

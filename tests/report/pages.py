@@ -20,7 +20,8 @@ from batchtune.check.limit import attribute
 from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import Coded
 from batchtune.report.html.shell.document import render
 from batchtune.report.html.sweep.contender_figures import sweep_results_of
 from batchtune.report.html.sweep.page import sweep_document
@@ -157,7 +158,7 @@ def load_trial(
     throughput: float,
     p95_s: float = 0.01,
     verdict: str | None = "PASS",
-    caveats: Sequence[Caveat] = (),
+    caveats: Sequence[Coded] = (),
 ) -> Trial:
     """A point of a load test."""
     server = ServerActivity(

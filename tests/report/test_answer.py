@@ -12,6 +12,7 @@ from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import as_text, coded
+from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import capacity_text, capitalised, gain_text
 from batchtune.scenario.spec.scenario import Scenario
@@ -270,7 +271,7 @@ def test_what_speaks_against_a_reference_is_said_and_an_emulated_device_last(cho
     text = said(
         replace(chosen, caveats=(caveat("emulated_device"),), references=(limited, *chosen.references[1:]))
     )
-    advice = capitalised(limited.caveats[0].advice)
+    advice = capitalised(advice_of(limited.caveats[0]))
     assert f"of the CPU that it has (no batching). {advice}. The device is emulated" in text
 
 

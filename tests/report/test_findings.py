@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import batchtune
+from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
+from batchtune.measure.validity.caveats import TOUCHES
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
-from batchtune.report.findings import text_of, texts, worded
+from batchtune.report.findings import advice_of, labels, text_of, texts, worded
 from batchtune.tune.search.contenders import throughput_interval_rule
+from tests.check.check_fakes import measurement
 
 ROOT = Path(batchtune.__file__).parent
 UNBOUNDED = "without batching p95 is unbounded, above the 60 ms allowed"
@@ -38,14 +41,14 @@ def test_every_text_has_a_code_that_some_room_gives() -> None:
 
 
 def calls() -> list[tuple[str, set[str]]]:
-    """Code and names of figures of each `coded("…", …)` that states both."""
+    """Code and names of figures of each `coded("…", …)` or `caveat("…", …)` that states both."""
     return [
         (node.args[0].value, {keyword.arg for keyword in node.keywords if keyword.arg})
         for path in ROOT.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "coded"
+        and node.func.id in ("coded", "caveat")
         and isinstance(node.args[0], ast.Constant)
         and all(keyword.arg for keyword in node.keywords)
     ]
@@ -55,7 +58,8 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
     assert len(calls()) > 30
     for code, figures in calls():
         assert code in texts(), code
-        wanted = {name for _, name, _, _ in string.Formatter().parse(texts()[code]) if name}
+        text = texts()[code] + labels("advice").get(code, "")
+        wanted = {name for _, name, _, _ in string.Formatter().parse(text) if name}
         assert wanted <= figures, (code, wanted, figures)
 
 
@@ -95,3 +99,16 @@ def test_the_rule_is_worded_with_and_without_an_slo(limits: dict[str, float]) ->
     text = text_of(finding)
     assert text.startswith("X = 900 rows/s one by one")
     assert worded(json.loads(json.dumps(to_plain(finding)))) == text
+
+
+def test_every_caveat_has_advice_and_no_other_finding_has() -> None:
+    caveats = {code for code in texts() if code in TOUCHES}
+    assert caveats == set(labels("advice")) == set(TOUCHES)
+
+
+@pytest.mark.parametrize("code", ["host_steal", "of another version"])
+def test_a_caveat_of_an_older_run_keeps_its_words(code: str) -> None:
+    kept = {"code": code, "text": "5 % {stolen}", "advice": "wait"}
+    (caveat,) = from_plain(Measurement, {**to_plain(measurement()), "caveats": [kept]}).caveats
+    assert (text_of(caveat), advice_of(caveat)) == ("5 % {stolen}", "wait")
+    assert worded(to_plain(caveat)) == kept

@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.report.findings import text_of
+from batchtune.measure.validity.caveats import caveat
+from batchtune.plain_values import Coded
+from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import (
     points_dict,
@@ -22,7 +23,6 @@ from batchtune.report.load_points import (
     print_points_csv,
     spoilt_message,
 )
-from batchtune.report.tables import Marks
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from tests.report.pages import Terminal
@@ -44,7 +44,7 @@ SERVER = ServerActivity(
 )
 
 
-def point(clients: int, *caveats: Caveat, verdict: str | None = "PASS", server=None, failure=None, rate=None):
+def point(clients: int, *caveats: Coded, verdict: str | None = "PASS", server=None, failure=None, rate=None):
     trial = planted(
         clients, batching=BATCH_14, throughput=100.0 * clients, p95_s=0.01, server=server, failure=failure
     )
@@ -93,7 +93,7 @@ def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once
     assert "a the device is emulated by its service time — these figures hold for no real hardware" in text
     assert "b (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
     assert "1 in 100 by more than 3 ms — as for b" in text
-    assert text.count(BUSY.advice) == 1
+    assert text.count(advice_of(BUSY)) == 1
 
 
 def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
@@ -168,7 +168,7 @@ def test_who_spoilt_a_point_is_not_its_bottleneck_once_more():
     text = said([point(4), point(8, BUSY, verdict="INVALID")])
     assert "Bottleneck (clients 4): none" in text
     assert "the load generator; the client used" not in text
-    assert text.count(BUSY.text) == 1
+    assert text.count(text_of(BUSY)) == 1
 
 
 def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
@@ -196,9 +196,9 @@ def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
     assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
     assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
     noisy = trial_line(point(8, STEAL, server=SERVER))
-    assert noisy.endswith(f"limited by device, {STEAL.text}")
+    assert noisy.endswith(f"limited by device, {text_of(STEAL)}")
     assert "limited" not in trial_line(point(8))
-    assert trial_line(point(8, BUSY)).endswith(BUSY.text)
+    assert trial_line(point(8, BUSY)).endswith(text_of(BUSY))
 
 
 def test_marks_stand_in_the_order_of_the_list_below():

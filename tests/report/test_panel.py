@@ -13,6 +13,7 @@ from rich.console import Console
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.fleet import LiveAggregate
 from batchtune.report import live_view as live
+from batchtune.report.findings import text_of
 from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
@@ -214,7 +215,9 @@ def test_a_whole_sweep_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(clock)
     scenario = scenario_of()
     with view_of(console, monkeypatch, scenario) as view:
-        watcher = Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event)
+        watcher = Watcher(
+            on_progress=view.progress, on_thinking=view.live, on_plan=lambda plan: view.event(text_of(plan))
+        )
         for done in sweep(scenario, target, FakeFleet(target), watcher=watcher, now_s=clock):
             view.trial(done.trial)
     text = shown(console)

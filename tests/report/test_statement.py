@@ -25,8 +25,8 @@ pytestmark = pytest.mark.smoke
 
 SEARCHED = SearchSummary(
     strategy="guided",
-    stop_reason="the time is spent",
-    plan="60 s: 12 to scout, 30 to compare, 18 to confirm",
+    stop_reason=coded("time_spent"),
+    plan=coded("plan_of_time", budget_s=50.0, scout=12, compare=30, confirm=18),
     proposals={"grid": 5, "sampler": 1, "rule": 2},
 )
 DEPLOYMENT = "batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE"
@@ -62,7 +62,7 @@ SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 21.6 % to
 Bottleneck: none; the server reports nothing about itself. Raise the rate to
   find what limits it.
 
-15 trials in 30 s. The plan was 60 s: 12 to scout, 30 to compare, 18 to confirm.
+15 trials in 30 s. The plan was 50 s: 12 to scout, 30 to compare, 18 to confirm.
   Runs by source: the space 5, rule 2, Optuna 1. The search ended: the time is
   spent.
 Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other

@@ -7,8 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.measure.measurement import bucket_text, padding_per_element
+from batchtune.measure.measurement import padding_per_element
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.report.comparison import bucket_text
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
 
 # The form of a tensorflow_model_server page: only TYPE lines, colons in names, {} without labels.

@@ -9,6 +9,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.report.findings import text_of
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -127,7 +128,7 @@ def test_a_number_of_requests_that_the_duration_cuts_is_told():
     found, _, _ = run(scenario_of(load=load), plan_for(NO_BATCHING))
     measured = found.trial.measurement
     cut = next(one for one in measured.caveats if one.code == "requests_cut")
-    assert cut.text == f"{measured.requests} of 1000 requests were sent when load.duration ended the run"
+    assert text_of(cut) == f"{measured.requests} of 1,000 requests were sent when load.duration ended the run"
 
 
 def test_an_answer_after_the_measured_time_is_overload_and_no_failure():

@@ -201,11 +201,12 @@ def run_noise(
     if done.run is None:
         return done.exit_code(0)
     floor = noise_floor(done.trials, done.variants)
-    done.run.write_comparison(floor.to_dict())
+    document = worded(floor.to_dict())
+    done.run.write_comparison(document)
     if done.fault is None and (floor.failure is not None or not floor.floors):
         raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")
     if json:
-        print(json_text.dumps({"run": str(done.run.path), **floor.to_dict()}, indent=2))
+        print(json_text.dumps({"run": str(done.run.path), **document}, indent=2))
     elif floor.floors:
         print_noise(floor, path=done.run.path)
     if done.fault is not None:

@@ -32,7 +32,8 @@ from batchtune.errors import (
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.disturbances import HostGuard
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import as_text, to_plain
+from batchtune.report.findings import text_of, worded
 from batchtune.report.gate.statement import limit_text
 from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import (
@@ -174,7 +175,7 @@ def _print_models(current: MeasuringSession, *, output: str) -> None:
         for name, trial in together.items()
     }
     run = None if current.run is None else str(current.run.path)
-    print(json_text.dumps({"run": run, "models": models, "server": to_plain(server)}, indent=2))
+    print(json_text.dumps({"run": run, "models": worded(models), "server": to_plain(server)}, indent=2))
 
 
 def _exit_code_of_models(points: Sequence[Trial]) -> int:
@@ -187,7 +188,7 @@ def _exit_code_of_models(points: Sequence[Trial]) -> int:
         measured = trial.measurement
         code = 0 if measured is None else _code_of(measured.verdict)
         if measured is not None and code:
-            print(f"{name}: {measured.verdict}: {measured.verdict_reason}", file=sys.stderr)
+            print(f"{name}: {measured.verdict}: {text_of(measured.verdict_reason)}", file=sys.stderr)
         codes.add(code)
     return next((code for code in _GRAVEST_FIRST if code in codes), 0)
 
@@ -231,13 +232,13 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     if judgement is None or judgement.verdict not in ("FAIL", "UNSURE"):
         return 0
     if judgement.verdict == "FAIL":
-        print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
+        print(f"the SLO is missed: {text_of(judgement.verdict_reason)}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
     if scenario.load.requests is None:
         longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=DURATION"
     else:
         longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=N"
-    print(f"no verdict on the SLO: {judgement.verdict_reason}; {longer}", file=sys.stderr)
+    print(f"no verdict on the SLO: {text_of(judgement.verdict_reason)}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
 
 
@@ -354,7 +355,7 @@ def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
     measured = trial.measurement
     if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
         return trial
-    return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=""))
+    return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=as_text("")))
 
 
 def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:

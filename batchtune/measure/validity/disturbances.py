@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.samples import NEVER_NS, Samples, Status
-from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.caveats import CLIENT_CODES, caveat
 from batchtune.measure.validity.steady_state import Window
+from batchtune.plain_values import Coded
 from batchtune.system import control_groups, schedulable_cpus
 
 LAG_TOLERANCE_S = 0.0005
@@ -63,48 +64,39 @@ def client_activity(samples: Samples, window: Window) -> ClientActivity:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowWorker:
-    """A worker that was the limit by itself; `why` in the words of the caveat that says so of a whole client."""
-
-    name: str
-    why: str
-
-
-def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[SlowWorker, ...]:
-    """Find the load workers that show signs of a slow client: send lag, backlog or CPU. Empty for a load from one
-    worker."""
-    slow = []
+def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[str, Coded]:
+    """Find the load workers that show signs of a slow client, by name, each with the caveat that says so of a whole
+    client. Empty for a load from one worker."""
+    slow = {}
     for number, share in enumerate(samples.workers):
         activity = client_activity(samples.of_worker(number), window)
         caveats = client_caveats(activity, limit_s=limit_s, rate_rps=0.0)
-        why = next((caveat.text.replace(" %", "%") for caveat in caveats if caveat.blames_client), None)
+        why = next((caveat for caveat in caveats if caveat.code in CLIENT_CODES), None)
         if why is not None:
-            slow.append(SlowWorker(name=share.name, why=why))
-    return tuple(slow)
+            slow[share.name] = why
+    return slow
 
 
-def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> SlowWorker | None:
-    """Find a slow load worker that the others can replace: they keep up, and have CPU for its share. None if there is
-    none."""
+def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> tuple[str, Coded] | None:
+    """Find a slow load worker that the others can replace, and why it is slow: they keep up, and have CPU for its
+    share. None if there is none."""
     slow = slow_workers(samples, window, limit_s=limit_s)
-    names = {worker.name for worker in slow}
     busy = [
-        share.cpu_s / share.wall_s for share in samples.workers if share.name not in names and share.wall_s
+        share.cpu_s / share.wall_s for share in samples.workers if share.name not in slow and share.wall_s
     ]
     if not slow or not busy:
         return None
     count = len(samples.workers)
-    return slow[0] if max(busy) * count / (count - 1) <= BUSY_CPU_RATIO else None
+    return next(iter(slow.items())) if max(busy) * count / (count - 1) <= BUSY_CPU_RATIO else None
 
 
-def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Caveat]:
-    """Make a caveat for each load worker that fell short while others did not."""
+def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Coded]:
+    """Name the workers that fell short where others did not; where all did, the client's own caveats say so."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     if not 0 < len(slow) < len(samples.workers):
         return []
-    figures = {"slow": len(slow), "workers": len(samples.workers)}
-    return [caveat("worker_slow", worker=slow[0].name, why=slow[0].why, **figures)]
+    worker, why = next(iter(slow.items()))
+    return [caveat("worker_slow", worker=worker, why=why, slow=len(slow), workers=len(samples.workers))]
 
 
 def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
@@ -116,11 +108,8 @@ def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
 
 def client_caveats(
     client: ClientActivity, *, limit_s: float, rate_rps: float, client_max_rps: float | None = None
-) -> list[Caveat]:
-    """List every sign that the client, not the server, shaped the figures.
-
-    `client_max_rps`: its highest rate against a server that does nothing.
-    """
+) -> list[Coded]:
+    """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
     caveats = []
     if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
         caveats.append(caveat("client_late", lag_s=client.send_lag_p99_s))
@@ -144,7 +133,7 @@ def client_caveats(
             caveat(
                 "client_near_limit",
                 rate_rps=rate_rps,
-                ratio=rate_rps / client_max_rps,
+                used_ratio=rate_rps / client_max_rps,
                 client_max_rps=client_max_rps,
             )
         )
@@ -226,15 +215,15 @@ class HostNoise:
             or self.canary_change > MOST_CANARY_CHANGE
         )
 
-    def caveats(self) -> tuple[Caveat, ...]:
-        """Make one caveat for each sensor beyond its limit, for `measure(…, notes=…)`."""
+    def caveats(self) -> tuple[Coded, ...]:
+        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
         caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
         if self.foreign_ratio > MOST_FOREIGN_RATIO:
             caveats.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
         if self.canary_change > MOST_CANARY_CHANGE:
-            caveats.append(caveat("host_canary", canary_change=self.canary_change))
+            caveats.append(caveat("host_canary", canary_ratio=self.canary_change))
         much_pressure_ratio = 0.5
         if self.pressure_ratio > much_pressure_ratio:
             caveats.append(

@@ -14,7 +14,6 @@ from batchtune.load.fleet import LiveAggregate
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Z_95, t_quantile
 from batchtune.measure.slo import ALPHA, Decision, Limit
-from batchtune.units import rounded
 
 # Whether a run can stop already: a verdict that grows with the run.
 #
@@ -84,11 +83,10 @@ class _Spells:
 
 @dataclass(slots=True)
 class SloWatch:
-    """Call with each live aggregate; True means stop. `decision` and `reason` then say what is known."""
+    """Call with each live aggregate; True means stop. `decision` is then what is known."""
 
     plan: WatchPlan
     decision: Decision = "UNSURE"
-    reason: str = "too few requests to tell"
     requests: int = 0
     misses: int = 0
     _start: LiveAggregate | None = None
@@ -110,7 +108,7 @@ class SloWatch:
         self._count(live)
         end = self._too_many_errors(live) or self._backlog(live) or self._drift(live) or self._misses(live)
         if end is not None:
-            self.decision, self.reason = end
+            self.decision = end
         return end is not None
 
     @property
@@ -128,21 +126,20 @@ class SloWatch:
         self.misses = _missed(live) - _missed(start)
         self._spells.add(self.requests, self.misses)
 
-    def _misses(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+    def _misses(self, live: LiveAggregate) -> Decision | None:
         if self.plan.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
             return None
         allowed = self.plan.limit.allowed_miss_ratio
-        counted = f"{self.misses} misses in {self.requests} requests"
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
         unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
         settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
         if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
-            return "PASS", counted
+            return "PASS"
         if likelihood_ratio(self.requests, self.misses, allowed) >= SURE * self.design_effect:
-            return "FAIL", counted
+            return "FAIL"
         return None
 
-    def _too_many_errors(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+    def _too_many_errors(self, live: LiveAggregate) -> Decision | None:
         """More than are allowed, by Wald's test too: looking often finds no more by chance, nor do refused batches.
 
         Where none are allowed one is too many; where half or more are, the misses tell.
@@ -153,9 +150,9 @@ class SloWatch:
             return None
         if allowed > 0.0 and likelihood_ratio(done, errors, allowed) < SURE * self.design_effect:
             return None
-        return "FAIL", f"{errors} of {done} requests failed"
+        return "FAIL"
 
-    def _backlog(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+    def _backlog(self, live: LiveAggregate) -> Decision | None:
         """By Little's law a service that keeps the limit has at most rate × limit in flight, give or take."""
         if self.plan.rate_rps is None:
             return None
@@ -168,9 +165,9 @@ class SloWatch:
             self._backlog_since_s = live.elapsed_s
         if live.elapsed_s - self._backlog_since_s <= max(0.3, 3.0 * self.plan.limit.seconds):
             return None
-        return "FAIL", f"{live.in_flight} requests in flight where at most {most:.0f} can be in time"
+        return "FAIL"
 
-    def _drift(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+    def _drift(self, live: LiveAggregate) -> Decision | None:
         """In flight grows steadily, and answers come slower than requests."""
         span_s = max(1.0, 10.0 * self.plan.limit.seconds)
         self._in_flight.append((live.elapsed_s, live.in_flight))
@@ -181,7 +178,7 @@ class SloWatch:
         answered_rps = (live.done - (self._start or live).done) / self._elapsed_s(live)
         if answered_rps >= 0.97 * self.plan.rate_rps:
             return None
-        return "FAIL", f"in flight grew to {live.in_flight} at {rounded(answered_rps)} answers/s"
+        return "FAIL"
 
     def _may_pass(self, live: LiveAggregate) -> bool:
         """Slight overload takes its time to break the limit: no PASS too soon, nor while in flight grows."""

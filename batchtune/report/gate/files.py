@@ -8,22 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from batchtune.check.gate import margin_text
-from batchtune.report.gate.statement import (
-    HEADINGS,
-    STATES,
-    attribution_text,
-    change_text,
-    closing,
-    finding_text,
-    gate_rows,
-    headline,
-    outcome,
-)
+from batchtune.report import tables
+from batchtune.report.findings import labels
+from batchtune.report.gate import statement
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
@@ -58,13 +49,15 @@ def junit_xml(account: Account) -> str:
 
 def markdown(account: Account) -> str:
     """For a job's summary or a comment."""
-    lines = [f"### {account.conclusion.verdict}: `{account.scenario}`", "", _plain(outcome(account)), ""]
-    rows = gate_rows(account.conclusion)
-    if rows:
-        names = {"baseline": account.baseline, "candidate": account.candidate}
-        heads = [heading.format(**names) for heading in HEADINGS]
-        lines += [_table_row(heads), "|---|" + "---:|" * (len(heads) - 1), *map(_table_row, rows), ""]
-    lines += [f"- **{label}:** {_plain(text)}" for label, text in closing(account)]
+    lines = [
+        f"### {account.conclusion.verdict}: `{account.scenario}`",
+        "",
+        _plain(statement.outcome(account)),
+        "",
+    ]
+    rows = [[_plain(cell) for cell in row] for row in statement.gate_table(account)]
+    lines += [*tables.markdown_lines(rows), ""] if rows else []
+    lines += [f"- **{label}:** {_plain(text)}" for label, text in statement.closing(account)]
     return "\n".join(lines) + "\n"
 
 
@@ -107,9 +100,11 @@ def _messages(account: Account) -> dict[str, str]:
     conclusion = account.conclusion
     state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
     flagged = (finding for finding in conclusion.findings if finding.state == state)
-    texts = {finding.gate.name: finding_text(finding) for finding in flagged}
-    why = "" if account.attribution is None else f"; {attribution_text(account.attribution)}"
-    return {name: f"{text}{why}" for name, text in texts.items()} or {conclusion.verdict: headline(account)}
+    texts = {finding.gate.name: statement.finding_text(finding) for finding in flagged}
+    why = "" if account.attribution is None else f"; {statement.attribution_text(account.attribution)}"
+    return {name: f"{text}{why}" for name, text in texts.items()} or {
+        conclusion.verdict: statement.headline(account)
+    }
 
 
 def _gate_case(account: Account, finding: Finding) -> ET.Element:
@@ -117,16 +112,18 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         "testcase", name=finding.gate.name, classname=_xml(f"batchtune.{account.scenario}"), time="0"
     )
     text = _xml(
-        f"{account.candidate} against {account.baseline}: {finding.gate.name} {change_text(finding)}, "
+        f"{account.candidate} against {account.baseline}: {finding.gate.name} {statement.change_text(finding)}, "
         f"margin {margin_text(finding.gate, finding.margin)}"
     )
     if account.conclusion.is_void:
         ET.SubElement(case, "skipped", message=f"void: {text}")
     elif finding.state == "regressed":
-        why = "" if account.attribution is None else f"\n{attribution_text(account.attribution)}"
+        why = "" if account.attribution is None else f"\n{statement.attribution_text(account.attribution)}"
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):
-        ET.SubElement(case, "skipped", message=f"{STATES.get(finding.state, finding.state)}: {text}")
+        ET.SubElement(
+            case, "skipped", message=f"{labels('states').get(finding.state, finding.state)}: {text}"
+        )
     else:
         ET.SubElement(case, "system-out").text = text
     return case
@@ -135,17 +132,13 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
 def _whole_case(account: Account) -> ET.Element:
     verdict = account.conclusion.verdict
     case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
-    text = _xml(headline(account))
+    text = _xml(statement.headline(account))
     if verdict in _FAILURES | _ERRORS:
         tag = "failure" if verdict in _FAILURES else "error"
         ET.SubElement(case, tag, message=text, type=verdict.lower()).text = text
     elif verdict == "INCONCLUSIVE":
         ET.SubElement(case, "skipped", message=text)
     return case
-
-
-def _table_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _plain(text: str) -> str:

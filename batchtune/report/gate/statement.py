@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
 from batchtune.check.limit import AT_LEAST, MOVED, Attribution, LimitFinding, Part
-from batchtune.report.findings import text_of, worded
+from batchtune.report.findings import labels, text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -34,11 +34,6 @@ UNITS: Final = {
 }
 """Heading and scale of each figure."""
 
-STATES: Final = {"open": "undecided", "kept": "met"}
-"""Words for states of gates and limits that are not their own."""
-
-HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "median of pairs", "margin", "verdict")
-
 
 def unit_of(figure: str) -> tuple[str, float]:
     """Heading and scale of a figure by the name of its gate: `ranker: p95 ms`."""
@@ -51,9 +46,7 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
     """At most fifteen lines of one model."""
     print_text(headline(account), stream=stream, indent="      ")
     if account.conclusion.findings:
-        names = {"baseline": account.baseline, "candidate": account.candidate}
-        headings = [head.format(**names) for head in HEADINGS]
-        print_rows([headings, *gate_rows(account.conclusion)], stream=stream)
+        print_rows(gate_table(account), stream=stream)
     print_text(
         *(f"{label:<6}{text}" for label, text in closing(account)),
         *([] if account.run is None else [f"Saved in {account.run}"]),
@@ -86,12 +79,15 @@ def finding_text(finding: Finding) -> str:
     return f"{finding.gate.name} {change_text(finding, ends=False)} (margin {margin})"
 
 
-def gate_rows(conclusion: Conclusion) -> list[list[str]]:
-    """One row of six cells for each gate, as `HEADINGS` names them."""
+def gate_table(account: Account) -> list[list[str]]:
+    """The headings, and a row for each gate; empty where no gate was judged."""
+    conclusion = account.conclusion
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
-    return [
+    headings = ["figure", account.baseline, account.candidate, "median of pairs", "margin", "verdict"]
+    rows = [
         _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
     ]
+    return [headings, *rows] if rows else []
 
 
 def closing(account: Account) -> list[tuple[str, str]]:
@@ -166,7 +162,7 @@ def limit_text(finding: LimitFinding) -> str:
 
     least = "at least" if metric in AT_LEAST else "at most"
     ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
-    state = STATES.get(finding.state, finding.state)
+    state = labels("states").get(finding.state, finding.state)
     return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {state}"
 
 
@@ -248,9 +244,9 @@ def _state_text(finding: Finding) -> str:
         case "regressed", None:
             return "REGRESSED"
         case state, False:
-            return f"{STATES.get(state, state)}: not confirmed"
+            return f"{labels('states').get(state, state)}: not confirmed"
         case state, _:
-            return STATES.get(state, state)
+            return labels("states").get(state, state)
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:

@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import CHECK, Run
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
-from batchtune.report.findings import text_of
+from batchtune.measure.quantiles import UNDEFINED, Estimate
+from batchtune.report import words
+from batchtune.report.findings import advice_of, labels, text_of
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
-from batchtune.report.html.shell.document import (
-    Report,
-    gathered_caveats,
-    provenance_rows,
-    slo_text,
-    table_of_single_trials,
-)
-from batchtune.report.html.shell.drawing import (
-    LINE_STYLES,
-    WIDE,
-    Figure,
-    PlottedRun,
-    Section,
-    Table,
-    Trace,
-    axis,
-    bars,
-    finite,
-    is_emulated,
-    limited,
-    log_axis,
-    numbers,
-    safe,
-    spread_axis,
-)
+from batchtune.report.html.shell import document, drawing
+from batchtune.report.html.shell.document import Report
+from batchtune.report.html.shell.drawing import Panel, PlottedRun, Section, Table, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
+from batchtune.report.load_points import plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
-from batchtune.report.words import (
-    PROTOCOLS,
-    Fact,
-    capitalised,
-    limit_fact,
-    parameters_of,
-    sentence,
-    shortened,
-)
+from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
@@ -69,7 +40,6 @@ _KINDS: Final = {
     "host": ("invalid: noisy host", "@muted", "square-x-open", 11),
 }
 """Of a point: name, colour, symbol, size."""
-_BESIDE: Final = ("p50", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,42 +62,37 @@ class LoadPoint:
 
 def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: str) -> Section:
     """Throughput and one latency quantile against the load, with the SLO, and which points are invalid."""
-    anchor = "load" if "_" not in quantile else f"load-{quantile}"
-    of_what = "latency" if "_" not in quantile else quantile
-    section = Section(anchor=anchor, title=f"Throughput and {of_what} against the load", clickable=True)
-    beside = _beside(quantile)
     if not points:
-        return replace(section, missing="no point was measured")
+        return drawing.section("load", None, latency="latency")
     in_order = sorted(points, key=lambda point: point.load)
     open_loop = in_order[0].measured.concurrency is None
     title = "offered requests/s" if open_loop else "clients"
     loads = [point.load for point in in_order]
-    wide = min(loads) > 0.0 and max(loads) > WIDE * min(loads)
-    across = log_axis(title, loads) if wide else axis(title, rangemode="tozero")
-    data = [*_throughput(in_order, open_loop=open_loop), *_latency(in_order, quantile)]
-    latencies = [y for trace in data if trace.get("yaxis") == "y2" for y in trace["y"]]
-    layout: dict[str, Any] = {
-        "grid": {"rows": 1, "columns": 2, "pattern": "independent"},
-        "xaxis": across,
-        "yaxis": axis("requests/s", rangemode="tozero"),
-        "xaxis2": across,
-        "yaxis2": spread_axis(f"{quantile}, ms", latencies),
-        "hovermode": "closest",
-        "legend": {"y": 1.06},
-    }
-    return replace(
-        section,
-        lead="Only the points on the line count; those beside it are not the server's figures."
-        if any(point.kind in ("client", "host") for point in points)
+    wide = min(loads) > 0.0 and max(loads) > drawing.WIDE * min(loads)
+    across = drawing.log_axis(title, loads) if wide else drawing.axis(title, rangemode="tozero")
+    latency_traces = _latency(in_order, quantile)
+    latencies = [y for drawn in latency_traces for y in drawn["y"]]
+    panels = [
+        Panel(
+            traces=_throughput(in_order, open_loop=open_loop),
+            x=across,
+            y=drawing.axis("requests/s", rangemode="tozero"),
+        ),
+        Panel(traces=latency_traces, x=across, y=drawing.spread_axis(f"{quantile}, ms", latencies)),
+    ]
+    figure = drawing.in_panels(panels, height_px=420, hovermode="closest", legend={"y": 1.06})
+    layout = drawing.limited(scenario.slo, figure.layout, quantiles=(quantile,), panel="2")
+    beside, is_void = _beside(quantile), any(point.kind in ("client", "host") for point in points)
+    return drawing.section(
+        "load",
+        replace(figure, layout=layout),
+        anchor="load" if "_" not in quantile else f"load-{quantile}",
+        clickable=True,
+        latency="latency" if "_" not in quantile else quantile,
+        void="Only the points on the line count; those beside it are not the server's figures."
+        if is_void
         else "",
-        figure=Figure(
-            data=data, layout=limited(scenario.slo, layout, quantiles=(quantile,), panel="2"), height_px=420
-        ),
-        how=(
-            "A run a point, with 95 % intervals. Best is the most throughput within the SLO; of points with "
-            "no measurable difference the one with the least load."
-            + (f" The thin dotted lines beside {quantile} are {' and '.join(beside)}." if beside else "")
-        ),
+        beside=f" The thin dotted lines beside {quantile} are {' and '.join(beside)}." if beside else "",
     )
 
 
@@ -150,103 +115,78 @@ def _throughput(points: Sequence[LoadPoint], *, open_loop: bool) -> list[Trace]:
     if open_loop:
         ends = [min(point.load for point in points), max(point.load for point in points)]
         traces.append(
-            {
-                "x": ends,
-                "y": ends,
-                "mode": "lines",
-                "name": "all that is offered",
-                "line": {"color": "@muted", "width": 1, "dash": "dot"},
-                "hoverinfo": "skip",
-            }
+            drawing.trace(
+                ends,
+                ends,
+                colour="@muted",
+                line={"width": 1, "dash": "dot"},
+                name="all that is offered",
+            )
         )
-    traces.append(_joined(points, [point.measured.throughput_rps.value for point in points], 1.0, panel=""))
-    for kind in dict.fromkeys(point.kind for point in points):
-        mine = [point for point in points if point.kind == kind]
-        estimates = [point.measured.throughput_rps for point in mine]
-        traces.append(
-            _markers(kind, mine)
-            | {"y": numbers(estimate.value for estimate in estimates), "error_y": bars(estimates)}
-        )
-    return [_coloured_bars(trace) for trace in traces]
+    return traces + _against(points, [point.measured.throughput_rps for point in points], 1.0)
 
 
 def _latency(points: Sequence[LoadPoint], quantile: str) -> list[Trace]:
-    place = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
-    traces: list[Trace] = []
-    for name in _beside(quantile):
-        values = [_latency_s(point, name) for point in points]
-        thin = _joined(points, values, 1e3, panel="2")
-        traces.append(thin | {"line": {"color": "@other", "width": 1, "dash": "dot"}})
-    traces.append(_joined(points, [_latency_s(point, quantile) for point in points], 1e3, panel="2"))
+    thin = {"line": {"color": "@other", "width": 1, "dash": "dot"}}
+    beside = [_joined(points, _latencies(points, name), 1e3) | thin for name in _beside(quantile)]
+    return beside + _against(points, _latencies(points, quantile), 1e3, showlegend=False)
+
+
+def _latencies(points: Sequence[LoadPoint], quantile: str) -> list[Estimate]:
+    return [point.measured.latency_s.get(quantile, UNDEFINED) for point in points]
+
+
+def _against(
+    points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float, **more: object
+) -> list[Trace]:
+    """The line through the points that count, and the points, a trace a kind."""
+    traces = [_joined(points, shown, scale)]
     for kind in dict.fromkeys(point.kind for point in points):
-        mine = [point for point in points if point.kind == kind]
-        estimates = [point.measured.latency_s[quantile] for point in mine]
-        shown = {
-            "y": numbers((estimate.value for estimate in estimates), 1e3),
-            "error_y": bars(estimates, 1e3),
-        }
-        traces.append(_markers(kind, mine) | shown | place)
-    return [_coloured_bars(trace) for trace in traces]
+        mine = [pair for pair in zip(points, shown, strict=True) if pair[0].kind == kind]
+        name, colour, symbol, size = _KINDS[kind]
+        thin = symbol.endswith(("thin", "open"))
+        edge = {"width": 1.8, "color": colour} if thin else {"width": 1.2, "color": "@surface"}
+        drawn = drawing.trace(
+            [point.load for point, _ in mine],
+            [drawing.scaled(estimate, scale) for _, estimate in mine],
+            colour=colour,
+            marker={"symbol": symbol, "size": size, "line": edge},
+            hover="%{text}",
+            name=name,
+            legendgroup=kind,
+            customdata=[point.place for point, _ in mine],
+            text=[_hover(point, name) for point, _ in mine],
+            **more,
+        )
+        traces.append(drawn)
+    return traces
 
 
 def _beside(quantile: str) -> list[str]:
     """Of first tokens and gaps none: they are no quantiles of the same times."""
-    return [name for name in _BESIDE if name != quantile and "_" not in quantile]
+    beside = ("p50", "p99")
+    return [name for name in beside if name != quantile and "_" not in quantile]
 
 
-def _joined(points: Sequence[LoadPoint], values: Sequence[float], scale: float, *, panel: str) -> Trace:
+def _joined(points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float) -> Trace:
     """The line through the points that count."""
     counting = [at for at, point in enumerate(points) if point.kind not in ("client", "host")]
-    return {
-        "x": [points[at].load for at in counting],
-        "y": [finite(values[at], scale) for at in counting],
-        "mode": "lines",
-        "line": {"color": "@chosen", "width": 1.6},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "xaxis": f"x{panel}",
-        "yaxis": f"y{panel}",
-    }
-
-
-def _markers(kind: str, points: Sequence[LoadPoint]) -> Trace:
-    name, colour, symbol, size = _KINDS[kind]
-    thin = symbol.endswith(("thin", "open"))
-    return {
-        "x": [point.load for point in points],
-        "mode": "markers",
-        "name": name,
-        "legendgroup": kind,
-        "marker": {
-            "color": colour,
-            "symbol": symbol,
-            "size": size,
-            "line": {"width": 1.8, "color": colour} if thin else {"width": 1.2, "color": "@surface"},
-        },
-        "customdata": [point.place for point in points],
-        "text": [_hover(point, name) for point in points],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-
-
-def _coloured_bars(trace: Trace) -> Trace:
-    if "error_y" in trace:
-        trace["error_y"]["color"] = trace["marker"]["color"]
-    return trace
+    return drawing.trace(
+        [points[at].load for at in counting],
+        [drawing.finite(shown[at].value, scale) for at in counting],
+        colour="@chosen",
+        line={"width": 1.6},
+        showlegend=False,
+    )
 
 
 def _hover(point: LoadPoint, kind: str) -> str:
     measured = point.measured
     return (
-        f"<b>{safe(point.name)}</b>, {kind}<br>{safe(interval(measured.throughput_rps))} requests/s"
-        f"<br>p95 {safe(milliseconds(measured.latency_s.get('p95')))} ms"
-        f"<br>p99 {safe(milliseconds(measured.latency_s.get('p99')))} ms<br>trial {point.trial.number}"
+        f"<b>{drawing.safe(point.name)}</b>, {kind}<br>{drawing.safe(interval(measured.throughput_rps))} requests/s"
+        f"<br>p95 {drawing.safe(milliseconds(measured.latency_s.get('p95')))} ms"
+        f"<br>p99 {drawing.safe(milliseconds(measured.latency_s.get('p99')))} ms<br>trial {point.trial.number}"
     )
-
-
-def _latency_s(point: LoadPoint, quantile: str) -> float:
-    estimate = point.measured.latency_s.get(quantile)
-    return math.nan if estimate is None else estimate.value
 
 
 _EACH: Final = "The run of each load"
@@ -269,12 +209,12 @@ def load_document(run: Run) -> Report:
     return Report(
         title=scenario.name,
         subtitle=_subtitle(scenario, trials),
-        emulated=is_emulated(trials),
-        answers=shortened(_answers(points, best, trials, scenario)),
+        emulated=drawing.is_emulated(trials),
+        answers=words.shortened(_answers(points, best, trials, scenario)),
         sections=_sections(run, trials, points, scenario),
-        caveats=gathered_caveats({point.name: point.measured.caveats for point in points}),
-        provenance=provenance_rows(run, scenario),
-        trials=table_of_single_trials(trials, lambda _: scenario, _name_of),
+        caveats=document.gathered_caveats({point.name: point.measured.caveats for point in points}),
+        provenance=document.provenance_rows(run, scenario),
+        trials=document.table_of_single_trials(trials, lambda _: scenario, _name_of),
         intervals=(
             "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch "
             "finish together; they do not hold what differs between runs."
@@ -314,17 +254,17 @@ def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
     parts = [
         "Load test",
         served_name(scenario.target.model),
-        PROTOCOLS[scenario.request.protocol],
+        labels("protocols")[scenario.request.protocol],
         f"{counted(rows, 'row')} a request",
         counted(len(trials), "point"),
-        slo_text(scenario),
+        document.slo_text(scenario),
     ]
     if configuration is None or not configuration.known:
         parts.append("parameters of the server unknown")
     elif configuration.batching is None:
         parts.append("no batching")
     else:
-        parameters = " ".join(f"{name} {value}" for name, value in parameters_of(configuration))
+        parameters = " ".join(f"{name} {value}" for name, value in words.parameters_of(configuration))
         parts.append(parameters or "the server's defaults")
     return " · ".join(parts)
 
@@ -339,11 +279,10 @@ def _sections(
         quantiles = [*slo.stream_limits()] or ["ttft_p95", "itl_p99"]
     curves = _shown(few_of(points, most=6), run)
     few = _shown(few_of(points, most=3), run)
-    notes = _notes(trials)
     return [
         *(against_load(points, scenario, quantile=quantile) for quantile in quantiles),
-        _table(trials, points, scenario),
-        *([Section(anchor="words", title="What does not count", paragraphs=notes)] if notes else []),
+        drawing.section("points", _table(trials, points, scenario), anchor="figures"),
+        drawing.section("void", _notes(trials), anchor="words"),
         distribution(curves, slo, which=_EACH),
         timeline(few, slo, which=_EACH),
         split(_shown(sorted(points, key=lambda point: point.load), run), which=_EACH),
@@ -353,29 +292,30 @@ def _sections(
 
 def _shown(points: Sequence[LoadPoint], run: Run) -> list[PlottedRun]:
     return [
-        PlottedRun(name=point.name, look=LINE_STYLES[at % len(LINE_STYLES)], trial=point.trial, run=run)
+        PlottedRun(
+            name=point.name,
+            look=drawing.LINE_STYLES[at % len(drawing.LINE_STYLES)],
+            trial=point.trial,
+            run=run,
+        )
         for at, point in enumerate(points)
     ]
 
 
-def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario) -> Section:
-    section = Section(anchor="figures", title="The points")
+def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario) -> Table | None:
     if not points:
-        return Section(anchor=section.anchor, title=section.title, missing="no point was measured")
-    headings, *rows = without_empty_columns(plain_rows(trials, scenario=scenario))
+        return None
     marked = next((at for at, point in enumerate(points) if point.is_best), None)
-    return Section(
-        anchor=section.anchor, title=section.title, table=Table(headings=headings, rows=rows, marked=marked)
-    )
+    return Table(rows=without_empty_columns(plain_rows(trials, scenario=scenario)), marked=marked)
 
 
 def _notes(trials: Sequence[Trial]) -> list[str]:
     """What spoilt points, and why points failed."""
     notes = []
-    for spoiler, words in SPOILT.items():
+    for spoiler, text in labels("spoilt").items():
         whose = [_name_of(trial) for trial in trials if spoilt_by(trial) == spoiler]
         if whose:
-            notes.append(f"{words} ({', '.join(whose)}).")
+            notes.append(f"{text} ({', '.join(whose)}).")
     return notes + [f"{_name_of(trial)} failed: {trial.failure}" for trial in trials if trial.failure]
 
 
@@ -390,15 +330,15 @@ def _answers(
     if best is None or chosen is None:
         return _void(question, points, trials)
     lines = (
-        (sentence(text_of(best.why)),)
+        (words.sentence(text_of(best.why)),)
         if len(trials) > 1
         else ("One point; a range is `--rate 100:900:200`.",)
     )
     return (
-        Fact(question=question, headline=capitalised(chosen.name), lines=lines),
+        Fact(question=question, headline=words.capitalised(chosen.name), lines=lines),
         _gives(chosen),
         _kept(chosen, points, scenario),
-        limit_fact(trial_bottleneck(chosen.trial, scenario)),
+        words.limit_fact(trial_bottleneck(chosen.trial, scenario)),
     )
 
 
@@ -407,14 +347,14 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
     why = spoilt_message(trials) or "no point was measured"
     failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
     rates = [point.measured.throughput_rps.value for point in points]
-    advice = dict.fromkeys(caveat.advice for point in points for caveat in point.measured.caveats)
+    advice = dict.fromkeys(advice_of(caveat) for point in points for caveat in point.measured.caveats)
     measured_text = (
         f"{rounded(min(rates))} to {rounded(max(rates))} requests/s"
         if rates
         else counted(len(failures), "failure")
     )
     return (
-        Fact(question=question, headline="No point counts", lines=(sentence(why),), tone="bad"),
+        Fact(question=question, headline="No point counts", lines=(words.sentence(why),), tone="bad"),
         Fact(
             question="What was seen all the same?",
             headline=measured_text,
@@ -424,7 +364,7 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
         Fact(
             question="What now?",
             headline="Measure again",
-            lines=tuple(sentence(text) for text in advice) or ("The server's log says more.",),
+            lines=tuple(words.sentence(text) for text in advice) or ("The server's log says more.",),
         ),
     )
 
@@ -458,8 +398,7 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         f"{limit_words(name, limit_s)}: {_value(name, measured)}"
         for name, limit_s in scenario.slo.limits().items()
     ]
-    if measured.verdict_reason:
-        lines.append(sentence(measured.verdict_reason))
+    lines += filter(None, [words.sentence(text_of(measured.verdict_reason))])
     kept = sum(point.measured.verdict == "PASS" for point in points if point not in void)
     if len(points) > 1 and measured.verdict is not None:
         lines.append(f"{kept} of {counted(len(points), 'point')} meet it.")

@@ -11,7 +11,6 @@ from typing import Literal
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -598,6 +597,6 @@ def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:
     return sum(rows) / len(rows) if rows else None
 
 
-def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
+def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
     """One of each code that any of the runs has, as the last of these has it."""
     return tuple({caveat.code: caveat for measurement in measured for caveat in measurement.caveats}.values())

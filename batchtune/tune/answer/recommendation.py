@@ -14,7 +14,6 @@ from typing import Any, Literal
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import Coded, check_version, coded, fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -117,7 +116,7 @@ class Compared:
     mean_batch_rows: float | None = None
     bottleneck: Bottleneck | None = None
     behind: tuple[int, ...] = ()
-    caveats: tuple[Caveat, ...] = field(default=())
+    caveats: tuple[Coded, ...] = field(default=())
 
     @property
     def name(self) -> str:
@@ -244,7 +243,7 @@ class Recommendation:
     behind: tuple[int, ...] = ()
     failed_references: Mapping[str, str] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
-    caveats: tuple[Caveat, ...] = ()
+    caveats: tuple[Coded, ...] = ()
     notes: tuple[Coded, ...] = field(default=())
     drops: tuple[str, ...] = ()
     ignored: Literal["batches", "answers"] | None = None

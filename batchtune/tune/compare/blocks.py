@@ -22,7 +22,8 @@ from batchtune.errors import UsageError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate, balanced_orders, typical
-from batchtune.measure.validity.caveats import HOST_CODES, Caveat
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.plain_values import Coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench
 from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
@@ -62,7 +63,7 @@ class VariantFigures:
     mean_batch_rows: float | None
     error_ratio: float
     bottleneck: Bottleneck | None
-    caveats: tuple[Caveat, ...]
+    caveats: tuple[Coded, ...]
     failure: str | None
     padding_per_element: float | None = None
     device_busy_ratio: float | None = None
@@ -174,7 +175,7 @@ def _typical_latency(values: Iterable[float]) -> Estimate | None:
     return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
 
 
-def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
+def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
     """One of each kind, as the last run has it, where most runs have it; noise of the host is counted apart."""
     counts = Counter(code for run in measured for code in {caveat.code for caveat in run.caveats})
     latest = {caveat.code: caveat for run in measured for caveat in run.caveats}

@@ -15,8 +15,7 @@ from batchtune.measure.quantiles import (
     ratio_estimate,
     spread_about_zero,
 )
-from batchtune.measure.validity.caveats import Caveat
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import Coded, fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import (
     QUANTILES,
@@ -239,7 +238,7 @@ class NoiseFloor:
     repeats: int
     client_limited: bool
     failure: str | None
-    caveats: tuple[Caveat, ...] = ()
+    caveats: tuple[Coded, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""

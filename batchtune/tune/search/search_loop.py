@@ -15,6 +15,7 @@ from itertools import islice
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
 from batchtune.tune.search.contenders import (
@@ -34,7 +35,6 @@ from batchtune.tune.trials.failures import memory_ceiling_rows, points_beyond_me
 from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
-from batchtune.units import counted, rounded_duration
 
 SCOUT_SHARE = 0.2
 """Of the budget, for scouting at most, but time for five scouts; two are made in any case."""
@@ -266,15 +266,20 @@ class Search(ABC):
         """At most; 5.5 s for five scouts in any case: of fewer, a stall makes the curve's slope (noisy.py, 20 s)."""
         return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
 
-    def plan_text(self) -> str:
+    def plan(self) -> Coded:
         """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
         if self.scenario.search.time_budget_s is None:
-            return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then confirmation runs"
+            return coded("plan_of_trials", trials=self.scenario.search.trials or 0)
         scout_s = self.scout_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s
-        parts = f"{scout_s:.0f} to scout, {compare_s:.0f} to compare, {confirm_s:.0f} to confirm"
-        return f"{rounded_duration(self.budget_s)}: {parts}"
+        return coded(
+            "plan_of_time",
+            budget_s=self.budget_s,
+            scout=round(scout_s),
+            compare=round(compare_s),
+            confirm=round(confirm_s),
+        )
 
     # The contenders that are named once something is known.
 

@@ -13,6 +13,7 @@ from batchtune.errors import TargetError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
@@ -69,7 +70,7 @@ class Watcher:
 
     on_progress: Callable[[SweepProgress], None] = lambda _progress: None
     on_thinking: Callable[[str], None] = lambda _text: None
-    on_plan: Callable[[str], None] = lambda _text: None
+    on_plan: Callable[[Coded], None] = lambda _plan: None
     on_summary: Callable[[SearchSummary], None] = lambda _summary: None
 
 
@@ -159,8 +160,8 @@ class _Sweep:
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
-        self._told_plan = ""
-        self._stop_reason = ""
+        self._told_plan: Coded | None = None
+        self._stop_reason: Coded | None = None
 
     def run(self, nodes: Nodes) -> Iterator[FinishedTrial]:
         try:
@@ -168,10 +169,10 @@ class _Sweep:
             while asks := self._asks(nodes):
                 yield from self._measure(asks, nodes)
                 if self._failures >= FAILURES_TO_END:
-                    self._stop_reason = f"{self._failures} trials in a row failed"
+                    self._stop_reason = coded("trials_failed", failures=self._failures)
                     break
         except (KeyboardInterrupt, GeneratorExit):
-            self._stop_reason = "it was interrupted"
+            self._stop_reason = coded("interrupted")
             raise
         finally:
             self._watcher.on_summary(self._summary(nodes))
@@ -215,11 +216,11 @@ class _Sweep:
         """What a sweep may take where nobody says, by the speed of the server; told once."""
         search = self._scenario.search
         lone_s = self._search.lone_s
-        if math.isnan(lone_s) or self._told_plan:
+        if math.isnan(lone_s) or self._told_plan is not None:
             return
         if not search.budget_is_given:
             self._search.budget_s = usual_budget_s(lone_s)
-        self._told_plan = self._search.plan_text()
+        self._told_plan = self._search.plan()
         self._watcher.on_plan(self._told_plan)
 
     def _left_s(self) -> float:
@@ -251,12 +252,12 @@ class _Sweep:
         proposers: Counter[str] = Counter(
             trial.source for trial in self._trials if trial.source not in NO_CANDIDATES | {"confirm"}
         )
-        left = "the time is spent" if self._left_s() <= 0.0 else "nothing that there was time for is open"
+        left = coded("time_spent" if self._left_s() <= 0.0 else "nothing_open")
         return SearchSummary(
             strategy=self._scenario.search.strategy,
             stop_reason=self._stop_reason or left,
             space_size=self._search.space_size,
-            plan=self._told_plan,
+            plan=self._told_plan or as_text(""),
             proposals=dict(proposers),
             nodes=", ".join(nodes.names),
             curve=self._search.readings,

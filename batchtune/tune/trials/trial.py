@@ -11,7 +11,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.load.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import check_version, fields_to_plain, from_plain
+from batchtune.plain_values import Coded, as_text, check_version, fields_to_plain, from_plain
 from batchtune.target.telemetry import ServerActivity
 
 SCHEMA_VERSION = 1
@@ -310,9 +310,9 @@ class SearchSummary:
     """
 
     strategy: str
-    stop_reason: str = ""
+    stop_reason: Coded = field(default=as_text(""))
     space_size: int = 0
-    plan: str = ""
+    plan: Coded = field(default=as_text(""))
     proposals: Mapping[str, int] = field(default_factory=dict)
     curve: Mapping[int, float] = field(default_factory=dict)
     nodes: str = ""

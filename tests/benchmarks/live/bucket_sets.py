@@ -37,6 +37,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.reader import read_scenario
@@ -182,9 +183,9 @@ def run_sweep(kept: Path) -> None:
         tried=tried,
         trials=len(trials),
         took_s=took_s,
-        ended=summaries[0].stop_reason,
+        ended=text_of(summaries[0].stop_reason),
     )
-    print(f"sweep of {took_s:.0f} s and {len(trials)} trials: {label}; {summaries[0].stop_reason}")
+    print(f"sweep of {took_s:.0f} s and {len(trials)} trials: {label}; {text_of(summaries[0].stop_reason)}")
 
 
 def report(kept: Path) -> None:

@@ -24,6 +24,7 @@ from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.report.findings import text_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
@@ -172,7 +173,7 @@ def report(number: int, case: Case, budget_s: float, *, show: bool) -> dict[str,
         "outside_trials_s": outside_s,
         "trials": len(trials),
         "established": chosen.established,
-        "stop_reason": summary.stop_reason,
+        "stop_reason": text_of(summary.stop_reason),
         "seconds_by_phase": dict(summary.seconds_by_phase),
     }
     print(

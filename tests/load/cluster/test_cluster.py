@@ -26,6 +26,7 @@ from batchtune.load.cluster.ray_hosts import Station, client_max_rps, fleet_of
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
 from batchtune.load.job import LoadJob, split
 from batchtune.load.samples import Samples, merge
+from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.placement import OF_A_FLEET, placed
 from batchtune.scenario.reader import format_scenario, parse_scenario
@@ -209,7 +210,7 @@ def test_a_worker_that_is_lost_before_the_start_of_a_load_is_gone_on_without(cal
         run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
         figures = loader.run(run, on_live=lambda _live: None)
     assert len(figures.samples) == 100
-    losses = [each.text for each in figures.measurement.caveats if each.code == "worker_lost"]
+    losses = [text_of(each) for each in figures.measurement.caveats if each.code == "worker_lost"]
     assert len(losses) == 1
     assert losses[0].startswith("load worker 0 on node-0: its node is gone")
     assert loader._client_max_rps == pytest.approx(2000.0)
@@ -375,7 +376,7 @@ def test_a_load_is_sent_again_without_a_worker_that_was_lost_or_slow_twice(
     loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=lambda _requests: 90.0)
     run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
     figures = loader.run(run, on_live=lambda _live: None)
-    losses = [each.text for each in figures.measurement.caveats if each.code == "worker_lost"]
+    losses = [text_of(each) for each in figures.measurement.caveats if each.code == "worker_lost"]
     assert losses
     assert losses[0].startswith(told)
     assert (len(fleet.jobs), fleet.retired) == (loads, retired)

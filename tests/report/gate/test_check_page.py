@@ -12,7 +12,7 @@ from batchtune.archive.run import CHECK, Run
 from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
-from batchtune.report.gate.statement import gate_rows
+from batchtune.report.gate.statement import gate_table
 from batchtune.report.html.check_page import check_document, gate_changes
 from batchtune.report.html.load_page import kind_of
 from batchtune.report.html.shell.document import render
@@ -49,7 +49,7 @@ def test_the_answers_are_the_verdict_what_moved_why_and_how_sure(document):
 
 
 def test_the_table_is_that_of_the_terminal(run, document):
-    assert section(document, "verdicts").table.rows == gate_rows(read_account(run.path).conclusion)
+    assert section(document, "verdicts").table.rows == gate_table(read_account(run.path))
 
 
 def test_the_figure_shows_each_gate_with_its_interval_and_margin(document):

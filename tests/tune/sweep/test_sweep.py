@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from batchtune.errors import NoFeasibleConfigurationError, TargetError
+from batchtune.plain_values import Coded, coded
+from batchtune.report.findings import text_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
 from batchtune.tune.sweep.sweep import FAILURES_TO_END, PHASES, SweepProgress, Watcher, sweep
@@ -183,7 +185,7 @@ def test_an_interrupt_passes_through_and_everything_measured_stays():
     with pytest.raises(KeyboardInterrupt):
         next(running)
     assert recommend(kept, scenario=asked()).confirmations == 0
-    assert [one.stop_reason for one in said] == ["it was interrupted"]
+    assert [one.stop_reason for one in said] == [coded("interrupted")]
 
 
 @pytest.mark.parametrize("objective", list(LOADS))
@@ -218,7 +220,7 @@ def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed(
 
 def test_progress_tells_phase_budget_and_the_best_so_far():
     seen: list[SweepProgress] = []
-    plans: list[str] = []
+    plans: list[Coded] = []
     trials = run(asked(), watcher=Watcher(on_progress=seen.append, on_plan=plans.append))
     assert [one.phase for one in seen if one.phase == "scouting"]
     assert tuple(dict.fromkeys(one.phase for one in seen)) == PHASES
@@ -226,7 +228,7 @@ def test_progress_tells_phase_budget_and_the_best_so_far():
     assert seen[-1].best is not None
     assert {one.plan.number for one in seen} == {one.number for one in trials}
     assert any(one.live is not None for one in seen)
-    assert plans == ["40 s: 8 to scout, 20 to compare, 12 to confirm"]
+    assert [*map(text_of, plans)] == ["40 s: 8 to scout, 20 to compare, 12 to confirm"]
 
 
 def test_the_summary_is_handed_over_even_when_the_sweep_is_broken_off():

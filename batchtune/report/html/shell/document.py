@@ -10,21 +10,23 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run, write_whole
-from batchtune.measure.validity.caveats import Caveat
+from batchtune.batching.parameters import Configuration
+from batchtune.plain_values import Coded
+from batchtune.report.findings import advice_of, text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
-from batchtune.report.tables import interval, milliseconds
+from batchtune.report.load_points import figure_cells
 from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted, percentage, rounded
+from batchtune.units import counted, rounded
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -49,20 +51,11 @@ COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detail:
-    """What a click on a point shows: a heading, or parameters instead, and rows of the table by their place."""
-
-    heading: str
-    parameters: Sequence[tuple[str, str]] = ()
-    rows: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
     """A row of texts a trial, and the details in the order of the numbers that points have as `customdata`."""
 
     rows: Sequence[Sequence[str]]
-    details: Sequence[Detail]
+    details: Sequence[tuple[str, Configuration, Sequence[int]]]
 
 
 def trial_rows(trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario]) -> list[list[str]]:
@@ -75,11 +68,7 @@ def table_of_single_trials(
 ) -> TrialTable:
     """With a detail for each trial, in their order."""
     details = [
-        Detail(
-            heading=f"Trial {trial.number}: {heading_of(trial)}",
-            parameters=parameters_of(trial.configuration),
-            rows=[at],
-        )
+        (f"Trial {trial.number}: {heading_of(trial)}", trial.configuration, [at])
         for at, trial in enumerate(trials)
     ]
     return TrialTable(rows=trial_rows(trials, scenario_of), details=details)
@@ -103,10 +92,7 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
     return [
         *head,
         load,
-        interval(measured.throughput_rps),
-        *(milliseconds(measured.latency_s.get(name)) for name in ("p50", "p95", "p99")),
-        percentage(measured.error_ratio),
-        rounded(None if measured.server is None else measured.server.mean_batch_rows),
+        *figure_cells(measured, COLUMNS[4:10]),
         limit_word(trial_bottleneck(trial, scenario)),
         measured.verdict or "–",
         ", ".join(caveat.code.replace("_", " ") for caveat in measured.caveats) or "–",
@@ -117,8 +103,6 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
 PAGE_FILE: Final = "report.html"
 
 _HERE: Final = Path(__file__).parent
-_COMPRESSION: Final = 6
-"""Of plotly.js: 9 takes three times as long and saves 1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +121,7 @@ class Report:
     provenance: Sequence[tuple[str, str]]
     intervals: str
     emulated: bool
-    caveats: Sequence[tuple[Caveat, str]] = ()
+    caveats: Sequence[tuple[str, str, str]] = ()
     step: str | None = None
     command: str | None = None
     notes: Sequence[str] = ()
@@ -210,16 +194,20 @@ def slo_text(scenario: Scenario) -> str:
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
 
 
-def gathered_caveats(by_name: Mapping[str, Sequence[Caveat]]) -> list[tuple[Caveat, str]]:
-    """Each caveat once, with whom it concerns."""
-    concerned: dict[str, tuple[Caveat, list[str]]] = {}
+def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, str, str]]:
+    """Each caveat once: whom it concerns, its text and advice."""
+    concerned: dict[str, tuple[Coded, list[str]]] = {}
     for name, caveats in by_name.items():
         for caveat in caveats:
             _, names = concerned.setdefault(caveat.code, (caveat, []))
             if name not in names:
                 names.append(name)
     return [
-        (caveat, "all" if len(names) == len(by_name) > 2 else ", ".join(names))
+        (
+            "all" if len(names) == len(by_name) > 2 else ", ".join(names),
+            text_of(caveat),
+            advice_of(caveat),
+        )
         for caveat, names in concerned.values()
     ]
 
@@ -260,12 +248,17 @@ def _data(document: Report) -> dict[str, Any]:
         for section in document.sections
         if section.figure is not None
     }
-    details = [asdict(detail) for detail in document.trials.details]
+    details = [
+        {"heading": heading, "parameters": parameters_of(configuration), "rows": rows}
+        for heading, configuration, rows in document.trials.details
+    ]
     return {"figures": figures, "columns": COLUMNS, "rows": document.trials.rows, "details": details}
 
 
 @cache
 def _plotly() -> str:
     """plotly.js, compressed, as base64: its bundle of Cartesian charts, a third of the whole."""
+    # Of plotly.js: 9 takes three times as long and saves 1 %.
+    compression = 6
     source = (_HERE / "plotly-cartesian.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(source, _COMPRESSION, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(source, compression, mtime=0)).decode()

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import html
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run
@@ -96,9 +99,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Texts by row, below their `headings`; `marked` is the row that stands out."""
+    """Texts by row, the headings first; `marked` is the row below them that stands out."""
 
-    headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     marked: int | None = None
 
@@ -145,6 +147,41 @@ MERITS: Final = {
 """By objective; `room` is the latency of several models."""
 
 
+@cache
+def _texts() -> Mapping[str, Mapping[str, str]]:
+    with Path(__file__).with_name("sections.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def section(
+    key: str,
+    content: Figure | Table | Sequence[str] | None,
+    *,
+    anchor: str = "",
+    variant: str = "",
+    clickable: bool = False,
+    **figures: object,
+) -> Section:
+    """The section with these texts of `sections.toml`, filled in; without content with the reason why it is missing."""
+    texts = _texts()[key]
+
+    def text(name: str) -> str:
+        return texts.get(f"{name}_{variant}", texts.get(name, "")).format(**figures)
+
+    named = {"anchor": anchor or key, "title": text("title")}
+    if not content:
+        return Section(**named, missing=text("missing"))
+    return Section(
+        **named,
+        lead=text("lead"),
+        how=text("how"),
+        figure=content if isinstance(content, Figure) else None,
+        table=content if isinstance(content, Table) else None,
+        paragraphs=() if isinstance(content, Figure | Table) else content,
+        clickable=clickable,
+    )
+
+
 def safe(text: object) -> str:
     """A text for plotly, which reads tags in what it shows."""
     return html.escape(str(text))
@@ -166,13 +203,74 @@ def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | 
     return [finite(value, scale) for value in values]
 
 
-def bars(estimates: Sequence[Estimate], scale: float = 1.0) -> dict[str, Any]:
-    """Error bars from each interval; an end that is not known has none."""
+def trace(
+    x: Sequence[object],
+    y: Sequence[object],
+    *,
+    colour: object,
+    marker: Mapping[str, object] | None = None,
+    line: Mapping[str, object] | None = None,
+    bars: Mapping[str, object] | None = None,
+    hover: str = "",
+    of: str = "",
+    **more: object,
+) -> Trace:
+    """Points with a `marker`, a `line`, or both, in a colour; estimates have error bars, which look as `bars` say.
+
+    `hover` is shown of a point, beside the name `of` its trace; "": nothing is.
+    """
+    drawn: Trace = {"mode": "+".join(["lines"] * (line is not None) + ["markers"] * (marker is not None))}
+    drawn |= _along("x", x, {"color": colour, **(bars or {})})
+    drawn |= _along("y", y, {"color": colour, **(bars or {})})
+    if marker is not None:
+        drawn["marker"] = {"color": colour, "size": 9, **marker}
+    if line is not None:
+        drawn["line"] = {"color": colour, **line}
+    shown = {"hovertemplate": f"{hover}<extra>{of}</extra>"} if hover else {"hoverinfo": "skip"}
+    return drawn | shown | more
+
+
+def intervals(
+    rows: Sequence[tuple[str, str, Estimate, str]],
+    looks: Mapping[str, tuple[str, str, str]],
+    **more: object,
+) -> list[Trace]:
+    """A trace for each group of estimates with their intervals: group, name, estimate, text of each; `looks` has the
+    name, colour and symbol of each group."""
+    traces = []
+    for group, (name, colour, symbol) in looks.items():
+        mine = [row for row in rows if row[0] == group]
+        if mine:
+            drawn = trace(
+                [estimate for _, _, estimate, _ in mine],
+                [name for _, name, _, _ in mine],
+                bars={"thickness": 2, "width": 5},
+                colour=colour,
+                marker={"symbol": symbol, "size": 11, "line": {"width": 2}},
+                hover="%{text}",
+                name=name,
+                legendgroup=name,
+                text=[text for _, _, _, text in mine],
+                **more,
+            )
+            traces.append(drawn)
+    return traces
+
+
+def scaled(estimate: Estimate, scale: float) -> Estimate:
+    return Estimate(value=estimate.value * scale, low=estimate.low * scale, high=estimate.high * scale)
+
+
+def _along(across: str, values: Sequence[object], look: Mapping[str, object]) -> Trace:
+    """Values as they are; estimates with error bars, of which an end that is not known has none."""
+    estimates = [value for value in values if isinstance(value, Estimate)]
+    if not estimates:
+        return {across: list(values)}
 
     def length(high: float, low: float) -> float:
-        return abs(high - low) * scale if math.isfinite(high) and math.isfinite(low) else 0.0
+        return abs(high - low) if math.isfinite(high) and math.isfinite(low) else 0.0
 
-    return {
+    ends = {
         "type": "data",
         "symmetric": False,
         "array": [length(estimate.high, estimate.value) for estimate in estimates],
@@ -180,11 +278,18 @@ def bars(estimates: Sequence[Estimate], scale: float = 1.0) -> dict[str, Any]:
         "thickness": 1.2,
         "width": 3,
     }
+    places = numbers(estimate.value for estimate in estimates)
+    return {across: places, f"error_{across}": {**ends, **look}}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with its unit in the title."""
     return {"title": {"text": title, "standoff": 12}, "automargin": True, **more}
+
+
+def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, Any]:
+    """An axis of names in this order."""
+    return axis(title, type="category", categoryorder="array", categoryarray=[*map(str, names)], **more)
 
 
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
@@ -204,16 +309,6 @@ def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
 def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = "") -> dict[str, Any]:
     """The layout with the SLO's line across its panel; an annotation on a logarithmic axis stands at the exponent."""
     log = layout[f"yaxis{panel}"].get("type") == "log"
-    line = {
-        "type": "line",
-        "xref": f"x{panel} domain",
-        "x0": 0,
-        "x1": 1,
-        "yref": f"y{panel}",
-        "y0": value,
-        "y1": value,
-        "line": {"color": "@limit", "width": 1.5, "dash": "dash"},
-    }
     note = {
         "xref": f"x{panel} domain",
         "x": 1,
@@ -225,8 +320,23 @@ def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = 
         "xanchor": "right",
         "yanchor": "bottom",
     }
-    drawn = {"shapes": [line], "annotations": [note]}
+    drawn = {"shapes": [_dashed("y", value, panel, "@limit", 1.5)], "annotations": [note]}
     return layout | {key: [*layout.get(key, ()), *drawn[key]] for key in drawn}
+
+
+def _dashed(of: str, value: float, panel: str, colour: str, width: float) -> dict[str, Any]:
+    """A dashed line through a panel at a value of one of its axes."""
+    across = "x" if of == "y" else "y"
+    return {
+        "type": "line",
+        f"{across}ref": f"{across}{panel} domain",
+        f"{across}0": 0,
+        f"{across}1": 1,
+        f"{of}ref": f"{of}{panel}",
+        f"{of}0": value,
+        f"{of}1": value,
+        "line": {"color": colour, "width": width, "dash": "dash"},
+    }
 
 
 def limited(
@@ -239,6 +349,37 @@ def limited(
                 layout, limit_s * 1e3, f"SLO: {name} ≤ {rounded_duration(limit_s)}", panel=panel
             )
     return layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A part of a figure with axes of its own; `marks` are dashed lines upwards: value, colour, width."""
+
+    traces: Sequence[Trace]
+    x: dict[str, Any]
+    y: dict[str, Any]
+    title: str = ""
+    marks: Sequence[tuple[float, str, float]] = ()
+
+
+def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, **layout: Any) -> Figure:
+    """Panels beside each other, or one `below` the other."""
+    count = len(panels)
+    grid: dict[str, float] = (
+        {"rows": count, "columns": 1, "ygap": 0.35} if below else {"rows": 1, "columns": count}
+    )
+    layout = {"grid": {**grid, "pattern": "independent"}, "annotations": [], "shapes": [], **layout}
+    data: list[Trace] = []
+    for at, panel in enumerate(panels):
+        suffix = str(at + 1) if at else ""
+        place = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+        data += [drawn | place for drawn in panel.traces]
+        layout |= {f"xaxis{suffix}": panel.x, f"yaxis{suffix}": panel.y}
+        layout["annotations"] += [panel_title(panel.title, suffix)] if panel.title else []
+        layout["shapes"] += [
+            _dashed("x", value, suffix, colour, width) for value, colour, width in panel.marks
+        ]
+    return Figure(data=data, layout=layout, height_px=height_px)
 
 
 def legend_above(height_px: int) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,19 +13,8 @@ from batchtune.load.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.report.findings import text_of
-from batchtune.report.html.shell.drawing import (
-    Figure,
-    PlottedRun,
-    Section,
-    Trace,
-    axis,
-    finite,
-    legend_above,
-    limited,
-    numbers,
-    panel_title,
-    safe,
-)
+from batchtune.report.html.shell import drawing
+from batchtune.report.html.shell.drawing import Figure, PlottedRun, Section, Trace
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.reason import closing
@@ -34,57 +22,48 @@ from batchtune.units import percentage
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
 """The colour of each; what a later server says comes behind."""
-_TELLING_SHARE: Final = 15.0
 _SIZES_PX: Final = 190
 _GAP_PX: Final = 96
-_UPRIGHT: Final = 6
-_SLANTED_PX: Final = 50
-"""The names of more bars than that stand askew on a phone."""
-_MOST_SIZES: Final = 20
-"""Of bars side by side; more are summed up between powers of two."""
 
 
 def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
     """How many rows the batches hold, as shares of all batches; beside it why they closed."""
-    section = Section(anchor="batches", title="Batch sizes, and why batches closed")
+    # The names of more bars than that stand askew on a phone.
+    # Of bars side by side; more are summed up between powers of two.
+    most_sizes = 20
+    slanted_px = 50
+    upright = 6
     activities = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
     if not activities:
-        return replace(section, missing="the server reports nothing about its batches")
+        return drawing.section("batches", None)
     every_size = sorted({size for _, activity in activities for size in activity.batches_by_rows})
     names = {size: str(size) for size in every_size}
-    if len(every_size) > _MOST_SIZES:
+    if len(every_size) > most_sizes:
         names = {size: _range_of(size) for size in every_size}
     data = [_bars_of(curve, activity, names) for curve, activity in activities]
     closed = [(curve, activity) for curve, activity in activities if sum(activity.close_reasons.values())]
     bars_px = 34 * len(closed)
-    gap_px = _GAP_PX if len(set(names.values())) <= _UPRIGHT else _GAP_PX + _SLANTED_PX
+    gap_px = _GAP_PX if len(set(names.values())) <= upright else _GAP_PX + slanted_px
     area_px = _SIZES_PX + (gap_px + bars_px if closed else 0)
     height_px = area_px + 110
     layout: dict[str, Any] = {
         "barmode": "group",
         "bargap": 0.2 if len(set(names.values())) > 4 else 0.6,
-        "xaxis": axis(
-            "",
-            type="category",
-            categoryorder="array",
-            categoryarray=list(dict.fromkeys(names.values())),
-        ),
-        "yaxis": axis("% of the batches", rangemode="tozero", domain=[1 - _SIZES_PX / area_px, 1]),
-        "annotations": [panel_title("rows in a batch")],
-        "legend": legend_above(height_px),
+        "xaxis": drawing.categories("", dict.fromkeys(names.values())),
+        "yaxis": drawing.axis("% of the batches", rangemode="tozero", domain=[1 - _SIZES_PX / area_px, 1]),
+        "annotations": [drawing.panel_title("rows in a batch")],
+        "legend": drawing.legend_above(height_px),
     }
     if closed:
         layout |= {
-            "xaxis2": axis("% of the batches", range=[0, 100], anchor="y2"),
-            "yaxis2": axis("", type="category", anchor="x2", domain=[0, bars_px / area_px]),
+            "xaxis2": drawing.axis("% of the batches", range=[0, 100], anchor="y2"),
+            "yaxis2": drawing.axis("", type="category", anchor="x2", domain=[0, bars_px / area_px]),
         }
-        layout["annotations"].append(panel_title("why they closed", "2"))
+        layout["annotations"].append(drawing.panel_title("why they closed", "2"))
         data += _reason_bars(closed)
-    return replace(
-        section,
-        lead=_lead(activities) if len(activities) <= 3 else "",
-        figure=Figure(data=data, layout=layout, height_px=height_px),
-        how=f"By the server's counters, rows after padding. {which}, warm-up included.",
+    figure = Figure(data=data, layout=layout, height_px=height_px)
+    return drawing.section(
+        "batches", figure, closings=_lead(activities) if len(activities) <= 3 else "", which=which
     )
 
 
@@ -103,11 +82,11 @@ def _bars_of(curve: PlottedRun, activity: ServerActivity, names: Mapping[int, st
     shares: dict[str, float] = {}
     for size, count in sorted(activity.batches_by_rows.items()):
         shares[names[size]] = shares.get(names[size], 0.0) + 100 * count / batches
-    name = safe(curve.name)
+    name = drawing.safe(curve.name)
     return {
         "type": "bar",
         "x": list(shares),
-        "y": numbers(shares.values()),
+        "y": drawing.numbers(shares.values()),
         "name": name,
         "marker": {"color": curve.look.colour, "line": {"width": 1, "color": "@surface"}},
         "hovertemplate": "%{y:.3~r} % of the batches hold %{x} rows<extra>" + name + "</extra>",
@@ -136,28 +115,29 @@ def _reason_bar(
     reason: str, closed: Sequence[tuple[PlottedRun, ServerActivity]], begin: Sequence[float]
 ) -> tuple[Trace, list[float]]:
     """From where the reasons before end; with its shares, in per cent."""
+    telling_share = 15.0
     shares = [
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
-    reasons = [safe(_brief_closing(reason, curve.trial.configuration)) for curve, _ in closed]
+    reasons = [drawing.safe(_brief_closing(reason, curve.trial.configuration)) for curve, _ in closed]
     bar: Trace = {
         "type": "bar",
         "orientation": "h",
         "offsetgroup": "reasons",
         "width": 0.7,
-        "y": [safe(curve.name) for curve, _ in closed],
-        "x": numbers(shares),
-        "base": numbers(begin),
+        "y": [drawing.safe(curve.name) for curve, _ in closed],
+        "x": drawing.numbers(shares),
+        "base": drawing.numbers(begin),
         "text": [
-            words if share >= _TELLING_SHARE else "" for words, share in zip(reasons, shares, strict=True)
+            words if share >= telling_share else "" for words, share in zip(reasons, shares, strict=True)
         ],
         "hovertext": [f"{share:.3g} % {words}" for share, words in zip(shares, reasons, strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
         "constraintext": "none",
-        "name": safe(reason),
+        "name": drawing.safe(reason),
         "showlegend": False,
         "marker": {"color": _REASONS.get(reason, "@other"), "line": {"width": 1, "color": "@surface"}},
         "hovertemplate": "%{hovertext}<extra>%{y}</extra>",
@@ -199,7 +179,6 @@ _PARTS: Final = (
 
 def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Latency by the share of requests that are faster; `which` says which run stands for a name."""
-    section = Section(anchor="distribution", title="Latency of single requests")
     data: list[Trace] = []
     kept = True
     for curve in shown:
@@ -210,96 +189,87 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
             _quantiles_of(samples, measured) if samples is not None else _kept_quantiles(measured)
         )
         kept = kept and samples is not None
-        name = safe(curve.name)
+        name = drawing.safe(curve.name)
         if not latency_ms:
             continue
-        data.append(
-            {
-                "x": [finite(1.0 / (1.0 - share)) for share in shares],
-                "y": latency_ms,
-                "mode": "lines" if samples is not None else "lines+markers",
-                "name": name,
-                "line": {"color": curve.look.colour, "dash": curve.look.dash, "width": 2.5},
-                "marker": {"symbol": curve.look.symbol, "size": 8},
-                "text": [f"{100 * share:.4g} %" for share in shares],
-                "hovertemplate": "%{text} of the requests within %{y:,.4~r} ms<extra>" + name + "</extra>",
-            }
+        drawn = drawing.trace(
+            [drawing.finite(1.0 / (1.0 - share)) for share in shares],
+            latency_ms,
+            colour=curve.look.colour,
+            marker=None if samples is not None else {"symbol": curve.look.symbol, "size": 8},
+            line={"width": 2.5, "dash": curve.look.dash},
+            hover="%{text} of the requests within %{y:,.4~r} ms",
+            of=name,
+            name=name,
+            text=[f"{100 * share:.4g} %" for share in shares],
         )
-    if not data:
-        return replace(section, missing="no run has latencies")
+        data.append(drawn)
     layout: dict[str, Any] = {
-        "xaxis": axis(
+        "xaxis": drawing.axis(
             "share of the requests that are faster, %",
             type="log",
             tickvals=[1.0 / (1.0 - share) for share in _TICKS],
             ticktext=[f"{100 * share:g}" for share in _TICKS],
             range=[math.log10(1.0), math.log10(1.0 / (1.0 - 0.999)) + 0.05],
         ),
-        "yaxis": axis("latency, ms", rangemode="tozero"),
+        "yaxis": drawing.axis("latency, ms", rangemode="tozero"),
     }
-    return replace(
-        section,
-        lead="Lower is better; the further right, the rarer."
-        + (" The dashed red line is the SLO." if slo.limits() else ""),
-        figure=Figure(data=data, layout=limited(slo, layout, quantiles=tuple(slo.limits()))),
-        how=(
-            "From the instant a request was due to its last byte; a request without a good answer counts as slower "
-            f"than any. {which}, without its warm-up."
-            + ("" if kept else " Only the quantiles that the ledger keeps, for the single requests are gone.")
-        ),
+    figure = (
+        Figure(data=data, layout=drawing.limited(slo, layout, quantiles=tuple(slo.limits())))
+        if data
+        else None
+    )
+    return drawing.section(
+        "distribution",
+        figure,
+        limits=" The dashed red line is the SLO." if slo.limits() else "",
+        which=which,
+        gone="" if kept else " Only the quantiles that the ledger keeps, for the single requests are gone.",
     )
 
 
 def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Median and p95 of the requests that were due in each part of the run."""
-    section = Section(anchor="timeline", title="Latency over time")
     data: list[Trace] = []
     for curve in shown:
-        samples, name = curve.samples(), safe(curve.name)
+        samples, name = curve.samples(), drawing.safe(curve.name)
         if samples is None or len(samples) < 2:
             continue
         at_s, p50_ms, p95_ms = _binned(samples)
         for quantile, values, width in (("p95", p95_ms, 2.2), ("p50", p50_ms, 1.0)):
-            data.append(
-                {
-                    "x": at_s,
-                    "y": values,
-                    "mode": "lines",
-                    "name": f"{name}, {quantile}",
-                    "legendgroup": name,
-                    "line": {"color": curve.look.colour, "dash": curve.look.dash, "width": width},
-                    "hovertemplate": f"%{{x:.3~r}} s: {quantile} %{{y:,.4~r}} ms<extra>{name}</extra>",
-                }
+            drawn = drawing.trace(
+                at_s,
+                values,
+                colour=curve.look.colour,
+                line={"width": width, "dash": curve.look.dash},
+                hover=f"%{{x:.3~r}} s: {quantile} %{{y:,.4~r}} ms",
+                of=name,
+                name=f"{name}, {quantile}",
+                legendgroup=name,
             )
-    if not data:
-        return replace(
-            section,
-            missing="the requests of these runs were not stored (samples/ is missing in the run's folder)",
-        )
-    layout = {"xaxis": axis("seconds since the load began"), "yaxis": axis("latency, ms", rangemode="tozero")}
-    return replace(
-        section,
-        lead="Thick: p95, thin: the median. A run that climbs has not settled, spikes are the host or the model.",
-        figure=Figure(data=data, layout=limited(slo, layout), height_px=340),
-        how=f"{which}, with its warm-up, in {TIMELINE_BINS} parts.",
-    )
+            data.append(drawn)
+    layout = {
+        "xaxis": drawing.axis("seconds since the load began"),
+        "yaxis": drawing.axis("latency, ms", rangemode="tozero"),
+    }
+    figure = Figure(data=data, layout=drawing.limited(slo, layout), height_px=340) if data else None
+    return drawing.section("timeline", figure, which=which, bins=TIMELINE_BINS)
 
 
 def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
     """Mean latency in its parts, by the server's own account."""
-    section = Section(anchor="split", title="Where the time goes")
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
     known = {name: parts for name, parts in parts_s.items() if parts is not None}
     if not known:
-        return replace(section, missing="the server reports neither queue waits nor execution times")
+        return drawing.section("split", None)
     names = list(known)[::-1]
     data = [
         {
             "type": "bar",
             "orientation": "h",
-            "y": [safe(name) for name in names],
-            "x": [finite(known[name][at], 1e3) for name in names],
+            "y": [drawing.safe(name) for name in names],
+            "x": [drawing.finite(known[name][at], 1e3) for name in names],
             "name": words,
             "marker": {"color": colour, "line": {"width": 1, "color": "@surface"}},
             "hovertemplate": f"%{{x:,.3~r}} ms {words}<extra>%{{y}}</extra>",
@@ -312,20 +282,12 @@ def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
         notes.append(
             "Without batching there is no such queue: waiting for a thread is part of the grey rest."
         )
-    return replace(
-        section,
-        lead=" ".join(("Means, in ms.", *notes)),
-        figure=Figure(
-            data=data,
-            layout={"barmode": "stack", "xaxis": axis("ms"), "yaxis": axis("", type="category")},
-            height_px=130 + (55 if len(names) < 6 else 34) * len(names),
-        ),
-        how=(
-            f"{which}. Queue and model by the server's counters, batches weighted by their rows. The server does not "
-            "separate waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching "
-            "queue. The rest is what the client saw beyond these two."
-        ),
+    figure = Figure(
+        data=data,
+        layout={"barmode": "stack", "xaxis": drawing.axis("ms"), "yaxis": drawing.axis("", type="category")},
+        height_px=130 + (55 if len(names) < 6 else 34) * len(names),
     )
+    return drawing.section("split", figure, which=which, notes="".join(f" {note}" for note in notes))
 
 
 def _parts_s(measured: Measurement) -> tuple[float | None, float, float] | None:
@@ -345,13 +307,13 @@ def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float],
     last = min(1.0 - 1.0 / len(latency_ms), 0.999)
     shares = 1.0 - np.geomspace(1.0, max(1.0 - last, 1e-3), 160)
     places = np.minimum((shares * len(latency_ms)).astype(int), len(latency_ms) - 1)
-    return shares.tolist(), numbers(latency_ms[places].tolist())
+    return shares.tolist(), drawing.numbers(latency_ms[places].tolist())
 
 
 def _kept_quantiles(measured: Measurement) -> tuple[list[float], list[float | None]]:
     latency_s = measured.latency_s
     known = [(QUANTILES[name], latency_s[name].value) for name in QUANTILES if name in latency_s]
-    return [share for share, _ in known], numbers((value for _, value in known), 1e3)
+    return [share for share, _ in known], drawing.numbers((value for _, value in known), 1e3)
 
 
 def _latencies_ms(samples: Samples) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -371,4 +333,8 @@ def _binned(samples: Samples) -> tuple[list[float | None], list[float | None], l
         if len(mine):
             p50, p95 = np.quantile(mine, [0.5, 0.95], method="higher")
             rows.append((float(edges[part] + edges[part + 1]) / 2, float(p50), float(p95)))
-    return numbers(row[0] for row in rows), numbers(row[1] for row in rows), numbers(row[2] for row in rows)
+    return (
+        drawing.numbers(row[0] for row in rows),
+        drawing.numbers(row[1] for row in rows),
+        drawing.numbers(row[2] for row in rows),
+    )

@@ -13,30 +13,13 @@ from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.html.shell.drawing import (
-    MERITS,
-    Figure,
-    LineStyle,
-    Merit,
-    PlottedRun,
-    Section,
-    Table,
-    Trace,
-    axis,
-    bars,
-    finite,
-    label,
-    limited,
-    log_axis,
-    numbers,
-    safe,
-    spread_axis,
-    with_limit,
-)
+from batchtune.report.findings import labels
+from batchtune.report.html.shell import drawing
+from batchtune.report.html.shell.drawing import Figure, LineStyle, Merit, PlottedRun, Section, Table, Trace
 from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, nearest_table, outside_text
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
-from batchtune.report.words import REFERENCES, capitalised, other_references
+from batchtune.report.words import capitalised, other_references
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import nearest_first, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest
@@ -46,20 +29,14 @@ from batchtune.tune.sweep.sweep import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, without_superseded
 from batchtune.units import counted, percentage, rounded
 
-SHARE_MAX: Final = 10.0
-"""Where a run of several models is drawn that used more of the tightest limit: how much more tells nothing."""
-
-_BARS_MOST = 40
-"""The best of them; the table has all."""
-
 NEAREST: Final = "nearest to the SLO"
 MISSES: Final = "misses the SLO"
 ROLE_LOOKS: Final = {
     RECOMMENDED: LineStyle(colour="@chosen", symbol="star", dash="solid"),
     NEAREST: LineStyle(colour="@queue", symbol="hexagon", dash="solid"),
-    REFERENCES["present"]: LineStyle(colour="@predicted", symbol="triangle-up", dash="dashdot"),
-    REFERENCES["no_batching"]: LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
-    REFERENCES["defaults"]: LineStyle(colour="@defaults", symbol="square", dash="dot"),
+    labels("references")["present"]: LineStyle(colour="@predicted", symbol="triangle-up", dash="dashdot"),
+    labels("references")["no_batching"]: LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
+    labels("references")["defaults"]: LineStyle(colour="@defaults", symbol="square", dash="dot"),
 }
 OTHER: Final = LineStyle(colour="@other", symbol="circle", dash="solid")
 LATEST: Final = "The latest run of each configuration"
@@ -89,9 +66,13 @@ class SweepResults:
     def roles(self) -> dict[str, Recommendation | Compared]:
         """The configurations to compare, by name, the recommended one or the nearest first."""
         if self.chosen is None:
-            named = {REFERENCES[other.name]: other for other in self.tried[1:] if other.name in REFERENCES}
+            named = {
+                labels("references")[other.name]: other
+                for other in self.tried[1:]
+                if other.name in labels("references")
+            }
             return {NEAREST: self.tried[0], **named} if self.tried else {}
-        references = {REFERENCES[other.name]: other for other in other_references(self.chosen)}
+        references = {labels("references")[other.name]: other for other in other_references(self.chosen)}
         return {RECOMMENDED: self.chosen, **references}
 
     @cached_property
@@ -119,18 +100,25 @@ class SweepResults:
     def latency(self, quantile: str = "p95") -> Merit:
         """A latency as it is plotted, of several models how much of the tightest limit is used."""
         if self.scenario.target.models:
-            return MERITS["room"]
-        return replace(MERITS["latency"], title=f"{quantile}, ms")
+            return drawing.MERITS["room"]
+        return replace(drawing.MERITS["latency"], title=f"{quantile}, ms")
 
     @property
     def merit(self) -> Merit:
         """What is best to have more of, or of a latency less."""
-        return self.latency() if self.scenario.objective == "latency" else MERITS[self.scenario.objective]
+        return (
+            self.latency()
+            if self.scenario.objective == "latency"
+            else drawing.MERITS[self.scenario.objective]
+        )
 
     def latency_of(self, latency_s: Mapping[str, float], quantile: str = "p95") -> float:
         """NaN: not known."""
+        # Where a run of several models is drawn that used more of the tightest limit: how much more
+        # tells nothing.
+        share_max = 10.0
         if self.scenario.target.models:
-            return min(of_limit(latency_s, self.scenario.limits), SHARE_MAX)
+            return min(of_limit(latency_s, self.scenario.limits), share_max)
         return latency_s.get(quantile, math.nan)
 
     def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
@@ -149,8 +137,8 @@ class SweepResults:
     def limited(self, layout: dict[str, Any], quantile: str = "p95") -> dict[str, Any]:
         """The layout with a line at each limit of the latency as it is plotted."""
         if self.scenario.target.models:
-            return with_limit(layout, 1.0, "the limit")
-        return limited(self.scenario.slo, layout, quantiles=(quantile,))
+            return drawing.with_limit(layout, 1.0, "the limit")
+        return drawing.limited(self.scenario.slo, layout, quantiles=(quantile,))
 
     @property
     def shown(self) -> list[PlottedRun]:
@@ -212,20 +200,20 @@ def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, 
 
 def contenders(account: SweepResults) -> Section:
     """The table of all contenders."""
-    section = Section(anchor="contenders", title="Everything that was tried")
     chosen, objective = account.chosen, account.scenario.objective
     if not account.contenders:
-        return replace(section, missing="no trial has a figure")
-    table = nearest_table(account.tried, objective=objective) if chosen is None else contenders_table(chosen)
-    lead = outside_text(other for other in account.contenders if isinstance(other, Compared))
-    return replace(section, lead=lead, table=Table(headings=table[0], rows=table[1:], marked=0))
+        return drawing.section("contenders", None)
+    rows = nearest_table(account.tried, objective=objective) if chosen is None else contenders_table(chosen)
+    outside = outside_text(other for other in account.contenders if isinstance(other, Compared))
+    return drawing.section("contenders", Table(rows=rows, marked=0), outside=outside)
 
 
 def brackets(account: SweepResults) -> Section:
     """From the rate held to the rate missed; of a fixed load the range of the runs."""
-    section = Section(anchor="brackets", title="How the contenders compare", clickable=True)
+    # The best of them; the table has all.
+    bars_most = 40
     merit = account.merit
-    shown = account.contenders[:_BARS_MOST]
+    shown = account.contenders[:bars_most]
     labels, _ = brief_labels([contender.configuration.label() for contender in shown])
     data: list[Trace] = []
     names = []
@@ -237,56 +225,42 @@ def brackets(account: SweepResults) -> Section:
         if estimate is None or not math.isfinite(estimate.value):
             continue
         look = account.look(contender.configuration)
-        data.append(
-            {
-                "x": [finite(estimate.value, merit.scale)],
-                "y": [at],
-                "error_x": {
-                    **bars([estimate], merit.scale),
-                    "color": look.colour,
-                    "thickness": 5,
-                    "width": 0,
-                },
-                "mode": "markers",
-                "marker": {"color": look.colour, "symbol": look.symbol, "size": 11},
-                "customdata": [at],
-                "text": [
-                    f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender, account))}"
-                ],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
+        drawn = drawing.trace(
+            [drawing.scaled(estimate, merit.scale)],
+            [at],
+            bars={"thickness": 5, "width": 0},
+            colour=look.colour,
+            marker={"symbol": look.symbol, "size": 11},
+            hover="%{text}",
+            customdata=[at],
+            text=[_hover(contender, account)],
         )
-    if not data:
-        return replace(section, missing="no contender has a figure")
-    capacity = account.scenario.objective == "capacity"
-    return replace(
-        section,
-        lead=f"{'All' if len(shown) == len(account.contenders) else f'The best {len(shown)}'} of "
-        f"{len(account.contenders)}; further {'right' if merit.more_is_better else 'left'} is better.",
-        figure=Figure(
-            data=data,
-            layout={
-                "xaxis": axis(merit.title, rangemode="tozero"),
-                "yaxis": axis(
-                    "", tickvals=[*range(len(names))], ticktext=[*map(safe, names)], autorange="reversed"
-                ),
-                "showlegend": False,
-                "hovermode": "closest",
-            },
-            height_px=120 + 24 * len(names),
+        data.append(drawn)
+    layout = {
+        "xaxis": drawing.axis(merit.title, rangemode="tozero"),
+        "yaxis": drawing.axis(
+            "", tickvals=[*range(len(names))], ticktext=[*map(drawing.safe, names)], autorange="reversed"
         ),
-        how=(
-            "From the highest rate that held the SLO to the lowest that missed it; without a bar no rate was clearly "
-            "missed. What held at no rate that was tried has no point."
-            if capacity
-            else "Median and range of the runs of each configuration: of confirmation runs where there are any."
-        ),
+        "showlegend": False,
+        "hovermode": "closest",
+    }
+    return drawing.section(
+        "brackets",
+        Figure(data=data, layout=layout, height_px=120 + 24 * len(names)) if data else None,
+        variant=account.scenario.objective,
+        clickable=True,
+        most="All" if len(shown) == len(account.contenders) else f"The best {len(shown)}",
+        count=len(account.contenders),
+        side="right" if merit.more_is_better else "left",
     )
+
+
+def _hover(contender: Recommendation | Compared, account: SweepResults) -> str:
+    return f"<b>{drawing.safe(drawing.label(contender.configuration))}</b><br>{drawing.safe(told(contender, account))}"
 
 
 def pareto(account: SweepResults) -> Section:
     """Throughput against p95 under the scenario's own load, a point a configuration."""
-    section = Section(anchor="pareto", title="Throughput against latency", clickable=True)
     kept = {contender.configuration for contender, _ in keeping(account)}
     data: list[Trace] = []
     known = []
@@ -297,60 +271,46 @@ def pareto(account: SweepResults) -> Section:
         known.append(p95.value * 1e3)
         look = account.look(contender.configuration)
         misses = contender.configuration not in kept
-        shown_missing = any(trace["name"] == MISSES for trace in data)
-        colour = "@limit" if misses and look is OTHER else look.colour
-        data.append(
-            {
-                "x": [finite(contender.throughput_rps.value)],
-                "y": [finite(p95.value, 1e3)],
-                "error_x": {**bars([contender.throughput_rps]), "color": colour},
-                "error_y": {**bars([p95], 1e3), "color": colour},
-                "mode": "markers",
-                "name": account.names.get(contender.configuration, MISSES if misses else "tried"),
-                "showlegend": look is not OTHER or (misses and not shown_missing),
-                "marker": {
-                    "color": colour,
-                    "symbol": "x-thin" if misses and look is OTHER else look.symbol,
-                    "size": 9 if look is OTHER else 15,
-                    "line": {"width": 1.5, "color": colour if misses and look is OTHER else "@surface"},
-                },
-                "customdata": [at],
-                "text": [
-                    f"<b>{safe(label(contender.configuration))}</b><br>{safe(told(contender, account))}"
-                ],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
+        is_cross = misses and look is OTHER
+        shown_missing = any(drawn["name"] == MISSES for drawn in data)
+        colour = "@limit" if is_cross else look.colour
+        drawn = drawing.trace(
+            [contender.throughput_rps],
+            [drawing.scaled(p95, 1e3)],
+            colour=colour,
+            marker={
+                "symbol": "x-thin" if is_cross else look.symbol,
+                "size": 9 if look is OTHER else 15,
+                "line": {"width": 1.5, "color": colour if is_cross else "@surface"},
+            },
+            hover="%{text}",
+            name=account.names.get(contender.configuration, MISSES if misses else "tried"),
+            showlegend=look is not OTHER or (misses and not shown_missing),
+            customdata=[at],
+            text=[_hover(contender, account)],
         )
-    if not data:
-        return replace(section, missing="no configuration has both a throughput and a p95")
+        data.append(drawn)
     layout = {
-        "xaxis": axis("requests/s", rangemode="tozero"),
-        "yaxis": log_axis("p95, ms", known),
+        "xaxis": drawing.axis("requests/s", rangemode="tozero"),
+        "yaxis": drawing.log_axis("p95, ms", known),
         "hovermode": "closest",
         "legend": {"traceorder": "reversed"},
     }
-    return replace(
-        section,
-        lead=f"{counted(len(data), 'configuration')}; further right and lower is better.",
-        # What is recommended is drawn last, over the others.
-        figure=Figure(data=data[::-1], layout=account.limited(layout), height_px=440),
-        how="Medians and ranges of the runs of each configuration. A thin cross misses the SLO.",
+    # What is recommended is drawn last, over the others.
+    figure = Figure(data=data[::-1], layout=account.limited(layout), height_px=440) if data else None
+    return drawing.section(
+        "pareto", figure, clickable=True, configurations=counted(len(data), "configuration")
     )
 
 
 def rates(account: SweepResults, quantile: str = "p95") -> Section:
     """A quantile against the rate offered: every run at a rate, filled where it held the SLO."""
-    anchor = "rates" if quantile == "p95" else f"rates-{quantile}"
     shown = account.latency(quantile)
-    name_of = capitalised(shown.title) if account.scenario.target.models else quantile
-    section = Section(anchor=anchor, title=f"{name_of} against the rate")
     tried = [
         (trial, run)
         for trial, run in account.runs
         if run.rate_rps is not None and math.isfinite(account.latency_of(run.latency_s, quantile))
     ]
-    if not tried:
-        return replace(section, missing=f"no run at a rate has a {quantile}")
     data: list[Trace] = []
     for name, look in {**ROLE_LOOKS, "others": OTHER}.items():
         mine = [
@@ -358,36 +318,34 @@ def rates(account: SweepResults, quantile: str = "p95") -> Section:
         ]
         mine.sort(key=lambda pair: pair[1].rate_rps or 0.0)
         if mine:
-            data.append(
-                {
-                    "x": numbers(run.rate_rps for _, run in mine),
-                    "y": numbers(
-                        (account.latency_of(run.latency_s, quantile) for _, run in mine), shown.scale
-                    ),
-                    "mode": "markers" if look is OTHER else "markers+lines",
-                    "name": name,
-                    "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
-                    "marker": _held_or_not(look.colour, look.symbol, [run for _, run in mine]),
-                    "text": [_run_text(trial, run) for trial, run in mine],
-                    "hovertemplate": "%{text}<br>%{x:,.4~r} requests/s: %{y:,.4~r} "
-                    f"({shown.title})<extra></extra>",
-                }
+            drawn = drawing.trace(
+                drawing.numbers(run.rate_rps for _, run in mine),
+                drawing.numbers(
+                    (account.latency_of(run.latency_s, quantile) for _, run in mine), shown.scale
+                ),
+                colour=look.colour,
+                marker={"symbol": _held_or_not(look.symbol, [run for _, run in mine])},
+                line=None if look is OTHER else {"width": 1.5, "dash": look.dash},
+                hover=f"%{{text}}<br>%{{x:,.4~r}} requests/s: %{{y:,.4~r}} ({shown.title})",
+                name=name,
+                text=[_run_text(trial, run) for trial, run in mine],
             )
+            data.append(drawn)
     layout = {
-        "xaxis": axis("offered requests/s", rangemode="tozero"),
-        "yaxis": log_axis(shown.title, [y for trace in data for y in trace["y"]]),
+        "xaxis": drawing.axis("offered requests/s", rangemode="tozero"),
+        "yaxis": drawing.log_axis(shown.title, [y for drawn in data for y in drawn["y"]]),
     }
-    return replace(
-        section,
-        lead="Each run at a rate; filled: it held the SLO.",
-        figure=Figure(data=data, layout=account.limited(layout, quantile)),
-        how="A run holds a rate when it keeps every limit and answers what was offered. One run is one vote.",
+    return drawing.section(
+        "rates",
+        Figure(data=data, layout=account.limited(layout, quantile)) if data else None,
+        anchor="rates" if quantile == "p95" else f"rates-{quantile}",
+        name=capitalised(shown.title) if account.scenario.target.models else quantile,
+        quantile=quantile,
     )
 
 
 def history(account: SweepResults) -> Section:
     """The runs in the order in which they were made."""
-    section = Section(anchor="history", title="How the search went")
     capacity = account.scenario.objective == "capacity"
     merit = account.merit
     timed = all(trial.elapsed_s is not None for trial, _ in account.runs)
@@ -401,37 +359,23 @@ def history(account: SweepResults) -> Section:
             and (height := _height(run, account)) is not None
         ]
         if mine:
-            data.append(
-                {
-                    "x": [finite(trial.elapsed_s if timed else float(trial.number)) for trial, _, _ in mine],
-                    "y": [finite(height, merit.scale) for _, _, height in mine],
-                    "mode": "markers",
-                    "name": phase,
-                    "marker": _held_or_not("@chosen", symbol, [run for _, run, _ in mine]),
-                    "text": [f"{_run_text(trial, run)}: {safe(trial.reason)}" for trial, run, _ in mine],
-                    "hovertemplate": "%{text}<br>%{y:,.4~r}<extra></extra>",
-                }
+            drawn = drawing.trace(
+                [drawing.finite(trial.elapsed_s if timed else float(trial.number)) for trial, _, _ in mine],
+                [drawing.finite(height, merit.scale) for _, _, height in mine],
+                colour="@chosen",
+                marker={"symbol": _held_or_not(symbol, [run for _, run, _ in mine])},
+                hover="%{text}<br>%{y:,.4~r}",
+                name=phase,
+                text=[f"{_run_text(trial, run)}: {drawing.safe(trial.reason)}" for trial, run, _ in mine],
             )
-    if not data:
-        return replace(section, missing="no trial has a figure")
+            data.append(drawn)
     title = "offered or answered requests/s" if capacity else merit.title
-    return replace(
-        section,
-        lead="Filled: it held the SLO."
-        if capacity
-        else "Filled: it met the SLO. Scouts under other loads are left out.",
-        figure=Figure(
-            data=data,
-            layout={
-                "xaxis": axis("seconds since the sweep began" if timed else "trial", rangemode="tozero"),
-                "yaxis": spread_axis(title, [y for trace in data for y in trace["y"]]),
-            },
-            height_px=340,
-        ),
-        how="Each run once: at the rate that was offered; of a closed loop at what was answered."
-        if capacity
-        else "Each run once, with what it gave.",
-    )
+    layout = {
+        "xaxis": drawing.axis("seconds since the sweep began" if timed else "trial", rangemode="tozero"),
+        "yaxis": drawing.spread_axis(title, [y for drawn in data for y in drawn["y"]]),
+    }
+    figure = Figure(data=data, layout=layout, height_px=340) if data else None
+    return drawing.section("search", figure, anchor="history", variant=account.scenario.objective)
 
 
 def _height(run: JudgedRun, account: SweepResults) -> float | None:
@@ -444,17 +388,13 @@ def _height(run: JudgedRun, account: SweepResults) -> float | None:
     return value if 0.0 < value < math.inf else None
 
 
-def _held_or_not(colour: str, symbol: str, runs: Sequence[JudgedRun]) -> dict[str, Any]:
-    return {
-        "color": colour,
-        "size": 9,
-        "symbol": [symbol if run.held else f"{symbol}-open" for run in runs],
-    }
+def _held_or_not(symbol: str, runs: Sequence[JudgedRun]) -> list[str]:
+    return [symbol if run.held else f"{symbol}-open" for run in runs]
 
 
 def _run_text(trial: Trial, run: JudgedRun) -> str:
     verdict = "held" if run.held else "missed"
-    return f"trial {trial.number}, {safe(label(trial.configuration))}: {verdict}"
+    return f"trial {trial.number}, {drawing.safe(drawing.label(trial.configuration))}: {verdict}"
 
 
 def told(contender: Recommendation | Compared, account: SweepResults) -> str:

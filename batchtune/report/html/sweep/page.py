@@ -4,67 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Caveat
-from batchtune.report.findings import text_of
-from batchtune.report.html.shell.document import (
-    Detail,
-    Report,
-    TrialTable,
-    gathered_caveats,
-    provenance_rows,
-    slo_text,
-    traffic_text,
-    trial_rows,
-)
-from batchtune.report.html.shell.drawing import (
-    Figure,
-    Section,
-    Trace,
-    axis,
-    bars,
-    finite,
-    is_emulated,
-    label,
-    log_axis,
-    numbers,
-    safe,
-)
+from batchtune.plain_values import Coded
+from batchtune.report import words
+from batchtune.report.findings import labels, text_of
+from batchtune.report.html.shell import document, drawing
+from batchtune.report.html.shell.document import Report, TrialTable
+from batchtune.report.html.shell.drawing import Figure, Panel, Section, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.html.sweep.contender_figures import (
-    LATEST,
-    SweepResults,
-    brackets,
-    contenders,
-    history,
-    keeping,
-    pareto,
-    rates,
-    told,
-)
-from batchtune.report.words import (
-    PROTOCOLS,
-    Fact,
-    capitalised,
-    figures_sentence,
-    gain_sentences,
-    limit_fact,
-    model_sentences,
-    models_text,
-    name_without_parameters,
-    named_sentences,
-    offer_sentences,
-    parameters_of,
-    promise_sentence,
-    qualifying_sentences,
-    question_text,
-    sentence,
-    why_sentence,
-)
+from batchtune.report.html.sweep import contender_figures
+from batchtune.report.html.sweep.contender_figures import SweepResults
+from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import GOODPUT
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.space import in_force
@@ -77,7 +30,6 @@ Measured = list[tuple[Configuration, Estimate]]
 
 def heat_map(account: SweepResults) -> Section:
     """The two knobs of which most values were tried; each cell the best over the other knobs."""
-    section = Section(anchor="space", title="The space as it was measured")
     measured = _measured(account)
     missed = [
         contender.configuration
@@ -89,7 +41,7 @@ def heat_map(account: SweepResults) -> Section:
         :2
     ]
     if len(knobs) < 2:
-        return replace(section, missing="of fewer than two knobs two values were measured")
+        return drawing.section("space", None)
     across, down = knobs
     merit = account.merit
 
@@ -103,7 +55,7 @@ def heat_map(account: SweepResults) -> Section:
             return None, ""
         best = merit.best([value for value, _ in there])
         configuration = next(configuration for value, configuration in there if value == best)
-        return finite(best, merit.scale), safe(label(configuration))
+        return drawing.finite(best, merit.scale), drawing.safe(drawing.label(configuration))
 
     grid = [[cell(x, y) for x in values[across]] for y in values[down]]
     heat: Trace = {
@@ -122,30 +74,16 @@ def heat_map(account: SweepResults) -> Section:
     }
     crosses = _crosses(account, missed, grid, values[across], values[down], (across, down))
     rest = [name for name in values if name not in (across, down)]
-    return replace(
-        section,
-        lead=f"Each cell is the best over {' and '.join(rest) or 'its runs'}; a cross: what was tried there missed "
-        "the SLO; empty: nothing was tried.",
-        figure=Figure(
-            data=[heat, *crosses, *_chosen_cell(account, across, down)],
-            layout={
-                "xaxis": axis(safe(across), **_categories(values[across])),
-                "yaxis": axis(safe(down), **_categories(values[down])),
-                "showlegend": False,
-            },
-            height_px=400,
-        ),
-        how="Of each configuration that keeps the SLO what the table of all contenders has; the star is recommended.",
+    figure = Figure(
+        data=[heat, *crosses, *_chosen_cell(account, across, down)],
+        layout={
+            "xaxis": drawing.categories(drawing.safe(across), values[across], showgrid=False),
+            "yaxis": drawing.categories(drawing.safe(down), values[down], showgrid=False),
+            "showlegend": False,
+        },
+        height_px=400,
     )
-
-
-def _categories(values: Sequence[Any]) -> dict[str, Any]:
-    return {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": list(map(str, values)),
-        "showgrid": False,
-    }
+    return drawing.section("space", figure, others=" and ".join(rest) or "its runs")
 
 
 def _crosses(
@@ -164,22 +102,21 @@ def _crosses(
         for across, x in enumerate(columns)
         if grid[down][across][0] is None and (x, y) in tried
     ]
-    trace: Trace = {
-        "x": [x for x, _ in cells],
-        "y": [y for _, y in cells],
-        "mode": "markers",
-        "marker": {"symbol": "x-thin", "size": 10, "line": {"width": 1.5, "color": "@limit"}},
-        "hovertemplate": "missed the SLO<extra></extra>",
-    }
-    return [trace] if cells else []
+    crosses = drawing.trace(
+        [x for x, _ in cells],
+        [y for _, y in cells],
+        colour="@limit",
+        marker={"symbol": "x-thin", "size": 10, "line": {"width": 1.5, "color": "@limit"}},
+        hover="missed the SLO",
+    )
+    return [crosses] if cells else []
 
 
 def slices(account: SweepResults) -> Section:
     """For each knob those configurations that differ from the recommended one in it alone."""
-    section = Section(anchor="knobs", title="What each knob does")
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
-        return replace(section, missing="no batching parameters are recommended")
+        return drawing.section("knobs", None, variant="unbatched")
     measured, merit = _measured(account), account.merit
     knobs = list(account.scenario.axes)
     sliced = {}
@@ -194,55 +131,41 @@ def slices(account: SweepResults) -> Section:
             )
         ]
         if len(beside) > 1:
-            sliced[knob] = beside
-    if not sliced:
-        return replace(
-            section, missing="nothing that keeps the SLO differs from what is recommended in one knob alone"
+            sliced[knob] = sorted(
+                beside, key=lambda pair, knob=knob: _sortable(_value(account, pair[0], knob))
+            )
+    panels = [
+        Panel(
+            traces=[_slice(account, beside, knob, chosen.configuration)],
+            x=drawing.axis(drawing.safe(knob), type="category"),
+            y=drawing.axis("" if at else merit.title, rangemode="tozero"),
         )
-    layout: dict[str, Any] = {
-        "grid": {"rows": 1, "columns": len(sliced), "pattern": "independent"},
-        "showlegend": False,
-    }
-    data = []
-    for at, (knob, beside) in enumerate(sliced.items(), start=1):
-        suffix = "" if at == 1 else str(at)
-        beside.sort(key=lambda pair: _sortable(_value(account, pair[0], knob)))
-        layout[f"xaxis{suffix}"] = axis(safe(knob), type="category")
-        layout[f"yaxis{suffix}"] = axis(merit.title if at == 1 else "", rangemode="tozero")
-        data.append(_slice(account, beside, knob, chosen.configuration, suffix))
-    return replace(
-        section,
-        lead="All other knobs as recommended; the star is what is recommended.",
-        figure=Figure(data=data, layout=layout, height_px=340),
-        how="What the table of all contenders has of each: a capacity with the way to the rate that was missed, else "
-        "the median and the range of its runs.",
+        for at, (knob, beside) in enumerate(sliced.items())
+    ]
+    return drawing.section(
+        "knobs", drawing.in_panels(panels, height_px=340, showlegend=False) if panels else None
     )
 
 
-def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configuration, suffix: str) -> Trace:
-    merit = account.merit
-    estimates = [estimate for _, estimate in beside]
+def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configuration) -> Trace:
     stars = [configuration == chosen for configuration, _ in beside]
-    return {
-        "x": [str(_value(account, configuration, knob)) for configuration, _ in beside],
-        "y": numbers((estimate.value for estimate in estimates), merit.scale),
-        "error_y": {**bars(estimates, merit.scale), "color": "@other"},
-        "mode": "markers",
-        "marker": {
-            "color": ["@chosen" if star else "@other" for star in stars],
+    return drawing.trace(
+        [str(_value(account, configuration, knob)) for configuration, _ in beside],
+        [drawing.scaled(estimate, account.merit.scale) for _, estimate in beside],
+        bars={"color": "@other"},
+        colour=["@chosen" if star else "@other" for star in stars],
+        marker={
             "symbol": ["star" if star else "circle" for star in stars],
             "size": [13 if star else 9 for star in stars],
         },
-        "hovertemplate": "%{x}: %{y:,.4~r}<extra></extra>",
-        "xaxis": f"x{suffix}",
-        "yaxis": f"y{suffix}",
-    }
+        hover="%{x}: %{y:,.4~r}",
+    )
 
 
 def _measured(account: SweepResults) -> Measured:
     return [
         (contender.configuration, merit)
-        for contender, merit in keeping(account)
+        for contender, merit in contender_figures.keeping(account)
         if contender.configuration.batching is not None
     ]
 
@@ -270,16 +193,14 @@ def _chosen_cell(account: SweepResults, across: str, down: str) -> Sequence[Trac
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return []
-    marker = {"symbol": "star", "size": 16, "color": "#fff", "line": {"color": "#000", "width": 1.5}}
-    return [
-        {
-            "x": [str(_value(account, chosen.configuration, across))],
-            "y": [str(_value(account, chosen.configuration, down))],
-            "mode": "markers",
-            "marker": marker,
-            "hovertemplate": "recommended<extra></extra>",
-        }
-    ]
+    star = drawing.trace(
+        [str(_value(account, chosen.configuration, across))],
+        [str(_value(account, chosen.configuration, down))],
+        colour="#fff",
+        marker={"symbol": "star", "size": 16, "line": {"color": "#000", "width": 1.5}},
+        hover="recommended",
+    )
+    return [star]
 
 
 _FEW: Final = 3
@@ -288,26 +209,24 @@ _FEW: Final = 3
 
 def service_time(account: SweepResults) -> Section:
     """τ(b): how long a batch of b rows takes; beside it b rows one by one."""
-    section = Section(anchor="tau", title="τ(b): how long a batch takes")
     curves = _times_by_threads(account)
     data = _read(account)
     if not curves and not data:
-        return replace(section, missing="the server reports no execution times, and the search read none")
+        return drawing.section("tau", None)
     for at, (threads, times) in enumerate(sorted(curves.items())):
         rows = sorted(times)
         counts = [times[size][0] for size in rows]
         symbol = ("circle", "square-open", "diamond-open", "cross-open", "x-open")[min(at, 4)]
-        data.append(
-            {
-                "x": rows,
-                "y": [finite(times[size][1] / times[size][0], 1e3) for size in rows],
-                "mode": "markers",
-                "name": f"measured, {threads} batch thread{'' if threads == 1 else 's'}",
-                "marker": {"symbol": symbol, "size": 9, "color": "@chosen" if at == 0 else "@other"},
-                "text": [f"{count:,} batches" for count in counts],
-                "hovertemplate": "%{x} rows: %{y:,.4~r} ms, %{text}<extra></extra>",
-            }
+        drawn = drawing.trace(
+            rows,
+            [drawing.finite(times[size][1] / times[size][0], 1e3) for size in rows],
+            colour="@other" if at else "@chosen",
+            marker={"symbol": symbol},
+            hover="%{x} rows: %{y:,.4~r} ms, %{text}",
+            name=f"measured, {threads} batch thread{'' if threads == 1 else 's'}",
+            text=[f"{count:,} batches" for count in counts],
         )
+        data.append(drawn)
     fewest = (
         {rows: spent_s / count for rows, (count, spent_s) in curves[min(curves)].items()} if curves else {}
     )
@@ -315,31 +234,21 @@ def service_time(account: SweepResults) -> Section:
     least, most = min(alone), max(alone)
     if most > least:
         one_s = alone[least] / least
+        ends_ms = drawing.numbers((one_s * least, one_s * most), 1e3)
+        name = f"in batches of {least}"
         data.append(
-            {
-                "x": [least, most],
-                "y": numbers((one_s * least, one_s * most), 1e3),
-                "mode": "lines",
-                "name": f"in batches of {least}",
-                "line": {"color": "@unbatched", "dash": "dot", "width": 1.8},
-                "hoverinfo": "skip",
-            }
+            drawing.trace(
+                [least, most],
+                ends_ms,
+                colour="@unbatched",
+                line={"width": 1.8, "dash": "dot"},
+                name=name,
+            )
         )
-    xs = [x for trace in data for x in trace["x"]]
-    ys = [y for trace in data for y in trace["y"]]
-    return replace(
-        section,
-        lead="The further a batch stays below the dotted line, the more batching pays.",
-        figure=Figure(
-            data=data,
-            layout={"xaxis": log_axis("rows in a batch", xs), "yaxis": log_axis("ms", ys)},
-        ),
-        how=(
-            "Points: mean execution times by the server's histograms over all trials, by the number of batch threads "
-            f"(sizes of which at least {_FEW} batches ran). Several threads slow each other down. Line: what the "
-            "search read from closed loops that keep every batch full, by which it chose whom to load next."
-        ),
-    )
+    xs = [x for drawn in data for x in drawn["x"]]
+    ys = [y for drawn in data for y in drawn["y"]]
+    layout = {"xaxis": drawing.log_axis("rows in a batch", xs), "yaxis": drawing.log_axis("ms", ys)}
+    return drawing.section("tau", Figure(data=data, layout=layout), few=_FEW)
 
 
 def _times_by_threads(account: SweepResults) -> dict[int, dict[int, tuple[int, float]]]:
@@ -367,16 +276,16 @@ def _read(account: SweepResults) -> list[Trace]:
     if not account.curve:
         return []
     rows = sorted(account.curve)
-    return [
-        {
-            "x": rows,
-            "y": numbers((account.curve[size] for size in rows), 1e3),
-            "mode": "lines+markers",
-            "name": "read from closed loops",
-            "line": {"color": "@predicted", "width": 2},
-            "hovertemplate": "%{x} rows: %{y:,.4~r} ms by closed loops<extra></extra>",
-        }
-    ]
+    read = drawing.trace(
+        rows,
+        drawing.numbers((account.curve[size] for size in rows), 1e3),
+        colour="@predicted",
+        marker={"symbol": "circle", "size": 6},
+        line={"width": 2},
+        hover="%{x} rows: %{y:,.4~r} ms by closed loops",
+        name="read from closed loops",
+    )
+    return [read]
 
 
 def answers_of(account: SweepResults) -> tuple[Fact, ...]:
@@ -384,14 +293,14 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
     chosen = account.chosen
     if chosen is None:
         return _nothing(account)
-    name = name_without_parameters(chosen.configuration)
+    name = words.name_without_parameters(chosen.configuration)
     deploy = Fact(
         question="What to deploy?",
-        headline="Batching with" if name is None else capitalised(name),
-        pairs=tuple(parameters_of(chosen.configuration)),
+        headline="Batching with" if name is None else words.capitalised(name),
+        pairs=tuple(words.parameters_of(chosen.configuration)),
         tone="" if chosen.established else "open",
     )
-    return deploy, _gain(chosen), _sure(chosen), limit_fact(chosen.bottleneck)
+    return deploy, _gain(chosen), _sure(chosen), words.limit_fact(chosen.bottleneck)
 
 
 def _nothing(account: SweepResults) -> tuple[Fact, ...]:
@@ -401,54 +310,54 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
     nearest = Fact(question="What came nearest?", headline="–", lines=("No trial has a figure.",))
     if account.tried:
         first = account.tried[0]
-        name = name_without_parameters(first.configuration)
+        name = words.name_without_parameters(first.configuration)
         nearest = Fact(
             question="What came nearest?",
-            headline="Batching with" if name is None else capitalised(name),
-            pairs=tuple(parameters_of(first.configuration)),
-            lines=(f"{told(first, account)}.",),
+            headline="Batching with" if name is None else words.capitalised(name),
+            pairs=tuple(words.parameters_of(first.configuration)),
+            lines=(f"{contender_figures.told(first, account)}.",),
         )
     return (
         Fact(
             question="What to deploy?",
             headline="Nothing meets the SLO" if account.missed else "Nothing yet",
-            lines=(sentence(account.refusal),),
+            lines=(words.sentence(account.refusal),),
             tone="bad" if account.missed or not account.tried else "open",
         ),
         nearest,
         Fact(question="What was tried?", headline=tried, lines=(trials,)),
-        Fact(question="What now?", headline=sentence(account.advice).removesuffix(".") or "–"),
+        Fact(question="What now?", headline=words.sentence(account.advice).removesuffix(".") or "–"),
     )
 
 
 def _gain(chosen: Recommendation) -> Fact:
-    first, *others = [*gain_sentences(chosen)] or ["Nothing to compare with."]
+    first, *others = [*words.gain_sentences(chosen)] or ["Nothing to compare with."]
     return Fact(
         question="What does it gain?",
         headline=first.removesuffix("."),
-        lines=(*others, figures_sentence(chosen)),
+        lines=(*others, words.figures_sentence(chosen)),
     )
 
 
 def _sure(chosen: Recommendation) -> Fact:
-    lines = [f"SLO {promise_sentence(promise, chosen)}" for promise in chosen.promises]
-    lines += [sentence(question_text(question, chosen)) for question in chosen.open_questions]
+    lines = [f"SLO {words.promise_sentence(promise, chosen)}" for promise in chosen.promises]
+    lines += [words.sentence(words.question_text(question, chosen)) for question in chosen.open_questions]
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
     return Fact(
         question="How confident is this?",
         headline="Confirmed" if chosen.established else "Not confirmed",
-        lines=(*lines, basis, *offer_sentences(chosen, None)),
+        lines=(*lines, basis, *words.offer_sentences(chosen, None)),
         tone="good" if chosen.established else "open",
     )
 
 
 def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
-    yield why_sentence(chosen)
-    yield from model_sentences(chosen)
-    yield from named_sentences(chosen)
-    yield from qualifying_sentences(chosen)
-    yield from (sentence(text_of(note)) for note in chosen.notes)
+    yield words.why_sentence(chosen)
+    yield from words.model_sentences(chosen)
+    yield from words.named_sentences(chosen)
+    yield from words.qualifying_sentences(chosen)
+    yield from (words.sentence(text_of(note)) for note in chosen.notes)
 
 
 def sweep_document(
@@ -459,17 +368,19 @@ def sweep_document(
     return Report(
         title=account.scenario.name,
         subtitle=_subtitle(account),
-        emulated=is_emulated(parts_of(account.trials)),
+        emulated=drawing.is_emulated(parts_of(account.trials)),
         answers=answers_of(account),
         step=step,
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
         alternatives=[]
         if chosen is None
-        else [(parameters_of(other.configuration), text_of(other.trade)) for other in chosen.alternatives],
+        else [
+            (words.parameters_of(other.configuration), text_of(other.trade)) for other in chosen.alternatives
+        ],
         sections=_sections(account),
-        caveats=gathered_caveats(_caveats_by_role(account)),
-        provenance=provenance_rows(account.run, account.scenario),
+        caveats=document.gathered_caveats(_caveats_by_role(account)),
+        provenance=document.provenance_rows(account.run, account.scenario),
         trials=_trials(account),
         intervals=(
             "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. "
@@ -481,22 +392,22 @@ def sweep_document(
 
 def _sections(account: SweepResults) -> list[Section]:
     shown, slo = account.shown, account.scenario.slo
-    against = [pareto(account)]
+    against = [contender_figures.pareto(account)]
     if account.scenario.objective == "capacity" or account.scenario.target.models:
         limited = [name for name in slo.limits() if account.scenario.streams and name != GOODPUT]
-        against = [rates(account, name) for name in limited or ["p95"]]
+        against = [contender_figures.rates(account, name) for name in limited or ["p95"]]
     return [
-        brackets(account),
-        contenders(account),
+        contender_figures.brackets(account),
+        contender_figures.contenders(account),
         *against,
         heat_map(account),
         slices(account),
-        distribution(shown, slo, which=LATEST),
-        timeline(shown, slo, which=LATEST),
-        split(shown, which=LATEST),
-        sizes(shown, which=LATEST),
+        distribution(shown, slo, which=contender_figures.LATEST),
+        timeline(shown, slo, which=contender_figures.LATEST),
+        split(shown, which=contender_figures.LATEST),
+        sizes(shown, which=contender_figures.LATEST),
         service_time(account),
-        history(account),
+        contender_figures.history(account),
     ]
 
 
@@ -504,11 +415,11 @@ def _subtitle(account: SweepResults) -> str:
     scenario, chosen = account.scenario, account.chosen
     rows = max(kind.rows or 1 for kind in scenario.request.kinds())
     parts = [
-        models_text(scenario),
-        PROTOCOLS[scenario.request.protocol],
+        words.models_text(scenario),
+        labels("protocols")[scenario.request.protocol],
         *([] if scenario.target.models else [f"{counted(rows, 'row')} a request"]),
-        traffic_text(scenario),
-        slo_text(scenario),
+        document.traffic_text(scenario),
+        document.slo_text(scenario),
         f"objective {scenario.objective}",
     ]
     if chosen is not None:
@@ -516,7 +427,7 @@ def _subtitle(account: SweepResults) -> str:
     return " · ".join(parts)
 
 
-def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Caveat, ...]]:
+def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Coded, ...]]:
     return {name: contender.caveats for name, contender in account.roles.items()}
 
 
@@ -529,14 +440,11 @@ def _trials(account: SweepResults) -> TrialTable:
         if not of_part[part.number].request.models:
             places[of_part[part.number].configuration].append(at)
     details = [
-        Detail(
-            heading=label(contender.configuration),
-            parameters=parameters_of(contender.configuration),
-            rows=places[contender.configuration],
-        )
+        (drawing.label(contender.configuration), contender.configuration, places[contender.configuration])
         for contender in account.contenders
     ]
     scenarios = account.scenario.of_models()
     return TrialTable(
-        rows=trial_rows(rows, lambda part: scenarios.get(part.model, account.scenario)), details=details
+        rows=document.trial_rows(rows, lambda part: scenarios.get(part.model, account.scenario)),
+        details=details,
     )

@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 
 from batchtune.check.gate import margin_text
 from batchtune.report import tables
-from batchtune.report.findings import labels
 from batchtune.report.gate import statement
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):
         ET.SubElement(
-            case, "skipped", message=f"{labels('states').get(finding.state, finding.state)}: {text}"
+            case, "skipped", message=f"{statement.STATES.get(finding.state, finding.state)}: {text}"
         )
     else:
         ET.SubElement(case, "system-out").text = text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
 from batchtune.check.limit import AT_LEAST, MOVED, Attribution, LimitFinding, Part
-from batchtune.report.findings import labels, text_of, worded
+from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -33,6 +33,10 @@ UNITS: Final = {
     "startup": ("start-up s", 1.0),
 }
 """Heading and scale of each figure."""
+
+
+STATES: Final = {"open": "undecided", "kept": "met"}
+"""Words for states of gates and limits that are not their own."""
 
 
 def unit_of(figure: str) -> tuple[str, float]:
@@ -162,7 +166,7 @@ def limit_text(finding: LimitFinding) -> str:
 
     least = "at least" if metric in AT_LEAST else "at most"
     ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
-    state = labels("states").get(finding.state, finding.state)
+    state = STATES.get(finding.state, finding.state)
     return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {state}"
 
 
@@ -244,9 +248,9 @@ def _state_text(finding: Finding) -> str:
         case "regressed", None:
             return "REGRESSED"
         case state, False:
-            return f"{labels('states').get(state, state)}: not confirmed"
+            return f"{STATES.get(state, state)}: not confirmed"
         case state, _:
-            return labels("states").get(state, state)
+            return STATES.get(state, state)
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:

@@ -30,7 +30,7 @@ from batchtune.target.command import Answer, ask
 from batchtune.units import percentage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """What a check found, in one phrase, and what to do about it ("": nothing); `version` of what is installed.
 
@@ -57,7 +57,7 @@ def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tu
         try:
             check = box.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
-            check = Check(state="problem", text=f"no answer within {limit_s:g} s")
+            check = Check("problem", f"no answer within {limit_s:g} s")
         yield name, check
 
 
@@ -68,7 +68,7 @@ def _asked_apart(question: Question) -> SimpleQueue[Check]:
         try:
             box.put(question())
         except Exception as error:  # noqa: BLE001 - what a check cannot do is its finding, whatever it is
-            box.put(Check(state="problem", text=f"could not be checked: {type(error).__name__}: {error}"))
+            box.put(Check("problem", f"could not be checked: {type(error).__name__}: {error}"))
 
     Thread(target=answer, daemon=True).start()
     return box
@@ -88,13 +88,13 @@ def cpus(root: Path = Path("/")) -> Check:
     )
     if min(count, quota or count) < 2:
         advice = "two are needed to keep the client out of the server's way: what is measured on one is rough"
-        return Check(state="problem", text=text, advice=advice)
+        return Check("problem", text, advice)
     if quota is not None and quota < count:
         advice = (
             "TensorFlow starts a thread for each CPU whatever the quota, and is then paused: make both equal"
         )
-        return Check(state="problem", text=text, advice=f"{advice} (taskset, --cpuset-cpus)")
-    return Check(state="ok", text=text)
+        return Check("problem", text, f"{advice} (taskset, --cpuset-cpus)")
+    return Check("ok", text)
 
 
 def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], None] = time.sleep) -> Check:
@@ -117,9 +117,7 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     watched = f"{len(windows) * WINDOW_S:g} s"
     noisy_windows = 2  # One disturbed half second is any machine's; a trial that meets it is repeated.
     if noisy < noisy_windows:
-        return Check(
-            state="ok", text=f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs"
-        )
+        return Check("ok", f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs")
     texts = (
         (taken > MOST_FOREIGN_RATIO, f"others used up to {percentage(taken)} of these CPUs"),
         (stolen > MOST_STEAL_RATIO, f"the hypervisor took up to {percentage(stolen)} of their time"),
@@ -127,9 +125,9 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     )
     said = "; ".join(text for beyond, text in texts if beyond)
     return Check(
-        state="problem",
-        text=f"noisy in {noisy} of {len(windows)} half seconds: {said}",
-        advice="stop other work here; `batchtune noise SCENARIO.yaml` reports the smallest difference it can detect",
+        "problem",
+        f"noisy in {noisy} of {len(windows)} half seconds: {said}",
+        "stop other work here; `batchtune noise SCENARIO.yaml` reports the smallest difference it can detect",
     )
 
 
@@ -138,10 +136,8 @@ def pressure(root: Path = Path("/")) -> Check:
     pressed = read_host(root=root).pressed
     if pressed is None:
         advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
-        return Check(
-            state="missing", text="the kernel does not report who waits for a CPU (PSI)", advice=advice
-        )
-    return Check(state="ok", text=f"the kernel reports how long {pressed} waits for a CPU (PSI)")
+        return Check("missing", "the kernel does not report who waits for a CPU (PSI)", advice)
+    return Check("ok", f"the kernel reports how long {pressed} waits for a CPU (PSI)")
 
 
 def memory(root: Path = Path("/")) -> Check:
@@ -150,8 +146,8 @@ def memory(root: Path = Path("/")) -> Check:
     text = f"{free_bytes / 2**30:.1f} GiB free"
     memory_bytes = 2 * 2**30  # TensorFlow's server, two load processes and the search hold 1.5 GiB together.
     if free_bytes < memory_bytes:
-        return Check(state="problem", text=text, advice="free 2 GiB, or serve a model that needs less")
-    return Check(state="ok", text=text)
+        return Check("problem", text, "free 2 GiB, or serve a model that needs less")
+    return Check("ok", text)
 
 
 def _free_memory_bytes(root: Path) -> int:
@@ -180,30 +176,28 @@ def room_for_results(results: Path) -> Check:
     folder = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
     elsewhere = "name another folder with --results"
     if not folder.is_dir():
-        return Check(state="problem", text=f"{folder} is a file", advice=elsewhere)
+        return Check("problem", f"{folder} is a file", elsewhere)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check(state="problem", text=f"{folder} cannot be written", advice=elsewhere)
+        return Check("problem", f"{folder} cannot be written", elsewhere)
     free_bytes = shutil.disk_usage(folder).free
     text = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
     least_disk_bytes = 2**26  # The quickstart's results are 10 MB.
     if free_bytes < least_disk_bytes:
-        return Check(state="problem", text=f"{text}, too little for a sweep", advice=elsewhere)
-    return Check(
-        state="ok", text=text, advice="" if free_bytes >= DISK_BYTES else f"make room, or {elsewhere}"
-    )
+        return Check("problem", f"{text}, too little for a sweep", elsewhere)
+    return Check("ok", text, "" if free_bytes >= DISK_BYTES else f"make room, or {elsewhere}")
 
 
 def open_files() -> Check:
     """The hard limit: load processes and the bundled server raise their own to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (resource.RLIM_INFINITY, -1):
-        return Check(state="ok", text="no limit of a process")
+        return Check("ok", "no limit of a process")
     text = f"{hard:,} a process (hard limit)"
     files = 4096  # Of a server that is asked by REST each client holds a connection at both ends.
     if hard < files:
         advice = f"ulimit -Hn {files} as root (or LimitNOFILE=); each connection is a file at both ends"
-        return Check(state="problem", text=text, advice=advice)
-    return Check(state="ok", text=text)
+        return Check("problem", text, advice)
+    return Check("ok", text)
 
 
 # Which frameworks can a model server load, and is the search's simulator compiled?
@@ -218,17 +212,15 @@ ENGINE_LIMIT_S: Final = 5.0
 def container_engine(program: str = "docker", *, limit_s: float = ENGINE_LIMIT_S) -> Check:
     """Whether its engine answers: the program alone runs no container."""
     if shutil.which(program) is None:
-        return Check(
-            state="missing", text="not installed", advice="needed only where target.command runs a container"
-        )
+        return Check("missing", "not installed", "needed only where target.command runs a container")
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
     if answer.failure:
         return Check(
-            state="missing",
-            text=f"its engine does not answer: {answer.failure}",
-            advice=f"needed only for containers: start it, or join its group; `{program} version` says more",
+            "missing",
+            f"its engine does not answer: {answer.failure}",
+            f"needed only for containers: start it, or join its group; `{program} version` says more",
         )
-    return Check(state="ok", text=answer.output, version=answer.output)
+    return Check("ok", answer.output, version=answer.output)
 
 
 def tensorflow_model_server() -> Check:
@@ -246,10 +238,8 @@ def tritonserver() -> Check:
 def _program(name: str, use: str) -> Check:
     path = shutil.which(name)
     if path is None:
-        return Check(
-            state="missing", text="not installed", advice="not needed: batchtune-model-server is bundled"
-        )
-    return Check(state="ok", text=path, advice=use)
+        return Check("missing", "not installed", "not needed: batchtune-model-server is bundled")
+    return Check("ok", path, use)
 
 
 def gpu(root: Path = Path("/")) -> Check:
@@ -257,19 +247,15 @@ def gpu(root: Path = Path("/")) -> Check:
     devices = gpus(root)
     names: list[str] = devices["names"]
     if not names:
-        return Check(state="missing", text="no NVIDIA GPU: models are served on the CPU")
+        return Check("missing", "no NVIDIA GPU: models are served on the CPU")
     kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
     if not devices["memory_bytes"]:
-        return Check(
-            state="problem", text=f"{kinds}: the driver does not answer", advice="`nvidia-smi` says why"
-        )
+        return Check("problem", f"{kinds}: the driver does not answer", "`nvidia-smi` says why")
     if find_spec("pynvml") is None:
         return Check(
-            state="problem",
-            text=f"{kinds}, whose use cannot be measured",
-            advice="pip install 'batchtune[gpu]' (nvidia-ml-py)",
+            "problem", f"{kinds}, whose use cannot be measured", "pip install 'batchtune[gpu]' (nvidia-ml-py)"
         )
-    return Check(state="ok", text=f"{kinds}, driver {devices['driver']}")
+    return Check("ok", f"{kinds}, driver {devices['driver']}")
 
 
 IMPORT_LIMIT_S: Final = 45.0
@@ -318,37 +304,33 @@ def backend(
 ) -> Check:
     """Whether it is installed and can be imported, and whether it sees the GPU that the kernel sees."""
     if find_spec(wanted.module) is None:
-        return Check(state="missing", text="not installed", advice=f"to serve its models: {wanted.install}")
+        return Check("missing", "not installed", f"to serve its models: {wanted.install}")
     code = _IMPORT.format(module=wanted.module, gpus=wanted.gpus)
     answer, values = _asked(code, python=python, limit_s=limit_s)
     if values is None:
-        return Check(
-            state="problem", text=f"import fails: {answer.failure}", advice=f"reinstall it: {wanted.install}"
-        )
+        return Check("problem", f"import fails: {answer.failure}", f"reinstall it: {wanted.install}")
     version, count = str(values["version"]), int(values["gpus"])
     if count == 0 and any((root / "proc/driver/nvidia/gpus").glob("*")):
         return Check(
-            state="problem",
-            text=f"{version}, which does not see the GPU",
-            advice="install its build for CUDA; on the CPU it works",
+            "problem",
+            f"{version}, which does not see the GPU",
+            "install its build for CUDA; on the CPU it works",
             version=version,
         )
-    return Check(state="ok", text=f"{version}, on {'the GPU' if count else 'the CPU'}", version=version)
+    return Check("ok", f"{version}, on {'the GPU' if count else 'the CPU'}", version=version)
 
 
 def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
     """Whether numba works, and keeps what it compiles of the simulator."""
     answer, values = _asked(_SIMULATOR, python=python, limit_s=limit_s)
     if values is None:
-        return Check(
-            state="problem", text=f"import fails: {answer.failure}", advice="reinstall it: pip install numba"
-        )
+        return Check("problem", f"import fails: {answer.failure}", "reinstall it: pip install numba")
     version, folder = str(values["version"]), values["cache"]
     if folder is None:
         return Check(
-            state="problem",
-            text=f"{version}, keeps nothing: every command compiles the simulator anew, for seconds",
-            advice="set NUMBA_CACHE_DIR to a folder that can be written",
+            "problem",
+            f"{version}, keeps nothing: every command compiles the simulator anew, for seconds",
+            "set NUMBA_CACHE_DIR to a folder that can be written",
             version=version,
         )
     compiled = any(Path(folder).glob("event_kernel.simulate-*.nbc"))
@@ -357,7 +339,7 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
         if compiled
         else "the first search compiles the simulator for some seconds"
     )
-    return Check(state="ok", text=f"{version}, {then}", version=version)
+    return Check("ok", f"{version}, {then}", version=version)
 
 
 def _asked(code: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:

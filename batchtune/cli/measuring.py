@@ -75,6 +75,7 @@ def sweep(
     Without --rate and --concurrency, sweep looks for the highest rate within the SLO. Exit code: 0 confirmed, 3 nothing
     meets the SLO, 5 not confirmed, 7 the server failed.
     """
+    from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import positive_s, slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_sweep
     from batchtune.cli.commands.run_sweep import run_sweep
@@ -87,21 +88,18 @@ def sweep(
         *request,
         *([] if budget is None else [f"search.budget.time={budget}"]),
     ]
-    asked = subject_of_sweep(
-        subject,
-        overrides,
+    wanted = LoadRequest(
+        overrides=overrides,
         rate=rate,
         concurrency=concurrency,
-        batching_file=batching_parameters_file,
-        server=server,
-        resume=resume,
-        quiet=quiet,
+        batching_parameters_file=batching_parameters_file,
     )
+    asked = subject_of_sweep(subject, wanted, server=server, resume=resume, quiet=quiet)
     of_one: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
     of_one |= {"--optuna-storage": optuna_storage}
     raise typer.Exit(
         run_sweep(
-            asked.source,
+            asked.scenario,
             asked.overrides,
             results=results,
             resume=resume,
@@ -180,7 +178,6 @@ def load(
     from batchtune.cli.commands.run_load import run_load
 
     wanted = LoadRequest(
-        scenario=Path(subject),
         overrides=[*(set_ or []), *slo_overrides(slo), *request],
         concurrency=concurrency,
         rate=rate,
@@ -242,21 +239,21 @@ def compare(
     6 invalid (the load generator was the limit, or the host stayed noisy in every run of a variant). With
     --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
     """
+    from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.compare import run_compare
     from batchtune.cli.commands.model_scenario import subject_of_comparison
 
-    asked = subject_of_comparison(
-        subject,
-        [*(set_ or []), *slo_overrides(slo), *request],
+    wanted = LoadRequest(
+        overrides=[*(set_ or []), *slo_overrides(slo), *request],
         rate=rate,
         concurrency=concurrency,
         no_batching=no_batching,
-        batching_file=batching_parameters_file,
-        quiet=quiet,
+        batching_parameters_file=batching_parameters_file,
     )
+    asked = subject_of_comparison(subject, wanted, quiet=quiet)
     code = run_compare(
-        asked.source,
+        asked.scenario,
         asked.overrides,
         baseline=baseline,
         blocks=blocks,

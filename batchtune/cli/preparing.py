@@ -112,19 +112,12 @@ def init(
         from batchtune.cli.commands.init_model import run_init
 
         raise typer.Exit(run_init(name, output=write))
+    from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.init_model import run_init_model
 
-    code = run_init_model(
-        name,
-        [*slo_overrides(slo), *request],
-        rate=rate,
-        concurrency=concurrency,
-        write=write,
-        check=check,
-        quiet=quiet,
-    )
-    raise typer.Exit(code)
+    wanted = LoadRequest(overrides=[*slo_overrides(slo), *request], rate=rate, concurrency=concurrency)
+    raise typer.Exit(run_init_model(name, wanted, write=write, check=check, quiet=quiet))
 
 
 def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:

@@ -118,19 +118,15 @@ def test_a_sweep_starts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
     file.write_text(CONFIG_PBTXT)
     scenario.write_text(SWEEP)
-    subject = subject_of_sweep(
-        str(scenario), [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
-    )
-    swept = read_scenario(subject.source, overrides=subject.overrides)
+    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
+    swept = read_scenario(subject.scenario, overrides=subject.overrides)
     assert swept.search.space["max_batch_size"].values == (4, 16, 48)
     assert swept.search.space["batch_timeout_micros"].values == (0, 700, 1000)
     assert swept.fixed == {}
     file = tmp_path / "batching_parameters.txt"
     file.write_text("max_batch_size { value: 16 }\nnum_batch_threads { value: 3 }\n")
-    subject = subject_of_sweep(
-        str(scenario), [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
-    )
-    swept = read_scenario(subject.source)
+    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
+    swept = read_scenario(subject.scenario)
     assert swept.search.space["max_batch_size"].values == (4, 16)
     assert swept.fixed == {"num_batch_threads": 3}
     assert "note: " in capsys.readouterr().err
@@ -143,12 +139,10 @@ def test_a_comparison_has_a_file_under_its_variants(tmp_path: Path) -> None:
     scenario.write_text(
         f"{without_sizes}variants: {{theirs: {{}}, ours: {{fixed: {{max_batch_size: 2}}}}}}\n"
     )
-    subject = subject_of_comparison(
-        str(scenario), [], rate=None, concurrency=None, no_batching=False, quiet=True, batching_file=file
-    )
+    subject = subject_of_comparison(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
     sizes = {
         name: variant.configuration().batching.max_batch_size
-        for name, variant in read_variants(subject.source).items()
+        for name, variant in read_variants(subject.scenario).items()
     }
     assert sizes == {"theirs": 48, "ours": 2}
 
@@ -157,9 +151,7 @@ def test_a_mistake_in_a_file_is_told_before_a_model_is_looked_at(tmp_path: Path)
     file = tmp_path / "b.txt"
     file.write_text("max_batch_size: 8\n")
     with pytest.raises(UsageError, match=r"b\.txt:1: max_batch_size is a wrapper message"):
-        subject_of_sweep(
-            "no model", [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
-        )
+        subject_of_sweep("no model", LoadRequest(batching_parameters_file=file), quiet=True)
 
 
 def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:

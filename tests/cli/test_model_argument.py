@@ -97,12 +97,10 @@ def test_a_scenario_in_a_pipe_is_read_once() -> None:
     os.write(writing, text)
     os.close(writing)
     try:
-        asked = subject_of_sweep(
-            f"/dev/fd/{reading}", [], rate="7/s", concurrency=None, resume=None, quiet=True
-        )
+        asked = subject_of_sweep(f"/dev/fd/{reading}", LoadRequest(rate="7/s"), quiet=True)
     finally:
         os.close(reading)
-    assert read_scenario(asked.source, overrides=asked.overrides).load.rate_rps == 7.0
+    assert read_scenario(asked.scenario, overrides=asked.overrides).load.rate_rps == 7.0
 
 
 def test_a_path_that_cannot_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,13 +309,13 @@ def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
 
 
 def test_a_comparison_of_a_model_is_without_batching_and_with(emulated: Path) -> None:
-    options = {"rate": None, "concurrency": "4", "quiet": True}
     with pytest.raises(UsageError, match="a model alone has no variants"):
-        subject_of_comparison(str(emulated), [], no_batching=False, **options)
+        subject_of_comparison(str(emulated), LoadRequest(), quiet=True)
     with pytest.raises(UsageError, match="--no-batching is for a model alone"):
-        subject_of_comparison("s.yaml", [], no_batching=True, **options)
-    asked = subject_of_comparison(str(emulated), ["fixed.max_batch_size=8"], no_batching=True, **options)
-    scenario = read_scenario(asked.source, overrides=asked.overrides)
+        subject_of_comparison("s.yaml", LoadRequest(no_batching=True), quiet=True)
+    wanted = LoadRequest(overrides=["fixed.max_batch_size=8"], no_batching=True, concurrency="4")
+    asked = subject_of_comparison(str(emulated), wanted, quiet=True)
+    scenario = read_scenario(asked.scenario, overrides=asked.overrides)
     assert list(scenario.variants) == ["no_batching", "batching"]
     assert (scenario.fixed, scenario.load.concurrency) == ({"max_batch_size": 8}, 4)
 
@@ -328,9 +326,9 @@ def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
         "name: s\ntarget: {model: m}\nload: {arrivals: closed, concurrency: 8}\nobjective: throughput\n"
     )
     asked = subject_of_sweep(
-        str(path), ["request.protocol=rest"], rate="50/s", concurrency=None, resume=None, quiet=True
+        str(path), LoadRequest(overrides=["request.protocol=rest"], rate="50/s"), quiet=True
     )
-    scenario = read_scenario(asked.source, overrides=asked.overrides)
+    scenario = read_scenario(asked.scenario, overrides=asked.overrides)
     assert (scenario.objective, scenario.load.rate_rps, scenario.request.protocol) == (
         "latency",
         50.0,
@@ -340,9 +338,7 @@ def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
 
 def test_a_run_of_a_model_is_gone_on_with_by_its_own_scenario(emulated: Path) -> None:
     with pytest.raises(UsageError, match="--resume") as raised:
-        subject_of_sweep(
-            str(emulated), [], rate=None, concurrency=None, resume=Path("results/m/R"), quiet=True
-        )
+        subject_of_sweep(str(emulated), LoadRequest(), resume=Path("results/m/R"), quiet=True)
     assert raised.value.hint == "batchtune sweep results/m/R/scenario.yaml --resume results/m/R"
 
 
@@ -355,14 +351,12 @@ def test_a_sweep_of_a_running_server_attaches_where_it_takes_parameters(
     with ServerProcess(base_path) as server:
         address = f"127.0.0.1:{server.rest_port}/m"
         with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
-            subject_of_sweep(address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True)
+            subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
         assert f"batchtune load {address}" in raised.value.hint
     with ServerProcess(base_path, "--enable_batching", "--enable_tuning_api") as server:
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(
-            address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True
-        )
-        asked = read_scenario(subject.source)
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        asked = read_scenario(subject.scenario)
         assert (asked.target.kind, asked.target.attached) == ("http", True)
         before = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
         with target_of(asked) as target:
@@ -390,7 +384,7 @@ def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_
             looked = look_at_running(address, ["load.concurrency=3"])
             scenario = read_scenario(looked.text("m"))
             assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)
-        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(scenario=Path()), quiet=True)
+        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(), quiet=True)
         assert (wanted.rest_url, wanted.grpc_url) == (None, f"grpc://127.0.0.1:{server.grpc_port}")
         with pytest.raises(UsageError, match="which model of that server") as raised:
             answering_at(f"127.0.0.1:{server.rest_port}")
@@ -417,16 +411,14 @@ def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
     with FakeTriton() as server:
         server.pages["/v2"] = (200, {"name": "triton", "extensions": ["model_repository"]})
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(
-            address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True
-        )
-        asked = read_scenario(subject.source)
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        asked = read_scenario(subject.scenario)
         assert (asked.target.kind, asked.target.rest_url, asked.target.attached) == (
             "triton",
             server.url,
             True,
         )
-        code = run_init_model(address, [], rate=None, concurrency=None, write=None, check=False, quiet=True)
+        code = run_init_model(address, LoadRequest(), write=None, check=False, quiet=True)
         assert code == 0
         written = capsys.readouterr()
         assert parse_scenario(written.out).target == asked.target

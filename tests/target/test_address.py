@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.commands.model_scenario import subject_of_sweep
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario
@@ -48,8 +49,8 @@ def answers(url: str) -> bool:
 
 
 def swept(address: str) -> Scenario:
-    subject = subject_of_sweep(address, ["slo.p95=1s"], rate=None, concurrency=None, resume=None, quiet=True)
-    return read_scenario(subject.source, overrides=subject.overrides)
+    subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+    return read_scenario(subject.scenario, overrides=subject.overrides)
 
 
 def test_a_ray_serve_is_attached_to_by_the_address_of_its_dashboard(launched: Callable[..., str]) -> None:

@@ -183,9 +183,10 @@ COUNTED_LIMIT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What the command line asked for; None: as the scenario says."""
+    """The scenario that a command line asks for, with what it says of the load and the server; None: as the scenario
+    says. `subject_of_sweep` and the like find the `scenario` that the command's argument means."""
 
-    scenario: Path | ScenarioText
+    scenario: Path | ScenarioText = Path()
     overrides: Sequence[str] = ()
     concurrency: str | None = None
     rate: str | None = None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def run_compare(
     path: Path | ScenarioText,
-    overrides: list[str],
+    overrides: Sequence[str],
     *,
     baseline: str | None,
     blocks: int,
@@ -187,7 +187,7 @@ def void_by_host(whose: str) -> int:
 
 
 def run_noise(
-    path: Path, overrides: list[str], *, blocks: int, results: Path, json: bool, quiet: bool
+    path: Path, overrides: Sequence[str], *, blocks: int, results: Path, json: bool, quiet: bool
 ) -> int:
     """The exit code: 0, 6 when the client was the limit or the host disturbed every run, 130 when interrupted.
 

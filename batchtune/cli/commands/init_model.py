@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.arguments.load_request import refuse_both, refuse_range
+from batchtune.cli.arguments.load_request import LoadRequest, refuse_both, refuse_range
 from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.model_scenario import (
-    Command,
     LookedAt,
     inputs_of,
-    look_at,
-    look_at_running,
-    looked_at,
-    loop_of_model,
+    look,
     speed_of,
     wants_of,
 )
@@ -113,14 +109,7 @@ _COMMENTS: Final[Mapping[str, str]] = {
 
 
 def run_init_model(
-    argument: str,
-    overrides: Sequence[str],
-    *,
-    rate: str | None,
-    concurrency: str | None,
-    write: Path | None,
-    check: bool,
-    quiet: bool,
+    argument: str, wanted: LoadRequest, *, write: Path | None, check: bool, quiet: bool
 ) -> int:
     """The exit code, 0; the scenario goes to stdout, or to the file `write`.
 
@@ -128,8 +117,8 @@ def run_init_model(
         UsageError: no model, options that contradict each other, or a file that is there already.
         TargetError: the model does not serve, or refuses a request.
     """
-    refuse_both(rate=rate, concurrency=concurrency)
-    refuse_range(rate=rate, concurrency=concurrency)
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
+    refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
     kind = kind_of(argument)
     if kind == "scenario":
         raise UsageError(
@@ -143,8 +132,15 @@ def run_init_model(
     if write is not None:
         _refuse_unwritable(write)
     address = answering_at(argument) if kind == "address" else None
-    looked = _asked(
-        argument, address, overrides, rate=rate, concurrency=concurrency, batched=check, quiet=quiet
+    target = None if address is None else attachable(address)
+    looked = look(
+        argument,
+        wanted,
+        command="init" if address is None or target is not None else "load",
+        address=address,
+        target=target,
+        batched=address is None or (check and target is None),
+        quiet=quiet,
     )
     if check:
         print(f"ok: {argument} answers{_asked_rows(looked.tries)}: {speed_of(looked.tries)}")
@@ -176,32 +172,6 @@ def _asked_rows(tries: FirstTries) -> str:
     if tries.recorded:
         return ""
     return f" {'1, 2 and 8' if tries.refusal is None else '1 and 2'} times the rows of a request"
-
-
-def _asked(
-    argument: str,
-    address: Address | None,
-    overrides: Sequence[str],
-    *,
-    rate: str | None,
-    concurrency: str | None,
-    batched: bool,
-    quiet: bool,
-) -> LookedAt:
-    """`batched`: that the model of a running server takes one request's rows at a time is a fault."""
-    target = None if address is None else attachable(address)
-    command: Command = "init" if address is None or target is not None else "load"
-    loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
-    laid_over = [*overrides, *loop]
-    if address is not None:
-        return looked_at(
-            argument,
-            lambda _say: look_at_running(
-                address, laid_over, command=command, batched=batched and target is None, target=target
-            ),
-            quiet=quiet,
-        )
-    return looked_at(argument, lambda say: look_at(argument, laid_over, command="init", say=say), quiet=quiet)
 
 
 def _text(looked: LookedAt, scenario: Scenario, argument: str, write: Path | None) -> str:

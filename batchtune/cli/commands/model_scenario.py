@@ -38,7 +38,6 @@ from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
 from batchtune.tune.sweep.sweep import pace_of, proposed, usual_budget_s
-from batchtune.tune.trials.pace import Pace
 from batchtune.units import counted, format_duration, rounded_duration
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -85,28 +84,25 @@ def look_at(
         UsageError: no such model, or options that contradict each other or the model.
         TargetError: the server does not start, or the model refuses a request.
     """
+
+    def asked(scenario: Scenario) -> tuple[Signature, FirstTries]:
+        say(f"looking at {model}: launching the server")
+        with target_of(scenario, on_event=say) as target:
+            target.apply(Configuration(batching=None))
+            signature = target.signature(scenario.request.signature)
+            try:
+                return signature, _tried(target.endpoint, signature, scenario, batched=batched)
+            except TargetError as error:
+                if target.alive():
+                    raise
+                raise TargetError(
+                    f"{error.message}; the server died of it:\n{target.log_tail()}", hint=error.hint
+                ) from error
+
     base = _begun(model_of(model), command=command)
-    if command == "init" and _lacks_limit(base, overrides):
-        base["slo"] = {"p95": _ANY_LIMIT}
-    scenario, _ = placed(_scenario(base, overrides, model=model))
-    say(f"looking at {model}: launching the server")
-    with target_of(scenario, on_event=say) as target:
-        target.apply(Configuration(batching=None))
-        signature = target.signature(scenario.request.signature)
-        try:
-            tries = _tried(target.endpoint, signature, scenario, batched=batched)
-        except TargetError as error:
-            if target.alive():
-                raise
-            raise TargetError(
-                f"{error.message}; the server died of it:\n{target.log_tail()}", hint=error.hint
-            ) from error
-    limited = bool(base["slo"])
-    if limited:
-        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
-        scenario, _ = placed(_scenario(base, overrides, model=model))
-    looked = _completed(base, overrides, scenario, signature, tries, searched=command in ("sweep", "init"))
-    return replace(looked, guessed_limit=limited)
+    return _completed(
+        base, overrides, asked, model=model, command=command, searched=command in ("sweep", "init")
+    )
 
 
 def look_at_running(
@@ -125,28 +121,24 @@ def look_at_running(
         UsageError: options that contradict each other or the model.
         TargetError: nobody answers, or the model refuses a request.
     """
-    base = _begun(address.model, command="load" if target is None else command)
+
+    def asked(scenario: Scenario) -> tuple[Signature, FirstTries]:
+        _refuse_other_transport(address, scenario.request.protocol)
+        server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+        try:
+            signature = server.signature(scenario.request.signature)
+        except TargetError as error:
+            hint = f"is {address.model} the name under which that server serves it, and has it been loaded?"
+            raise TargetError(error.message, hint=error.hint or hint) from error
+        return signature, _tried(server.endpoint, signature, scenario, batched=batched)
+
+    command = "load" if target is None else command
+    base = _begun(address.model, command=command)
     base["request"]["protocol"] = address.protocol
     base["target"] |= target or {}
-    is_guessed = target is not None and command == "init" and _lacks_limit(base, overrides)
-    if is_guessed:
-        base["slo"] = {"p95": _ANY_LIMIT}
-    scenario = _scenario(base, overrides, model=address.model)
-    _refuse_other_transport(address, scenario.request.protocol)
-    server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
-    unknown_there = "is {model} the name under which that server serves it, and has it been loaded?"
-    try:
-        signature = server.signature(scenario.request.signature)
-    except TargetError as error:
-        raise TargetError(
-            error.message, hint=error.hint or unknown_there.format(model=address.model)
-        ) from error
-    tries = _tried(address.endpoint(), signature, scenario, batched=batched)
-    if is_guessed:
-        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
-        scenario = _scenario(base, overrides, model=address.model)
-    looked = _completed(base, overrides, scenario, signature, tries, searched=target is not None)
-    return replace(looked, guessed_limit=is_guessed)
+    return _completed(
+        base, overrides, asked, model=address.model, command=command, searched=target is not None
+    )
 
 
 def loop_of_model(
@@ -191,12 +183,6 @@ def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
         f"a request takes {rounded_duration(tries.lone_s)}: {rounded_duration(given_s)} hold few runs; "
         f"for a confirmed answer give --budget {needed}"
     )
-
-
-def _pace(scenario: Scenario, tries: FirstTries) -> Pace:
-    larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
-    larger_rows = TIMES_LARGER * scenario.request.rows
-    return pace_of(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
 
 
 def speed_of(tries: FirstTries) -> str:
@@ -277,13 +263,24 @@ def _refuse_other_transport(address: Address, protocol: Protocol) -> None:
 def _completed(
     base: dict[str, Any],
     overrides: Sequence[str],
-    scenario: Scenario,
-    signature: Signature,
-    tries: FirstTries,
+    asked: Callable[[Scenario], tuple[Signature, FirstTries]],
     *,
+    model: str,
+    command: Command,
     searched: bool,
 ) -> LookedAt:
-    """The scenario with what was guessed and, for a sweep, proposed, laid under what was given."""
+    """The scenario with what was guessed and, for a sweep, proposed, laid under what was given.
+
+    Of `init`, where nobody gave a limit, that too is a guess, once the model was `asked` how fast it is.
+    """
+    guessed_limit = command == "init" and _lacks_limit(base, overrides)
+    if guessed_limit:
+        base["slo"] = {"p95": _ANY_LIMIT}
+    scenario, _ = placed(_scenario(base, overrides, model=model))
+    signature, tries = asked(scenario)
+    if guessed_limit:
+        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
+        scenario, _ = placed(_scenario(base, overrides, model=model))
     request: dict[str, Any] = dict(base["request"])
     if tries.shapes:
         request["shapes"] = {name: list(sizes) for name, sizes in tries.shapes.items()}
@@ -292,17 +289,29 @@ def _completed(
         request["inputs"] = {"random": {"by_input": by_input}}
     document = {**base, "request": request}
     if searched:
-        rows = TIMES_LARGER * scenario.request.rows
-        parts = proposed(scenario, _pace(scenario, tries))
-        if tries.refusal is not None and "space" in parts["search"]:
-            sizes = parts["search"]["space"]["max_batch_size"]
-            parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < rows]
-        if scenario.target.kind == "triton":
-            parts.pop("fixed")  # it keeps as many requests as come
-        document = {**document, "load": {**base["load"], **parts.pop("load")}, **parts}
+        document |= _search_of(scenario, tries, load=base["load"])
     text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
-    merged = _without_nothing(unchecked_scenario(text, overrides=overrides))
-    return LookedAt(document=merged, signature=signature, tries=tries, notes=tuple(_notes(signature, tries)))
+    return LookedAt(
+        document=_without_nothing(unchecked_scenario(text, overrides=overrides)),
+        signature=signature,
+        tries=tries,
+        notes=tuple(_notes(signature, tries)),
+        guessed_limit=guessed_limit,
+    )
+
+
+def _search_of(scenario: Scenario, tries: FirstTries, *, load: Mapping[str, Any]) -> dict[str, Any]:
+    """What is proposed for a sweep, as keys of the scenario, with the times of its load."""
+    larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
+    larger_rows = TIMES_LARGER * scenario.request.rows
+    pace = pace_of(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
+    parts = proposed(scenario, pace)
+    if tries.refusal is not None and "space" in parts["search"]:
+        sizes = parts["search"]["space"]["max_batch_size"]
+        parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < larger_rows]
+    if scenario.target.kind == "triton":
+        parts.pop("fixed")  # it keeps as many requests as come
+    return {**parts, "load": {**load, **parts["load"]}}
 
 
 def _notes(signature: Signature, tries: FirstTries) -> Iterable[str]:
@@ -357,77 +366,52 @@ def _shape(spec: TensorSpec) -> str:
 # What the argument of a command means.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """Where the scenario is read, and what to lay over it."""
-
-    source: Path | ScenarioText
-    overrides: list[str]
-
-
 def subject_of_sweep(
     argument: str,
-    overrides: Sequence[str],
+    wanted: LoadRequest,
     *,
-    rate: str | None,
-    concurrency: str | None,
-    batching_file: Path | None = None,
     server: str | None = None,
-    resume: Path | None,
+    resume: Path | None = None,
     quiet: bool,
-) -> Subject:
-    """The scenario of a sweep; with `server` that of a server's preset, for the app that is the argument.
+) -> LoadRequest:
+    """The scenario of a sweep, and what to lay over it; with `server` that of its preset, for the app in `argument`.
 
     Raises:
         UsageError: neither a scenario nor a model; a server that runs already.
         TargetError: a model that does not serve.
     """
-    if server is not None:
-        text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
-        loop = loop_overrides(unchecked_scenario(text).get("load", {}), rate=rate, concurrency=concurrency)
-        return _with_file(Subject(source=text, overrides=[*overrides, *loop]), batching_file, searched=True)
-    if resume is not None and kind_of(argument) != "scenario":
+    if server is None and resume is not None and kind_of(argument) != "scenario":
         raise UsageError(
             "--resume goes on with the scenario of the run, not with a model",
             hint=f"batchtune sweep {resume / SCENARIO} --resume {resume}",
         )
-    _check_file(batching_file)
-    subject = _subject(argument, overrides, command="sweep", rate=rate, concurrency=concurrency, quiet=quiet)
-    return _with_file(subject, batching_file, searched=True)
+    _check_loop_and_file(wanted)
+    if server is not None:
+        text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
+        return _with_file(_with_loop(wanted, text), searched=True)
+    return _with_file(_subject(argument, wanted, command="sweep", quiet=quiet), searched=True)
 
 
-def subject_of_comparison(
-    argument: str,
-    overrides: Sequence[str],
-    *,
-    rate: str | None,
-    concurrency: str | None,
-    no_batching: bool,
-    batching_file: Path | None = None,
-    quiet: bool,
-) -> Subject:
+def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
     """The scenario of a comparison; a bare model has no variants but with and without batching.
 
     Raises:
         UsageError: as `subject_of_sweep`; a model without `--no-batching`, or a scenario with it.
         TargetError: a model that does not serve.
     """
-    is_scenario = kind_of(argument) == "scenario"
-    if is_scenario and no_batching:
+    kind = kind_of(argument)
+    if kind == "scenario" and wanted.no_batching:
         raise UsageError(
             "--no-batching is for a model alone; a scenario names its variants",
             hint="add to its variants: no_batching: {fixed: {enable_batching: false}}",
         )
-    if kind_of(argument) == "model" and not no_batching:
+    if kind == "model" and not wanted.no_batching:
         raise UsageError(
             f"{argument}: a model alone has no variants",
             hint="give --no-batching to compare with and without batching, or a scenario with variants",
         )
-    _check_file(batching_file)
-    subject = _subject(
-        argument, overrides, command="compare", rate=rate, concurrency=concurrency, quiet=quiet
-    )
-    return _with_file(subject, batching_file, searched=False)
+    _check_loop_and_file(wanted)
+    return _with_file(_subject(argument, wanted, command="compare", quiet=quiet), searched=False)
 
 
 def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
@@ -448,118 +432,102 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
     refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     _check_file(wanted.batching_parameters_file)
     _, overrides = split_settings(wanted.overrides)
-    overrides += loop_of_model(overrides, command="load", rate=wanted.rate, concurrency=wanted.concurrency)
+    of_scenario = replace(wanted, overrides=overrides)
     if kind == "model":
-        looked = looked_at(
-            argument,
-            lambda say: look_at(argument, overrides, command="load", say=say, batched=not wanted.no_batching),
-            quiet=quiet,
-        )
+        looked = look(argument, of_scenario, command="load", batched=not wanted.no_batching, quiet=quiet)
         return replace(wanted, scenario=looked.text(argument))
     running = preset_at(argument)
     if running is not None:
         return replace(wanted, scenario=ScenarioText(text=running.scenario(), source=argument))
     address = answering_at(argument)
-    looked = looked_at(argument, lambda _say: look_at_running(address, overrides), quiet=quiet)
+    looked = look(argument, of_scenario, command="load", address=address, batched=False, quiet=quiet)
     return replace(
         wanted, scenario=looked.text(argument), rest_url=address.rest_url, grpc_url=address.grpc_url
     )
 
 
+def _check_loop_and_file(wanted: LoadRequest) -> None:
+    """A mistake in them is told before a model is looked at; a sweep and a comparison have one load."""
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
+    refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
+    _check_file(wanted.batching_parameters_file)
+
+
 def _check_file(batching_file: Path | None) -> None:
-    """A mistake in the file is told before a model is looked at."""
     if batching_file is not None:
         read_batching_file(batching_file)
 
 
-def _with_file(subject: Subject, batching_file: Path | None, *, searched: bool) -> Subject:
-    if batching_file is None:
-        return subject
-    source = with_file(subject.source, subject.overrides, batching_file, searched=searched)
-    return Subject(source=source, overrides=[])
+def _with_file(wanted: LoadRequest, *, searched: bool) -> LoadRequest:
+    if wanted.batching_parameters_file is None:
+        return wanted
+    source = with_file(wanted.scenario, wanted.overrides, wanted.batching_parameters_file, searched=searched)
+    return replace(wanted, scenario=source, overrides=())
 
 
-def _subject(
-    argument: str,
-    overrides: Sequence[str],
-    *,
-    command: Command,
-    rate: str | None,
-    concurrency: str | None,
-    quiet: bool,
-) -> Subject:
-    refuse_both(rate=rate, concurrency=concurrency)
-    refuse_range(rate=rate, concurrency=concurrency)
+def _with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
+    """A scenario with the load that --rate or --concurrency asks for."""
+    load = unchecked_scenario(source, overrides=wanted.overrides).get("load")
+    loop = loop_overrides(
+        load if isinstance(load, dict) else {}, rate=wanted.rate, concurrency=wanted.concurrency
+    )
+    return replace(wanted, scenario=source, overrides=[*wanted.overrides, *loop])
+
+
+def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: bool) -> LoadRequest:
     kind = kind_of(argument)
-    if kind == "address":
-        return _attached(
-            argument, overrides, command=command, rate=rate, concurrency=concurrency, quiet=quiet
-        )
     if kind == "scenario":
-        source = scenario_source(argument)
-        load = unchecked_scenario(source, overrides=overrides).get("load")
-        loop = loop_overrides(load if isinstance(load, dict) else {}, rate=rate, concurrency=concurrency)
-        return Subject(source=source, overrides=[*overrides, *loop])
-    loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
-    laid_over = [*overrides, *loop]
-    looked = looked_at(
+        return _with_loop(wanted, scenario_source(argument))
+    address = target = None
+    if kind == "address":
+        if command != "sweep":
+            raise UsageError(
+                f"{argument}: a {command} launches its own server",
+                hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
+            )
+        running = preset_at(argument)
+        if running is not None:
+            return _with_loop(wanted, ScenarioText(text=running.scenario(), source=argument))
+        address = answering_at(argument)
+        target = attachable(address)
+        if target is None:
+            raise UsageError(
+                f"{argument}: this server takes no parameters through its address",
+                hint=f"`batchtune load {argument}` measures it as it is; a running server of another kind takes "
+                "parameters by a scenario of kind: http (target.set.request)",
+            )
+    looked = look(
         argument,
-        lambda say: look_at(argument, laid_over, command=command, say=say),
-        quiet=quiet,
+        wanted,
         command=command,
+        address=address,
+        target=target,
+        batched=address is None,
+        quiet=quiet,
     )
-    return Subject(source=looked.text(argument), overrides=[])
+    return replace(wanted, scenario=looked.text(argument), overrides=())
 
 
-def _attached(
+def look(
     argument: str,
-    overrides: Sequence[str],
+    wanted: LoadRequest,
     *,
     command: Command,
-    rate: str | None,
-    concurrency: str | None,
     quiet: bool,
-) -> Subject:
-    """The sweep of a server that runs, and that takes parameters through its address."""
-    if command != "sweep":
-        raise UsageError(
-            f"{argument}: a {command} launches its own server",
-            hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
-        )
-    running = preset_at(argument)
-    if running is not None:
-        text = ScenarioText(text=running.scenario(), source=argument)
-        loop = loop_overrides(unchecked_scenario(text).get("load", {}), rate=rate, concurrency=concurrency)
-        return Subject(source=text, overrides=[*overrides, *loop])
-    address = answering_at(argument)
-    target = attachable(address)
-    if target is None:
-        raise UsageError(
-            f"{argument}: this server takes no parameters through its address",
-            hint=f"`batchtune load {argument}` measures it as it is; a running server of another kind takes "
-            "parameters by a scenario of kind: http (target.set.request)",
-        )
-    laid_over = [*overrides, *loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)]
-    looked = looked_at(
-        argument,
-        lambda _say: look_at_running(address, laid_over, command="sweep", target=target),
-        quiet=quiet,
-        command=command,
-    )
-    return Subject(source=looked.text(argument), overrides=[])
-
-
-def looked_at(
-    argument: str,
-    look: Callable[[Callable[[str], None]], LookedAt],
-    *,
-    quiet: bool,
-    command: Command = "load",
+    batched: bool = True,
+    address: Address | None = None,
+    target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """The model, with what was found and guessed said on stderr."""
+    """The model, as `look_at` and, with the address of a running server, `look_at_running` find it; what was found and
+    guessed is said on stderr."""
+    loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
+    overrides = [*wanted.overrides, *loop]
     with sweep_view(quiet=quiet) as view:
         try:
-            looked = look(view.event)
+            if address is None:
+                looked = look_at(argument, overrides, command=command, say=view.event, batched=batched)
+            else:
+                looked = look_at_running(address, overrides, command=command, batched=batched, target=target)
         except KeyboardInterrupt:
             print("interrupted before the first trial", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def run_sweep(
     path: Path | ScenarioText,
-    overrides: list[str],
+    overrides: Sequence[str],
     *,
     results: Path,
     resume: Path | None,

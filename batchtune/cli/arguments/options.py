@@ -165,6 +165,31 @@ MaxRegressOption = Annotated[
     ),
 ]
 
+
+def _takes(
+    name: str, options: Mapping[str, tuple[Any, Any]], made: Callable[[Mapping[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command take these options (annotation and default, by parameter) beside its own; as its parameter `name`
+    it gets what is `made` of their values."""
+
+    def taking(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            values = {option: given.pop(option) for option in options}
+            command(**given, **{name: made(values)})
+
+        own = inspect.signature(command, eval_str=True)
+        parameters = [parameter for parameter in own.parameters.values() if parameter.name != name]
+        parameters += [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in options.items()
+        ]
+        with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_options
+
+    return taking
+
+
 _LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
 _SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),
@@ -172,56 +197,40 @@ _SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def takes_slo(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options `--slo-p50` to `--slo-errors`; as `slo` it gets the texts given, by name."""
-    names = {f"slo_{name.replace('.', '_')}": name for name in _SLO_HELP}
-
-    @functools.wraps(command)
-    def with_slo(**given: Any) -> None:
-        texts = {name: given.pop(parameter) for parameter, name in names.items()}
-        command(**given, slo={name: text for name, text in texts.items() if text is not None})
-
-    own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "slo"]
-    for parameter, name in names.items():
-        metavar, text = _SLO_HELP[name]
-        option = Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
-        parameters.append(
-            inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        )
-    with_slo.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_slo
+def _slo_option(name: str) -> Any:
+    metavar, text = _SLO_HELP[name]
+    return Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
 
 
-_REQUEST_OPTIONS: Final[Mapping[str, Any]] = {
-    "rest": (RestOption, False),
-    "rows": (RowsOption, None),
-    "shape": (ShapeOption, None),
-    "range_": (RangeOption, None),
-}
+takes_slo = _takes(
+    "slo",
+    {f"slo_{name.replace('.', '_')}": (_slo_option(name), None) for name in _SLO_HELP},
+    lambda values: {
+        name: text for name, text in zip(_SLO_HELP, values.values(), strict=True) if text is not None
+    },
+)
+"""The options `--slo-p50` to `--slo-errors`; as `slo` a command gets the texts given, by name."""
 
 
-def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--rest`, `--rows`, `--shape` and `--range`; as `request` they come as a `--set` each."""
+def _request(values: Mapping[str, Any]) -> list[str]:
+    from batchtune.cli.arguments.overrides import request_overrides
 
-    @functools.wraps(command)
-    def with_request(**given: Any) -> None:
-        from batchtune.cli.arguments.overrides import request_overrides
+    return request_overrides(
+        rest=values["rest"], rows=values["rows"], shapes=values["shape"], ranges=values["range_"]
+    )
 
-        words = {option: given.pop(option) for option in _REQUEST_OPTIONS}
-        overrides = request_overrides(
-            rest=words["rest"], rows=words["rows"], shapes=words["shape"], ranges=words["range_"]
-        )
-        command(**given, request=overrides)
 
-    own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "request"]
-    parameters += [
-        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for option, (annotation, default) in _REQUEST_OPTIONS.items()
-    ]
-    with_request.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_request
+takes_request = _takes(
+    "request",
+    {
+        "rest": (RestOption, False),
+        "rows": (RowsOption, None),
+        "shape": (ShapeOption, None),
+        "range_": (RangeOption, None),
+    },
+    _request,
+)
+"""The options `--rest`, `--rows`, `--shape` and `--range`; as `request` a command gets a `--set` for each."""
 
 
 def examples(*lines: str) -> str:
@@ -264,29 +273,10 @@ _WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
 _REFS: Final = {BASELINE: "main", CANDIDATE: "HEAD"}
 
 
-def takes_sides(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--baseline-model` to `--candidate-set`; as `sides` it gets the words of each side."""
-
-    @functools.wraps(command)
-    def with_sides(**given: Any) -> None:
-        sides = {
-            side: _side_words(side, {word: given.pop(f"{side}_{word}") for word in _WORDS}) for side in SIDES
-        }
-        command(**given, sides=sides)
-
-    own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "sides"]
-    for side in SIDES:
-        for word, (kind, metavar, text) in _WORDS.items():
-            help_text = text.format(side=side, ref=_REFS[side])
-            spelt = typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)
-            option = Annotated[kind, spelt]  # type: ignore[valid-type]
-            name = f"{side}_{word}"
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-            )
-    with_sides.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_sides
+def _side_option(side: str, word: str) -> Any:
+    kind, metavar, text = _WORDS[word]
+    help_text = text.format(side=side, ref=_REFS[side])
+    return Annotated[kind, typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)]
 
 
 def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> SideWords:
@@ -312,3 +302,13 @@ def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> S
                 f"--{side}-flag: {name.strip()} is empty", hint="give it a value, or leave it out"
             )
     return SideWords(**words)
+
+
+takes_sides = _takes(
+    "sides",
+    {f"{side}_{word}": (_side_option(side, word), None) for side in SIDES for word in _WORDS},
+    lambda values: {
+        side: _side_words(side, {word: values[f"{side}_{word}"] for word in _WORDS}) for side in SIDES
+    },
+)
+"""The options `--baseline-model` to `--candidate-set`; as `sides` a command gets the words of each side."""

@@ -43,7 +43,6 @@ from batchtune.target.endpoint import (
     wait_until_ready,
 )
 from batchtune.target.external import ExternalTarget
-from batchtune.target.launch.container import container_of
 from batchtune.target.model_files import served_name
 from batchtune.target.process import (
     ServerLog,
@@ -185,6 +184,7 @@ ANSWERS_S: Final = 2.0
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
+    `in_force`: the configuration applied last; None before the first, and where the server died or does not answer.
     `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither, so that only
     `target.metrics` says what it counted."""
 
@@ -216,9 +216,8 @@ class CommandTarget:
         self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
-        self._process: ServerProcess | None = None
-        self._launches = 0
-        self._in_force: Configuration | None = None
+        self._process = ServerProcess(log_path=self._log.path)
+        self.in_force: Configuration | None = None
         self._changed = False
         self._digest = ""
 
@@ -227,13 +226,8 @@ class CommandTarget:
         return self._server.endpoint
 
     @property
-    def in_force(self) -> Configuration | None:
-        """The configuration applied last; None before the first, and where the server died or does not answer."""
-        return self._in_force
-
-    @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._process.pid
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
         """Bring a configuration into force by the scenario's commands, and return when the server is ready.
@@ -245,14 +239,14 @@ class CommandTarget:
         require_sayable(configuration, self._spec)
         started = time.monotonic()
         self.attach()
-        if self.alive() and configuration == self._in_force:
+        if self.alive() and configuration == self.in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
-        self._in_force = None
+        self.in_force = None
         self._tell_unset()
         self._changed = True
         document = rendered(configuration, "json", model=self._model)
         self._write(configuration, document)
-        launches = self._launches
+        launches = self._process.launches
         try:
             self._launch(configuration)
             launched_s = time.monotonic()
@@ -262,18 +256,17 @@ class CommandTarget:
                 self._wait_until_ready()
             if self._settings is not None:
                 self._settings.send(configuration)
-            if self._process is not None:
-                self._process.look_for_listener(self.endpoint.rest_port or self.endpoint.grpc_port)
+            self._process.look_for_listener(self.endpoint.rest_port or self.endpoint.grpc_port)
         except BaseException:
-            self._end_process()
+            self._process.stop()
             raise
         finally:
             self._copy_logs()
-        self._in_force = configuration
+        self.in_force = configuration
         now = time.monotonic()
         if self._spec.kind != "http":
             return ApplyRecord(how="restart", seconds=now - started)
-        was_launched = self._launches > launches
+        was_launched = self._process.launches > launches
         startup_s = now - launched_s if was_launched else None
         how: Literal["restart", "hot"] = "restart" if was_launched else "hot"
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
@@ -291,11 +284,9 @@ class CommandTarget:
             else:
                 counters = self._server.counters()
         except TargetError:
-            self._in_force = None
+            self.in_force = None
             self._raise_if_dead(within_s=DYING_S)
             raise
-        if self._process is None:
-            return counters
         cpu_s, peak_bytes = self._process.cpu_s(), self._process.memory_peak_bytes()
         return replace(counters, server_cpu_s=cpu_s, memory_peak_bytes=peak_bytes)
 
@@ -304,15 +295,15 @@ class CommandTarget:
 
     def alive(self) -> bool:
         """Of a server that was not launched here a trial's counters tell whether it answers."""
-        return self._spec.launch is None or (self._process is not None and self._process.running)
+        return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
         """None: nobody tells which processes the server is."""
 
     def stop(self) -> None:
         """End what was launched; the next `apply` runs all commands anew."""
-        self._in_force = None
-        self._end_process()
+        self.in_force = None
+        self._process.stop()
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what the commands and a launched server say in this file too, bounded in size."""
@@ -370,7 +361,7 @@ class CommandTarget:
             TargetError: `restore` failed.
         """
         changed, self._changed = self._changed, False
-        self._in_force = None
+        self.in_force = None
         with interrupts_noted():
             try:
                 if changed and self._spec.stop is not None:
@@ -378,7 +369,7 @@ class CommandTarget:
             except TargetError as error:
                 self._on_event(error.message)
             finally:
-                self._end_process()
+                self._process.stop()
             if changed and self._spec.attached:
                 self._put_back()
             if changed and self._spec.restore is not None:
@@ -452,20 +443,11 @@ class CommandTarget:
         restarts = restarts or (self._spec.set is not None and self._spec.set.restarts)
         if words is None or (self.alive() and not restarts):
             return
-        self._end_process()
         command = self._filled(words)
         if self._settings is not None:
             command += self._settings.flags(configuration)
             environment = {**environment, **self._settings.environment(configuration)}
-        self._launches += 1
-        container = container_of(command, self._scratch.path / f"container-{self._launches}")
-        self._process = ServerProcess(
-            container.run_command if container else command,
-            log_path=self._log.path,
-            environment=environment,
-            container=container,
-        )
-        self._process.start()
+        self._process.launch(command, environment=environment)
 
     def _wait_until_ready(self) -> None:
         ready, limit_s = self._spec.ready, self._spec.ready_timeout_s
@@ -552,13 +534,8 @@ class CommandTarget:
         self._log.copy()
 
     def _raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        if self._process is not None:
+        if self._process.pid is not None:
             self._process.raise_if_dead(within_s=within_s)
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
 
 
 def restored(spec: TargetSpec) -> None:

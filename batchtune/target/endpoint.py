@@ -225,6 +225,17 @@ class Endpoint:
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
+def require_launched(endpoint: Endpoint | None) -> Endpoint:
+    """Where a server that is launched answers, once it was.
+
+    Raises:
+        TargetError: it was not.
+    """
+    if endpoint is None:
+        raise TargetError("the server has not been launched yet")
+    return endpoint
+
+
 def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
     """An HTTP client for the control plane: readiness, metadata, metrics, admin. Never used for load."""
     import httpx

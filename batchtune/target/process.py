@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from batchtune.errors import TargetError
+from batchtune.target.endpoint import meaning_of
 from batchtune.target.launch.container import (
     Container,
+    container_of,
     tree_cpu_clock,
     tree_cpu_s,
     tree_listens,
@@ -118,21 +120,23 @@ def ending_with_us() -> tuple[str, ...]:
 
 
 class ServerProcess:
-    """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
+    """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file; `launch` puts another in
+    its place.
 
     Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `environment` is all
     that it gets, None: ours. `cpus` are those that it may run on, None: all. `container` is the one that the command
-    runs, if it does.
+    runs, if it does. `grace_s`: how long it may take to end. `launches` counts those of `launch`.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         *,
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         cpus: Sequence[int] | None = None,
         container: Container | None = None,
+        grace_s: float = 5.0,
     ) -> None:
         self.command = tuple(command)
         self._container = container
@@ -140,8 +144,24 @@ class ServerProcess:
         self.log_path = log_path
         self._cpus = cpus
         self._environment = environment
+        self._grace_s = grace_s
+        self.launches = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._why = TargetError("the server is not running")
+        self._why = TargetError("the server has not been launched yet")
+
+    def launch(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        """End what runs, and start this command; the id of a container that it runs goes to a file beside the log.
+
+        Raises:
+            TargetError: as `start`.
+        """
+        self.stop()
+        self.launches += 1
+        self._container = container_of(command, self.log_path.with_name(f"container-{self.launches}"))
+        self.command = tuple(command) if self._container is None else self._container.run_command
+        self._environment = environment
+        self._serves_elsewhere = False
+        self.start()
 
     def start(self) -> None:
         """Start the command.
@@ -238,17 +258,17 @@ class ServerProcess:
         if self._process is not None and self._container is None and port is not None:
             self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
-    def stop(self, *, grace_s: float = 5.0) -> None:
-        """SIGTERM, then after `grace_s` seconds SIGKILL for the whole session; a stopped process is left alone."""
+    def stop(self) -> None:
+        """SIGTERM, then after the grace SIGKILL for the whole session; a stopped process is left alone."""
         if self._process is None:
             return
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
+                self._process.wait(self._grace_s)
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._process = None
+        self._process, self._why = None, TargetError("the server is not running")
         if self._container is not None:
             self._container.remove()
 
@@ -266,12 +286,31 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def launch_named(process: ServerProcess | None) -> Iterator[None]:
+def coming_up(process: ServerProcess) -> Iterator[None]:
+    """A server that fails to get ready is ended; the error has its last words, and what they mean."""
+    try:
+        yield
+    except TargetError as error:
+        hint = (
+            error.hint or meaning_of(error.message) or "fix what it names: the model, a flag, target.command"
+        )
+        message = error.message
+        if process.running:
+            message = f"{message}; its last words:\n{process.log_tail()}"
+            process.stop()
+        raise TargetError(message, hint=hint) from error
+    except BaseException:
+        process.stop()
+        raise
+
+
+@contextlib.contextmanager
+def launch_named(process: ServerProcess) -> Iterator[None]:
     """A failure to get ready, of what target.launch started, names that key, its last words and what to do."""
     try:
         yield
     except TargetError as error:
-        if process is None:
+        if process.pid is None:
             raise
         if not process.running:
             raise TargetError(

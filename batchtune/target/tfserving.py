@@ -27,8 +27,8 @@ from batchtune.target.endpoint import (
     control_client,
     error_text,
     in_words,
-    meaning_of,
     read_signature,
+    require_launched,
     wait_until_ready,
 )
 from batchtune.target.launch.container import (
@@ -36,7 +36,6 @@ from batchtune.target.launch.container import (
     NO_DEMAND,
     SCRATCH_INSIDE,
     Demand,
-    container_of,
     model_config_text,
     own_fields,
     own_parameters,
@@ -46,7 +45,7 @@ from batchtune.target.launch.container import (
     with_own_parameters,
 )
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
-from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
+from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.wire.signature import Signature
 
@@ -57,7 +56,10 @@ DYING_S: Final = 0.2
 
 
 class TfServingTarget:
-    """A launched server, as the scenario's `target` describes it; a context manager that stops it."""
+    """A launched server, as the scenario's `target` describes it; a context manager that stops it.
+
+    `in_force`: the configuration applied last; None before the first, and where the server died or does not answer.
+    """
 
     def __init__(
         self,
@@ -75,27 +77,19 @@ class TfServingTarget:
         self._on_event = on_event
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
-        self._process: ServerProcess | None = None
-        self._launches = 0
-        self._in_force: Configuration | None = None
+        self._process = ServerProcess(log_path=self._log.path, cpus=spec.cpus)
+        self.in_force: Configuration | None = None
         self._endpoint: Endpoint | None = None
         self._base_path: Path | None = None
         self.batches_inside: dict[str, str] = {}  # of the models launched so far, as of their endpoints
 
     @property
     def endpoint(self) -> Endpoint:
-        if self._endpoint is None:
-            raise TargetError("the server has not been launched yet")
-        return self._endpoint
-
-    @property
-    def in_force(self) -> Configuration | None:
-        """The configuration applied last; None before the first, and where the server died or does not answer."""
-        return self._in_force
+        return require_launched(self._endpoint)
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
         """Bring a configuration into force: between two batches where the server can, else by a restart.
@@ -104,8 +98,8 @@ class TfServingTarget:
             TargetError: the server refused it, did not start, or died.
         """
         started = time.monotonic()
-        running = self._process is not None and self._process.running
-        if running and configuration == self._in_force:
+        running = self._process.running
+        if running and configuration == self.in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
         startup_s: float | None = None
         if running and self._spec.runs == "bundled" and self._takes_hot(configuration):
@@ -114,7 +108,7 @@ class TfServingTarget:
         else:
             startup_s = self._restart(configuration)
             how = "restart"
-        self._in_force = configuration
+        self.in_force = configuration
         self._log.copy()
         return ApplyRecord(how=how, seconds=time.monotonic() - started, startup_s=startup_s)
 
@@ -124,44 +118,42 @@ class TfServingTarget:
         Raises:
             TargetError: the server died or does not answer.
         """
-        process = self._running_process()
+        process = self._process
         process.raise_if_dead()
         try:
             return read_counters(
                 self.endpoint, server_cpu_s=process.cpu_s, memory_peak_bytes=process.memory_peak_bytes
             )
         except TargetError:
-            self._in_force = None
+            self.in_force = None
             process.raise_if_dead(within_s=DYING_S)
             raise
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """As `ServerProcess.cpu_clock`; None too before the launch."""
-        return self._process.cpu_clock() if self._process else None
+        return self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
         return read_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        return self._process is not None and self._process.running
+        return self._process.running
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what the server says in this file too, bounded in size."""
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        return self._process.log_tail() if self._process else "  (not started)"
+        return self._process.log_tail()
 
     def stop(self) -> None:
         """End the server; the next `apply` launches it anew."""
-        self._in_force = None
-        if self._process is not None:
-            self._process.stop()
+        self.in_force = None
+        self._process.stop()
 
     def close(self) -> None:
         """Stop the server and remove its scratch files; more than once is fine."""
         self.stop()
-        self._process = None
         self._log.copy()
         self._scratch.close()
 
@@ -171,16 +163,11 @@ class TfServingTarget:
     def __exit__(self, *_fault: object) -> None:
         self.close()
 
-    def _running_process(self) -> ServerProcess:
-        if self._process is None:
-            raise TargetError("the server has not been launched yet")
-        return self._process
-
     def _takes_hot(self, configuration: Configuration) -> bool:
         """Whether it differs from what is in force in nothing but what the tuning API replaces."""
-        if self._in_force is None:
+        if self.in_force is None:
             return False
-        present, wanted = dict(self._in_force.flags), dict(configuration.flags)
+        present, wanted = dict(self.in_force.flags), dict(configuration.flags)
         names = (present.keys() | wanted.keys()) - {LENGTH_BUCKETS}
         return all(present.get(name) == wanted.get(name) for name in names)
 
@@ -197,8 +184,8 @@ class TfServingTarget:
             with control_client(self.endpoint, timeout_s=30.0) as client:
                 answer = client.put(TUNING_PATH, json=wanted)
         except httpx.HTTPError as error:
-            self._in_force = None
-            self._running_process().raise_if_dead(within_s=DYING_S)
+            self.in_force = None
+            self._process.raise_if_dead(within_s=DYING_S)
             raise TargetError(f"the server did not take new parameters: {in_words(error)}") from error
         if answer.status_code != 200:
             raise TargetError(f"the server refused {configuration.label()}: {error_text(answer.text)}")
@@ -229,36 +216,21 @@ class TfServingTarget:
             model_name=model_name, grpc_port=grpc_port, rest_port=rest_port, batches_inside=inside
         )
         program = self._program(model_name, (grpc_port, rest_port))
-        self._launches += 1
-        container = container_of(program, self._scratch.path / f"container-{self._launches}")
-        self._process = ServerProcess(
-            [*(container.run_command if container else program), *arguments],
-            container=container,
-            log_path=self._log.path,
-            cpus=self._spec.cpus,
-        )
         launched_s = time.monotonic()
-        self._process.start()
+        self._process.launch([*program, *arguments])
         try:
-            for name in names or [model_name]:
-                wait_until_ready(
-                    replace(self._endpoint, model_name=name),
-                    limit_s=self._spec.ready_timeout_s,
-                    still_alive=self._process.raise_if_dead,
-                )
-            startup_s = time.monotonic() - launched_s
-            if self._spec.runs != "bundled":
-                self._process.look_for_listener(rest_port)
+            with coming_up(self._process):
+                for name in names or [model_name]:
+                    wait_until_ready(
+                        replace(self._endpoint, model_name=name),
+                        limit_s=self._spec.ready_timeout_s,
+                        still_alive=self._process.raise_if_dead,
+                    )
         except TargetError as error:
-            if not self._process.running:
-                hint = meaning_of(error.message) or "fix what it names: the model, a flag, or target.command"
-                raise TargetError(self._in_users_paths(error.message), hint=error.hint or hint) from error
-            tail = self._process.log_tail()
-            self._process.stop()
-            raise TargetError(f"{error.message}; its last words:\n{tail}", hint=error.hint) from error
-        except BaseException:
-            self._process.stop()
-            raise
+            raise TargetError(self._in_users_paths(error.message), hint=error.hint) from error
+        startup_s = time.monotonic() - launched_s
+        if self._spec.runs != "bundled":
+            self._process.look_for_listener(rest_port)
         return startup_s
 
     def _in_users_paths(self, text: str) -> str:
@@ -317,7 +289,7 @@ class TfServingTarget:
                 own.model, framework=self._spec.framework, folder=folder, on_event=self._on_event
             )
             self._look_inside(own.name, base_path)
-            beside = self._scratch.path / f"batched-{self._launches}" / own.name
+            beside = self._scratch.path / f"batched-{self._process.launches}" / own.name
             base_paths[own.name] = str(with_own_parameters(base_path, beside, batched.get(own.name)))
         listed = f"--model_config_file={self._write('models.txt', model_config_text(base_paths))}"
         return [listed, *(["--enable_per_model_batching_parameters=true"] if batched else [])]

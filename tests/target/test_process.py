@@ -36,10 +36,10 @@ def test_a_server_is_kept_on_its_cpus_and_we_are_not(tmp_path: Path) -> None:
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
-    server = ServerProcess([sys.executable, "-c", stubborn], log_path=tmp_path / "log")
+    server = ServerProcess([sys.executable, "-c", stubborn], log_path=tmp_path / "log", grace_s=0.05)
     server.start()
     wait_until(lambda: "ready" in (tmp_path / "log").read_text())
-    server.stop(grace_s=0.05)
+    server.stop()
     assert not server.running
 
 

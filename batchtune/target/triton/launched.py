@@ -6,17 +6,17 @@ In explicit model control with that model loaded, on free ports of the loopback.
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from batchtune.batching.text_proto import parse_text_proto
-from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder
-from batchtune.target.endpoint import Endpoint, meaning_of, url_failure, wait_for
-from batchtune.target.launch.container import MODELS_INSIDE, container_of, tritons_container
-from batchtune.target.process import ServerLog, ServerProcess, flag_text, free_ports
+from batchtune.target.endpoint import Endpoint, url_failure, wait_for
+from batchtune.target.launch.container import MODELS_INSIDE, tritons_container
+from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
 _LOOPBACK: Final = {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "metrics-address": "127.0.0.1"}
@@ -30,21 +30,11 @@ _GRACE_S: Final = 10.0
 class LaunchedTriton:
     """A server process and its log; started anew as often as needed, ended by `close`."""
 
-    def __init__(self, spec: TargetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
-        self._on_event = on_event
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
-        self._process: ServerProcess | None = None
-        self._launches = 0
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=_GRACE_S)
 
     def start(self, flags: Mapping[str, str]) -> Endpoint:
         """Start it, with these flags over those of `target.flags`, and return when the model is ready.
@@ -72,82 +62,32 @@ class LaunchedTriton:
             program = tritons_container(self._spec, ports=tuple(ports.values()), mounts=mounts)
         else:
             program = list(self._spec.command or ("tritonserver",))
-        if self._process is not None:  # it ended by itself
-            self.stop()
-        self._launches += 1
-        container = container_of(program, self._scratch.path / f"container-{self._launches}")
-        self._process = ServerProcess(
-            [
-                *(container.run_command if container else program),
-                *flag_words(arguments),
-            ],
-            log_path=self._log.path,
-            cpus=self._spec.cpus,
-            container=container,
-        )
-        self._process.start()
+        self.process.launch([*program, *flag_words(arguments)])
         endpoint = Endpoint(model_name=model, rest_port=ports["http-port"], grpc_port=ports["grpc-port"])
-        self._wait_until_ready(self._process, endpoint)
-        self._process.look_for_listener(endpoint.rest_port)
+        with coming_up(self.process):
+            wait_for(
+                lambda _left_s: url_failure(f"{endpoint.kserve_path}/ready", endpoint),
+                what=f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready",
+                limit_s=self._spec.ready_timeout_s,
+                still_alive=self.process.raise_if_dead,
+            )
+        self.process.look_for_listener(endpoint.rest_port)
         self._log.copy()
         return endpoint
-
-    def raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        """Raises TargetError, with the log's last lines, when it is not running, or ends within that time."""
-        if self._process is None:
-            raise TargetError("the server has not been launched yet")
-        self._process.raise_if_dead(within_s=within_s)
-
-    def cpu_s(self) -> float | None:
-        return None if self._process is None else self._process.cpu_s()
-
-    def cpu_clock(self) -> Callable[[], float] | None:
-        return None if self._process is None else self._process.cpu_clock()
-
-    def memory_peak_bytes(self) -> int | None:
-        return None if self._process is None else self._process.memory_peak_bytes()
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what the server says in this file too, bounded in size."""
         self._log.keep_in(path)
 
-    def log_tail(self) -> str:
-        return self._process.log_tail() if self._process else "  (not started)"
-
     def stop(self) -> None:
         """End the process; more than once is fine."""
-        if self._process is not None:
-            self._process.stop(grace_s=_GRACE_S)
-            self._process = None
+        self.process.stop()
         self._log.copy()
 
     def close(self) -> None:
         """End it and remove its scratch files; more than once is fine."""
         self.stop()
         self._scratch.close()
-
-    def _wait_until_ready(self, process: ServerProcess, endpoint: Endpoint) -> None:
-        try:
-            wait_for(
-                lambda _left_s: url_failure(f"{endpoint.kserve_path}/ready", endpoint),
-                what=f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready",
-                limit_s=self._spec.ready_timeout_s,
-                still_alive=process.raise_if_dead,
-            )
-        except TargetError as error:
-            hint = (
-                error.hint
-                or meaning_of(error.message)
-                or "fix what it names: the model, a flag, target.command"
-            )
-            if process.running:
-                message = f"{error.message}; its last words:\n{process.log_tail()}"
-                self.stop()
-                raise TargetError(message, hint=hint) from error
-            raise TargetError(error.message, hint=hint) from error
-        except BaseException:
-            self.stop()
-            raise
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:

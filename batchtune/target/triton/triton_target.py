@@ -20,7 +20,7 @@ from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import interrupts_noted
 from batchtune.target.claim import Claim
-from batchtune.target.endpoint import Endpoint, external_endpoint, tls_options
+from batchtune.target.endpoint import Endpoint, external_endpoint, require_launched, tls_options
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
@@ -44,7 +44,8 @@ DYING_S: Final = 0.2
 class TritonTarget:
     """A Triton as the scenario's `target` describes it; a context manager that ends or restores it.
 
-    `original` is what an earlier run of the same sweep found and could not put back.
+    `original` is what an earlier run of the same sweep found and could not put back. `in_force`: the configuration
+    applied last; None before the first, and where the server died or does not answer.
     """
 
     def __init__(
@@ -57,31 +58,24 @@ class TritonTarget:
         require_cpus("target.cpus", spec.cpus)
         self._spec = spec
         self._on_event = on_event
-        self._launched = None if spec.attached else LaunchedTriton(spec, on_event=on_event)
+        self._launched = None if spec.attached else LaunchedTriton(spec)
         self._endpoint = _running_endpoint(spec) if spec.attached else None
         self._original = original
         self._claim: Claim | None = None
         self._keep: Callable[[OriginalModel], None] | None = None
         self._changed = original is not None
         self._is_lost = False
-        self._in_force: Configuration | None = None
+        self.in_force: Configuration | None = None
         self._batches = 0.0
         self._flags: Mapping[str, str] = {}
 
     @property
     def endpoint(self) -> Endpoint:
-        if self._endpoint is None:
-            raise TargetError("the server has not been launched yet")
-        return self._endpoint
-
-    @property
-    def in_force(self) -> Configuration | None:
-        """The configuration applied last; None before the first, and where the server died or does not answer."""
-        return self._in_force
+        return require_launched(self._endpoint)
 
     @property
     def pid(self) -> int | None:
-        return None if self._launched is None else self._launched.pid
+        return None if self._launched is None else self._launched.process.pid
 
     def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
         """Launch the server or reach it, and read what the model runs with.
@@ -92,7 +86,7 @@ class TritonTarget:
             TargetError: nobody answers, no such model, or the server did not start.
             UsageError: the model cannot be batched.
         """
-        if self._launched is not None and not self._launched.running:
+        if self._launched is not None and not self._launched.process.running:
             self._endpoint = self._launched.start(self._flags)
         if self._launched is None and self._claim is None:
             self._hold()
@@ -128,24 +122,24 @@ class TritonTarget:
         if self._launched is None and self._keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
         started = time.monotonic()
-        if configuration == self._in_force and self._still_in_force(configuration):
+        if configuration == self.in_force and self._still_in_force(configuration):
             return ApplyRecord(how="unchanged", seconds=0.0)
         restarted = self._restart_for(configuration)
-        self._in_force = None
+        self.in_force = None
         wanted = with_batching(self._found().config, configuration)
         try:
             self._load(wanted if self._launched is not None else marked(wanted))
             now = self._repository().config()
         except TargetError as error:
             if self._launched is not None:
-                self._launched.raise_if_dead(within_s=DYING_S)
+                self._launched.process.raise_if_dead(within_s=DYING_S)
             raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
         other = _other_batching(now, wanted)
         if other:
             is_added = "dynamic_batching" in now and "dynamic_batching" not in wanted
             hint = ADDED if is_added else ""
             raise TargetError(f"the server took {configuration.label()}, but runs {other}", hint=hint)
-        self._in_force, self._batches = configuration, 0.0
+        self.in_force, self._batches = configuration, 0.0
         return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
@@ -156,32 +150,32 @@ class TritonTarget:
         """
         try:
             if self._launched is not None:
-                self._launched.raise_if_dead()
+                self._launched.process.raise_if_dead()
             counters = read_kserve_counters(self.endpoint)
         except TargetError:
-            self._in_force = None
+            self.in_force = None
             if self._launched is not None:
-                self._launched.raise_if_dead(within_s=DYING_S)
+                self._launched.process.raise_if_dead(within_s=DYING_S)
             raise
         self._require_going_on(counters)
         if self._launched is None:
             return counters
         return replace(
             counters,
-            server_cpu_s=self._launched.cpu_s(),
-            memory_peak_bytes=self._launched.memory_peak_bytes(),
+            server_cpu_s=self._launched.process.cpu_s(),
+            memory_peak_bytes=self._launched.process.memory_peak_bytes(),
         )
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """As `ServerProcess.cpu_clock`; None too of a server that somebody else runs."""
-        return None if self._launched is None else self._launched.cpu_clock()
+        return None if self._launched is None else self._launched.process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
         """Of an attached server a trial's counters tell whether it answers."""
-        return self._launched is None or self._launched.running
+        return self._launched is None or self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what a launched server says in this file too, bounded in size."""
@@ -189,7 +183,9 @@ class TritonTarget:
             self._launched.keep_log(path)
 
     def log_tail(self) -> str:
-        return "  (its log is with its owner)" if self._launched is None else self._launched.log_tail()
+        return (
+            "  (its log is with its owner)" if self._launched is None else self._launched.process.log_tail()
+        )
 
     def restore(self) -> None:
         """Give an attached server back what it had, once; one that was not changed is left alone.
@@ -209,7 +205,7 @@ class TritonTarget:
                 f"the server was not put back as it was: {error.message}", hint=error.hint
             ) from error
         self._changed = False
-        self._in_force = None
+        self.in_force = None
         if self._claim is not None:
             self._claim.settle()
         if self._keep is not None:
@@ -219,7 +215,7 @@ class TritonTarget:
     def stop(self) -> None:
         """End a launched server, which the next `apply` launches anew; an attached one goes on."""
         if self._launched is not None:
-            self._in_force = None
+            self.in_force = None
             self._launched.stop()
 
     def close(self) -> None:
@@ -264,7 +260,7 @@ class TritonTarget:
             TargetError: it does not answer.
         """
         if self._launched is not None:
-            return self._launched.running
+            return self._launched.process.running
         wanted = with_batching(self._found().config, configuration)
         return not _other_batching(self._repository().config(), wanted)
 
@@ -274,7 +270,7 @@ class TritonTarget:
             return
         batches = sum(counters.series[EXECUTIONS].values())
         if batches < self._batches:
-            self._in_force, self._batches = None, 0.0
+            self.in_force, self._batches = None, 0.0
             raise TargetError(
                 f"{self.endpoint.model_name} was loaded by somebody else, or restarted: its count of batches went back"
             )
@@ -283,7 +279,7 @@ class TritonTarget:
     def _restart_for(self, configuration: Configuration) -> bool:
         """Start a launched server that is not running, or anew where its own flags differ; whether that was needed."""
         flags = configuration.server_flags
-        if self._launched is not None and self._launched.running and flags != self._flags:
+        if self._launched is not None and self._launched.process.running and flags != self._flags:
             self._launched.stop()
         self._flags = flags
         was_running = self.alive()

@@ -65,8 +65,8 @@ def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
     )
     try:
         launched.start({})
-        assert launched.running
-        assert (launched.cpu_s(), launched.memory_peak_bytes()) == (None, None)
+        assert launched.process.running
+        assert (launched.process.cpu_s(), launched.process.memory_peak_bytes()) == (None, None)
     finally:
         launched.close()
 
@@ -88,9 +88,9 @@ def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, 
         launched.start({})
         wait_until((tmp_path / "id").exists)
         os.kill(docker.pid, signal.SIGKILL)
-        wait_until(lambda: not launched.running)
+        wait_until(lambda: not launched.process.running)
         launched.start({})
-        assert launched.running
+        assert launched.process.running
     finally:
         launched.close()
 

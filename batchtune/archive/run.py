@@ -20,9 +20,9 @@ from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.served_models import ServedModelSpec
+from batchtune.target.claim import OriginalModel
 from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare
-from batchtune.target.triton.repository import OriginalModel
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 

@@ -35,11 +35,12 @@ from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
+from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.repository import OriginalModel, TritonRepository
+from batchtune.target.triton.repository import TritonRepository
 from batchtune.target.triton.triton_target import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
 from batchtune.tune.trials.trial import Trial

@@ -11,11 +11,53 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalModel:
+    """A model as it was before the first change; `loaded` False: it was in the repository, and not served, and `config`
+    is what it has when it is loaded from its own files, empty until then.
+
+    `attached` False: the server was launched for the run, and nothing has to be put back.
+    """
+
+    model: str
+    rest_url: str
+    loaded: bool
+    config: Mapping[str, Any]
+    attached: bool = True
+    restored: bool = False
+
+    def words(self) -> str:
+        """What it ran with; of a server of kind http what it had."""
+        if self.config.keys() == {"file", "document"}:
+            return "the parameters from before the run"
+        return found_batching(self.config).words() if self.loaded else "not served"
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("model", "rest_url", "loaded", "attached", "restored")
+        return {**{name: getattr(self, name) for name in names}, "config": dict(self.config)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: it is not such a document.
+        """
+        if not isinstance(document.get("config"), dict) or not isinstance(document.get("rest_url"), str):
+            raise ValueError("config must be an object and rest_url a text")
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
 
 def state_folder() -> Path:
@@ -32,8 +74,16 @@ class Claim:
         self._path = state_folder() / f"{name[:24]}.json"
         self._lock = -1
 
-    def hold(self) -> dict[str, Any] | None:
-        """What a killed process found there and did not put back, if that is so.
+    @property
+    def held(self) -> bool:
+        return self._lock >= 0
+
+    def hold(
+        self, original: OriginalModel | None, on_event: Callable[[str], None] = lambda _text: None
+    ) -> OriginalModel | None:
+        """Be the only process that changes the server: what is to be put back, if that is known before it is asked.
+
+        That is the `original`, else what a killed process found there and did not put back, which is told.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -58,12 +108,19 @@ class Claim:
         try:
             kept = json.loads(self._path.read_bytes() or b"null")
         except ValueError:
-            return None
-        return kept if isinstance(kept, dict) else None
+            return original
+        if original is not None or not isinstance(kept, dict):
+            return original
+        left = OriginalModel.from_dict(kept)
+        on_event(
+            f"a sweep of {left.model} at {left.rest_url} was killed and left its trial's parameters there; "
+            f"at the end it gets back {left.words()}"
+        )
+        return left
 
-    def keep(self, original: Mapping[str, Any]) -> None:
+    def keep(self, original: OriginalModel) -> None:
         """Keep what is to be put back; on disk when this returns."""
-        self._write(json.dumps(original).encode())
+        self._write(json.dumps(original.to_dict()).encode())
 
     def settle(self) -> None:
         """Nothing is to be put back any more."""

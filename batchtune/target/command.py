@@ -32,7 +32,7 @@ from batchtune.scenario.spec.target import (
     takes_file,
 )
 from batchtune.system import ScratchFolder, interrupts_noted
-from batchtune.target.claim import Claim
+from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.endpoint import (
     Endpoint,
     external_endpoint,
@@ -55,7 +55,6 @@ from batchtune.target.process import (
 from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
-from batchtune.target.triton.repository import OriginalModel, left_behind
 from batchtune.wire.signature import Signature
 
 _VARIABLES: Final = (
@@ -200,7 +199,6 @@ class CommandTarget:
     ) -> None:
         self._original = original
         self._keep: Callable[[OriginalModel], None] = lambda _original: None
-        self._claim: Claim | None = None
         self._on_event = on_event
         self._kserve = kserve
         self._tells = tells
@@ -212,6 +210,7 @@ class CommandTarget:
             spec = with_places(spec, {**ports, "{scratch}": str(self._scratch.path)})
         self._spec = spec
         self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
+        self._claim = Claim(self.endpoint.rest_url, self._model)
         self._settings = settings_of(spec, self.endpoint, rows_per_request=rows_per_request)
         self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
@@ -329,13 +328,8 @@ class CommandTarget:
             return {}
         if keep is not None:
             self._keep = keep
-        if self._claim is None:
-            claim = Claim(self.endpoint.rest_url, self._model)
-            kept = claim.hold()
-            self._claim = claim
-            if kept is not None and self._original is None:
-                self._original = OriginalModel.from_dict(kept)
-                self._on_event(left_behind(self._original))
+        if not self._claim.held:
+            self._original = self._claim.hold(self._original, self._on_event)
             if self._original is not None:
                 self._settings.take_original(self._original.config)
                 self._changed = True
@@ -349,7 +343,7 @@ class CommandTarget:
                 loaded=True,
                 config=self._settings.original(),
             )
-        self._claim.keep(self._original.to_dict())
+        self._claim.keep(self._original)
         if keep is not None:
             keep(self._original)
         return present
@@ -386,8 +380,7 @@ class CommandTarget:
             raise TargetError(
                 f"the server was not put back as it was: {error.message}", hint=error.hint
             ) from error
-        if self._claim is not None:
-            self._claim.settle()
+        self._claim.settle()
         self._keep(replace(self._original, restored=True))
         self._on_event(f"{self._model} has what it had before")
 
@@ -396,8 +389,7 @@ class CommandTarget:
         try:
             self.restore()
         finally:
-            if self._claim is not None:
-                self._claim.release()
+            self._claim.release()
             self._copy_logs()
             self._scratch.close()
 

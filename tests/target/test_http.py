@@ -224,7 +224,6 @@ def killed(asked: Scenario) -> None:
     """A process that changes the server and is killed before it can put anything back."""
     target = CommandTarget(asked.target)
     target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
-    assert target._claim is not None
     target._claim.release()  # as the kernel does
 
 
@@ -261,7 +260,6 @@ def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) 
     target = CommandTarget(asked.target)
     target.attach(lambda original: write_original(run.path, original))
     target.apply(asked.configuration({"max_batch_size": 8}))
-    assert target._claim is not None
     target._claim.release()
     assert httpx.get(running).json()["app"]["size"] == 8
     assert run_restore(run.path) == 0

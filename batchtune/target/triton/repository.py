@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote
 
-from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError
+from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
@@ -28,54 +27,6 @@ ADDED: Final = (
 _ASKING_S: Final = 5.0
 _ASKED_MOST: Final = 100
 """A repository may hold thousands of models; to ask each takes some milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OriginalModel:
-    """A model as it was before the first change; `loaded` False: it was in the repository, and not served, and `config`
-    is what it has when it is loaded from its own files, empty until then.
-
-    `attached` False: the server was launched for the run, and nothing has to be put back.
-    """
-
-    model: str
-    rest_url: str
-    loaded: bool
-    config: Mapping[str, Any]
-    attached: bool = True
-    restored: bool = False
-
-    def words(self) -> str:
-        """What it ran with; of a server of kind http what it had."""
-        if self.config.keys() == {"file", "document"}:
-            return "the parameters from before the run"
-        return found_batching(self.config).words() if self.loaded else "not served"
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("model", "rest_url", "loaded", "attached", "restored")
-        return {**{name: getattr(self, name) for name in names}, "config": dict(self.config)}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: it is not such a document.
-        """
-        if not isinstance(document.get("config"), dict) or not isinstance(document.get("rest_url"), str):
-            raise ValueError("config must be an object and rest_url a text")
-        try:
-            return cls(**document)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-
-
-def left_behind(original: OriginalModel) -> str:
-    """What is said of a server that a killed sweep left with a trial's parameters."""
-    return (
-        f"a sweep of {original.model} at {original.rest_url} was killed and left its trial's parameters there; "
-        f"at the end it gets back {original.words()}"
-    )
 
 
 MARK: Final = "batchtune_trial"

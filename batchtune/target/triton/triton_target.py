@@ -19,7 +19,7 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import interrupts_noted
-from batchtune.target.claim import Claim
+from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.endpoint import Endpoint, external_endpoint, require_launched, tls_options
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import ApplyRecord, Counters
@@ -28,9 +28,7 @@ from batchtune.target.triton.launched import LaunchedTriton
 from batchtune.target.triton.repository import (
     ADDED,
     EXPLICIT,
-    OriginalModel,
     TritonRepository,
-    left_behind,
     marked,
     put_back,
     require_unmarked,
@@ -61,7 +59,7 @@ class TritonTarget:
         self._launched = None if spec.attached else LaunchedTriton(spec)
         self._endpoint = _running_endpoint(spec) if spec.attached else None
         self._original = original
-        self._claim: Claim | None = None
+        self._claim = Claim(self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else None
         self._keep: Callable[[OriginalModel], None] | None = None
         self._changed = original is not None
         self._is_lost = False
@@ -88,8 +86,9 @@ class TritonTarget:
         """
         if self._launched is not None and not self._launched.process.running:
             self._endpoint = self._launched.start(self._flags)
-        if self._launched is None and self._claim is None:
-            self._hold()
+        if self._claim is not None and not self._claim.held:
+            self._original = self._claim.hold(self._original, self._on_event)
+            self._changed = self._original is not None
         if self._original is None or not self._original.config:
             self._original = self._read(before_load)
         try:
@@ -235,23 +234,9 @@ class TritonTarget:
     def __exit__(self, *_fault: object) -> None:
         self.close()
 
-    def _hold(self) -> None:
-        """Be the only process that changes the model; what a killed one did not put back is the original.
-
-        Raises:
-            TargetError: another process changes it now.
-        """
-        claim = Claim(self.endpoint.rest_url, self.endpoint.model_name)
-        kept = claim.hold()
-        self._claim = claim
-        if kept is not None and self._original is None:
-            self._original = OriginalModel.from_dict(kept)
-            self._changed = True
-            self._on_event(left_behind(self._original))
-
     def _keep_in_claim(self) -> None:
         if self._claim is not None:
-            self._claim.keep(self._found().to_dict())
+            self._claim.keep(self._found())
 
     def _still_in_force(self, configuration: Configuration) -> bool:
         """Whether what was applied last still is; an attached server has other masters, so it is asked.
@@ -352,7 +337,7 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     )
     claim = Claim(endpoint.rest_url, original.model)
     try:
-        claim.hold()
+        claim.hold(original)
         put_back(TritonRepository(endpoint, limit_s=spec.ready_timeout_s), original)
         claim.settle()
     finally:

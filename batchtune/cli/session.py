@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +25,13 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
+    InconclusiveError,
     MeasurementInvalidError,
+    NoFeasibleConfigurationError,
     TargetError,
     UsageError,
 )
+from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.provenance import collect, comparable
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import View, sweep_view
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchtune.batching.parameters import Configuration
+    from batchtune.scenario.payloads import RequestSet
     from batchtune.tune.compare.blocks import Variant
     from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
 
@@ -118,11 +122,11 @@ class MeasuringSession:
         """The scenario with what the server that it attaches to has of batching; the run keeps what to put back.
 
         Raises:
-            TargetError, UsageError: as `as_found`.
+            TargetError, UsageError: as `fitted`, or the server does not answer.
         """
         self.scenario = scenario
         if isinstance(target, TritonTarget):
-            scenario = as_found(scenario, target, self.view, self._keep_original)
+            scenario = fitted(scenario, reached(target, self.view, self._keep_original))
             target.keep_original(self._keep_original)
         elif isinstance(target, CommandTarget) and scenario.target.attached:
             self.begin(scenario)
@@ -243,6 +247,23 @@ def session(
     current._tell_fault()
 
 
+def fleets_of(scenario: Scenario, view: View) -> dict[str, AnyFleet]:
+    """What sends to each of several models, by name, or to the only one, as ""; not started yet."""
+    return {name: fleet_of(scenario.load, on_event=view.event) for name in scenario.of_models() or [""]}
+
+
+def client_limit(scenario: Scenario, fleets: Mapping[str, AnyFleet]) -> Callable[[RequestSet], float] | None:
+    """Measures what the fleet can send at most of some requests; None of several models."""
+    only = fleets.get("")
+    return None if only is None else partial(client_max_rps, only, server_cpus=scenario.target.cpus)
+
+
+def gravest(codes: Collection[int]) -> int:
+    """The exit code of several: a failed server counts before an invalid measurement, a missed SLO, no verdict."""
+    errors = (TargetError, MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
+    return next((error.exit_code for error in errors if error.exit_code in codes), 0)
+
+
 def keep_account(run: Run, summary: SearchSummary) -> None:
     """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
     try:
@@ -293,22 +314,6 @@ def beginning(scenario: Scenario) -> str:
     return f"launching the server for {target.model}"
 
 
-def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | None = None) -> Scenario:
-    """The scenario with what the model's configuration says of batching, which is told; `keep` as in `reached`.
-
-    Raises:
-        UsageError: requests that the model does not take as it is configured.
-    """
-    return fitted(scenario, reached(target, view, keep))
-
-
-def as_it_is(scenario: Scenario) -> Scenario:
-    """The scenario, by which an attached server of kind http keeps the parameters that it has."""
-    if not scenario.target.attached:
-        return scenario
-    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"set": None})})
-
-
 def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
     """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
     present = target.attach(keep)
@@ -317,8 +322,7 @@ def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Ke
     view.event(
         f"{scenario.target.model} has {', '.join(f'{name} {value}' for name, value in present.items())}"
     )
-    spec = scenario.target.model_copy(update={"present": present})
-    return scenario.model_copy(update={"target": spec})
+    return scenario.with_target(present=present)
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
@@ -349,14 +353,7 @@ def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
             f"(its max_batch_size); the scenario sends {rows}",
             hint="send fewer rows, or raise max_batch_size in the model's configuration first",
         )
-    return scenario if scenario.target.found is not None else with_found(scenario, batching)
-
-
-def with_found(scenario: Scenario, batching: FoundBatching | None) -> Scenario:
-    """The scenario, with this as what was found."""
-    if batching == scenario.target.found:
-        return scenario
-    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": batching})})
+    return scenario if scenario.target.found is not None else scenario.with_target(found=batching)
 
 
 def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:

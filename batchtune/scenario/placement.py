@@ -92,7 +92,4 @@ def _is_container(scenario: Scenario) -> bool:
 def _with_cpus(
     scenario: Scenario, *, server: tuple[int, ...] | None, client: tuple[int, ...] | None
 ) -> Scenario:
-    target = scenario.target.model_copy(update={"cpus": server})
-    return scenario.model_copy(
-        update={"target": target, "load": scenario.load.model_copy(update={"cpus": client})}
-    )
+    return scenario.with_target(cpus=server).with_load(cpus=client)

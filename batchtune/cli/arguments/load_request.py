@@ -272,9 +272,8 @@ def _elsewhere(
     is_left_out = is_named and scenario.target.endpoints and "target.endpoints" not in map(_key_of, overrides)
     if is_left_out:
         update["endpoints"] = ()
-    elsewhere = scenario.model_copy(update={"target": scenario.target.model_copy(update=update)})
     note = "target.endpoints is left out: requests go to the server that the command line names"
-    return elsewhere, (note,) if is_left_out else ()
+    return scenario.with_target(**update), (note,) if is_left_out else ()
 
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
@@ -453,7 +452,7 @@ def _with_time_for_all(scenario: Scenario) -> Scenario:
     load = scenario.load
     if load.requests is None or "duration_s" in load.model_fields_set:
         return scenario
-    return scenario.model_copy(update={"load": load.model_copy(update={"duration_s": COUNTED_LIMIT_S})})
+    return scenario.with_load(duration_s=COUNTED_LIMIT_S)
 
 
 def _key_of(override: str) -> str:

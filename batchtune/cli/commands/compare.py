@@ -13,11 +13,9 @@ from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import MeasuringSession, session
+from batchtune.cli.session import MeasuringSession, gravest, session
 from batchtune.errors import (
-    InconclusiveError,
     MeasurementInvalidError,
-    NoFeasibleConfigurationError,
     TargetError,
     UsageError,
 )
@@ -176,8 +174,7 @@ def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
     disturbed = [variant.name for variant in comparison.variants if variant.disturbed]
     if disturbed:
         return void_by_host(" and of ".join(disturbed))
-    gravest_first = (MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
-    return next((error.exit_code for error in gravest_first if error.exit_code in codes), 0)
+    return gravest(codes)
 
 
 def void_by_host(whose: str) -> int:

@@ -56,16 +56,7 @@ def _write_example(example: Example, output: Path | None) -> None:
         print(example.text_for(f"{example.name}.yaml"), end="")
         return
     path = output or Path(f"{example.name}.yaml")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(example.text_for(shlex.quote(str(path))))
-    except FileExistsError as error:
-        raise UsageError(
-            f"{path}: is there already", hint="name another file with --output, or -: stdout"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
-    print(f"{path}: {example.question}")
+    write_new(path, example.text_for(shlex.quote(str(path))), said=example.question)
     print(f"next: batchtune {example.command} {shlex.quote(str(path))}", file=sys.stderr)
 
 
@@ -80,16 +71,34 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
     return _written(server_scenario(server, app), write)
 
 
+def write_new(path: Path, text: str, *, said: str) -> None:
+    """Write a file that is not there yet, and say what it is.
+
+    Raises:
+        UsageError: it is there, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path}: is there already", hint="name another file with --write, or -: stdout"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"{path}: {said}")
+
+
 def _written(text: str, write: Path | None) -> int:
     if write is None or write == Path("-"):
         print(text, end="")
         return 0
-    _refuse_unwritable(write)
-    _write(write, text)
+    write_new(write, text, said=_BEGUN)
     print(f"next: batchtune sweep {shlex.quote(str(write))}", file=sys.stderr)
     return 0
 
 
+_BEGUN: Final = "a scenario to begin with"
 _COMMENTS: Final[Mapping[str, str]] = {
     "name": "results go to results/<name>/",
     "target.cpus": "that the server may run on",
@@ -150,7 +159,7 @@ def run_init_model(
     if write is None:
         print(text, end="")
     else:
-        _write(write, text)
+        write_new(write, text, said=_BEGUN)
     with sweep_view(quiet=quiet) as view:
         host = watch_host(lambda _windows: None)
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
@@ -217,18 +226,9 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
 def _refuse_unwritable(path: Path) -> None:
     """Before a model is asked, which takes its time."""
     if path.exists():
-        raise UsageError(f"{path}: is there already", hint="name another file with --write")
+        raise UsageError(f"{path}: is there already", hint="name another file with --write, or -: stdout")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
-    print(f"{path}: a scenario to begin with")
 
 
 def _next(scenario: Scenario, address: Address | None, write: Path | None) -> str:

@@ -21,7 +21,7 @@ from batchtune.cli.arguments.load_request import (
     question_of,
 )
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import MeasuringSession, as_it_is, beginning, session
+from batchtune.cli.session import MeasuringSession, beginning, client_limit, fleets_of, gravest, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -30,7 +30,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.ray_hosts import AnyFleet
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import as_text, to_plain
 from batchtune.report.findings import text_of, worded
@@ -61,12 +61,6 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 _UNKNOWN = Configuration(batching=None, known=False)
-_GRAVEST_FIRST = (
-    TargetError.exit_code,
-    MeasurementInvalidError.exit_code,
-    NoFeasibleConfigurationError.exit_code,
-    InconclusiveError.exit_code,
-)
 
 
 def run_load(
@@ -108,7 +102,7 @@ def run_load(
     if several:
         return current.exit_code(_exit_code_of_models(points))
     codes = {_exit_code(points, question.scenario), _gate_code(findings)}
-    return current.exit_code(next((code for code in _GRAVEST_FIRST if code in codes), 0))
+    return current.exit_code(gravest(codes))
 
 
 def _print(
@@ -190,7 +184,7 @@ def _exit_code_of_models(points: Sequence[Trial]) -> int:
         if measured is not None and code:
             print(f"{name}: {measured.verdict}: {text_of(measured.verdict_reason)}", file=sys.stderr)
         codes.add(code)
-    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+    return gravest(codes)
 
 
 def _code_of(verdict: str | None) -> int:
@@ -246,21 +240,21 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
-    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in scenarios}
+    fleets = fleets_of(scenario, view)
     target = _target(question, wanted, view)
     with current.serving(target):
         scenario = current.found_on(scenario, target)
         question = replace(question, scenario=scenario)
         configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
         with ExitStack() as stack:
-            for fleet in workers.values():
+            for fleet in fleets.values():
                 stack.enter_context(fleet)
             current.launch(scenario, target, configuration)
             if scenario.target.models:
                 plans = together_and_alone(scenario, configuration)
             else:
                 plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
-            bench = _bench(scenario, target, workers, plans, view)
+            bench = _bench(scenario, target, fleets, plans, view)
             if leaves_duration_open(scenario) and not scenario.target.models:
                 plans = _paced(bench, plans, scenario, view)
             for finished in repeated_points(bench, plans, scenario=scenario, view=view):
@@ -313,18 +307,15 @@ def _bench(
     plans: Sequence[Plan],
     view: View,
 ) -> Bench:
-    only = fleets.get("")
     return Bench(
         scenario,
         target,
-        only or fleets,
+        fleets.get("") or fleets,
         on_live=lambda plan, live: view.live(
             f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
         ),
         guard=HostGuard(),
-        client_max_rps=None
-        if only is None
-        else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
+        client_max_rps=client_limit(scenario, fleets),
     )
 
 
@@ -374,8 +365,9 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
         clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
         scenario = question.scenario
-        if scenario.target.kind == "http" and not (question.settings or scenario.fixed or wanted.no_batching):
-            scenario = as_it_is(scenario)
+        is_given = question.settings or scenario.fixed or wanted.no_batching
+        if scenario.target.kind == "http" and scenario.target.attached and not is_given:
+            scenario = scenario.with_target(set=None)  # it keeps the parameters that it has
         return target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
     return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
 

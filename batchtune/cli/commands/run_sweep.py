@@ -14,15 +14,15 @@ from batchtune.cli.commands.run_recommend import conclude
 from batchtune.cli.session import (
     MeasuringSession,
     beginning,
+    client_limit,
     fitted,
+    fleets_of,
     kept_trials,
     not_put_back,
     require_same,
     session,
-    with_found,
 )
 from batchtune.errors import BatchtuneError, UsageError
-from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.scenario.placement import placed, placed_as
@@ -94,9 +94,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     scenario, view = current.scenario, current.view
     original = None if current.run is None else not_put_back(current.run)
     target = target_of(scenario, on_event=view.event, original=original, several_models=True)
-    names = list(scenario.of_models()) or [""]
-    workers = {name: fleet_of(scenario.load, on_event=view.event) for name in names}
-    only = workers.get("")
+    fleets = fleets_of(scenario, view)
     with current.serving(target):
         notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
         for note in filter(None, notes):
@@ -104,18 +102,16 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
         scenario = current.found_on(scenario, target)
         current.launch(scenario, target, first_configuration(scenario))
         with ExitStack() as stack:
-            for fleet in workers.values():
+            for fleet in fleets.values():
                 stack.enter_context(fleet)
             finished_trials = sweep(
                 scenario,
                 target,
-                only or workers,
+                fleets.get("") or fleets,
                 finished=tuple(current.trials),
                 watcher=current.watcher(),
                 guard=HostGuard(),
-                client_max_rps=None
-                if only is None
-                else lambda requests: client_max_rps(only, requests, server_cpus=scenario.target.cpus),
+                client_max_rps=client_limit(scenario, fleets),
             )
             current.keep(finished_trials)
 
@@ -233,9 +229,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
         )
     before = run.scenario()
     scenario = placed_as(scenario, before)
-    scenario = with_found(scenario, before.target.found)
-    if before.target.present:
-        spec = scenario.target.model_copy(update={"present": before.target.present})
-        scenario = scenario.model_copy(update={"target": spec})
+    found, present = before.target.found, before.target.present or scenario.target.present
+    scenario = scenario.with_target(found=found, present=present)
     require_same(run, scenario, before)
     return run, scenario

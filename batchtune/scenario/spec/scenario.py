@@ -199,6 +199,14 @@ class Scenario(Spec):
             scenarios[own.name] = self.model_copy(update=parts)
         return scenarios
 
+    def with_target(self, **changes: Any) -> Scenario:
+        """The scenario with these fields of its target, which are not checked again."""
+        return self.model_copy(update={"target": self.target.model_copy(update=changes)})
+
+    def with_load(self, **changes: Any) -> Scenario:
+        """The scenario with these fields of its load, which are not checked again."""
+        return self.model_copy(update={"load": self.load.model_copy(update=changes)})
+
     def require_rows_fit(self) -> None:
         """Check that the largest request fits in some batch that may be tried; a server refuses larger ones.
 

@@ -12,6 +12,7 @@ from typing import Final
 from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.commands.gate.course import check_seconds, without_search
+from batchtune.cli.commands.init_model import write_new
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, unchecked_scenario
@@ -73,16 +74,10 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     target = output or Path(JOB_FILES[host])
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        hint = "name another file with --output, or -: stdout"
-        raise UsageError(f"{target}: is there already", hint=hint) from error
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
-    print(
-        f"{target}: checks every change by {path}, usually in about {rounded_duration(usual_s)} of measuring"
-    )
+    said = f"checks every change by {path}, usually in about {rounded_duration(usual_s)} of measuring"
+    write_new(target, text, said=said)
     print(f"next: {_first_step(path, target, Path(model))}", file=sys.stderr)
     return 0
 

@@ -91,10 +91,12 @@ def simulate(
     configuration; without --rate and --concurrency, the scenario's own load or the capacity that was found. Exit code
     5: its predictions are too inaccurate for this server.
     """
-    from batchtune.cli.commands.ask_twin import SimulateRequest, run_simulate
+    from batchtune.cli.commands.ask_twin import run_simulate
 
-    wanted = SimulateRequest(run=run, settings=set_ or [], rate=rate, concurrency=concurrency)
-    raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
+    code = run_simulate(
+        run, settings=set_ or [], rate=rate, concurrency=concurrency, results=results, json=json, quiet=quiet
+    )
+    raise typer.Exit(code)
 
 
 @reading.command(
@@ -130,17 +132,20 @@ def plan(
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set, at
     no more than 90 % of its saturation. Exit code 5: the predictions are too inaccurate for this server.
     """
-    from batchtune.cli.commands.ask_twin import PlanRequest, run_plan
+    from batchtune.cli.commands.ask_twin import run_plan
 
-    wanted = PlanRequest(
-        run=run,
+    code = run_plan(
+        run,
         rate=rate,
         limits=slo,
         settings=set_ or [],
         routing=routing,
         failing=failing,
+        results=results,
+        json=json,
+        quiet=quiet,
     )
-    raise typer.Exit(run_plan(wanted, results=results, json=json, quiet=quiet))
+    raise typer.Exit(code)
 
 
 @reading.command(epilog=examples("runs", "runs --results results/quickstart --json"))

@@ -68,8 +68,7 @@ def parse_scenario(
 
 def lists_models(source: Path | ScenarioText) -> bool:
     """Whether the scenario, which need not be valid, lists several models of one server."""
-    target = unchecked_scenario(source).get("target")
-    return isinstance(target, dict) and bool(target.get("models"))
+    return bool(section_of(unchecked_scenario(source), "target").get("models"))
 
 
 def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -80,6 +79,14 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
     """
     read = scenario_text(path)
     return overridden(parse_yaml(read.text, source=read.source), overrides).data
+
+
+def section_of(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """What stands below these keys of a scenario that is not checked yet; empty where nothing does."""
+    for key in keys:
+        below = data.get(key)
+        data = below if isinstance(below, Mapping) else {}
+    return data
 
 
 def read_kept_scenario(path: Path) -> Scenario:

@@ -12,11 +12,11 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
-from batchtune.cli.arguments.overrides import file_knobs
+from batchtune.cli.arguments.overrides import file_knobs, of_option
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, unchecked_scenario
+from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.knobs import (
     KNOBS,
     configuration_of,
@@ -53,10 +53,8 @@ def rates_rps(text: str) -> tuple[float, ...]:
     Raises:
         UsageError: no rates.
     """
-    try:
+    with of_option("--rate", otherwise="write 500, or 100:1k:100"):
         rates = parse_range(text)
-    except UsageError as error:
-        raise UsageError(f"--rate: {error.message}", hint=error.hint or "write 500, or 100:1k:100") from error
     if min(rates) <= 0.0:
         raise UsageError(f"--rate: {text!r} is not above 0", hint="write --rate 500")
     return rates
@@ -68,17 +66,26 @@ def client_counts(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: no whole numbers above 0.
     """
-    try:
+    hint = "write 8, or 1:64:x2"
+    with of_option("--concurrency", otherwise=hint):
         counts = parse_range(text)
-    except UsageError as error:
-        raise UsageError(
-            f"--concurrency: {error.message}", hint=error.hint or "write 8, or 1:64:x2"
-        ) from error
     if any(count != int(count) or count < 1 for count in counts):
-        raise UsageError(
-            f"--concurrency: {text!r} has a value that is no number of clients", hint="write 8, or 1:64:x2"
-        )
+        raise UsageError(f"--concurrency: {text!r} has a value that is no number of clients", hint=hint)
     return tuple(map(int, counts))
+
+
+def points_of(*, rate: str | None, concurrency: str | None) -> list[tuple[float | None, int | None]]:
+    """Rate and clients of each point that is asked for, one of them None; both None: the scenario's own load.
+
+    Raises:
+        UsageError: both are given, or are none.
+    """
+    refuse_both(rate=rate, concurrency=concurrency)
+    if rate is not None:
+        return [(rate_rps, None) for rate_rps in rates_rps(rate)]
+    return (
+        [(None, None)] if concurrency is None else [(None, clients) for clients in client_counts(concurrency)]
+    )
 
 
 def parse_range(text: str) -> tuple[float, ...]:
@@ -164,14 +171,12 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
     """A sweep and a comparison have one load.
 
     Raises:
-        UsageError: a range or a list is given.
+        UsageError: both are given, or a range or a list.
     """
-    for option, values in (
-        ("--rate", () if rate is None else rates_rps(rate)),
-        ("--concurrency", () if concurrency is None else client_counts(concurrency)),
-    ):
-        if len(values) > 1:
-            raise UsageError(f"{option}: one value, not {len(values)}", hint="`batchtune load` takes a range")
+    points = len(points_of(rate=rate, concurrency=concurrency))
+    if points > 1:
+        option = "--concurrency" if rate is None else "--rate"
+        raise UsageError(f"{option}: one value, not {points}", hint="`batchtune load` takes a range")
 
 
 TRITONS: Final = frozenset({*WORDS.values(), *SETTINGS})
@@ -233,12 +238,12 @@ def question_of(wanted: LoadRequest) -> Question:
     written = unchecked_scenario(wanted.scenario)
     is_named = not wanted.launches
     wanted = _with_scenarios_urls(wanted)
-    settings, overrides = split_settings(wanted.overrides, searched=_keys(written, "search", "space"))
+    settings, overrides = split_settings(wanted.overrides, searched=section_of(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
-    loop = loop_overrides(_below(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
-    chosen = "protocol" in _below(asked, "request") or _below(asked, "target").get("kind") != "triton"
-    protocol, notes = _protocol(wanted, _below(asked, "request")) if chosen else ([], ())
+    loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
+    chosen = "protocol" in section_of(asked, "request") or section_of(asked, "target").get("kind") != "triton"
+    protocol, notes = _protocol(wanted, section_of(asked, "request")) if chosen else ([], ())
     scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
     if scenario.load.rate_is_missing() and not scenario.target.models:
         raise UsageError(
@@ -278,7 +283,7 @@ def _elsewhere(
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
     """Where the command line names no server that runs, one that the scenario's target names."""
-    target = _below(unchecked_scenario(wanted.scenario, overrides=_of_target(wanted.overrides)), "target")
+    target = section_of(unchecked_scenario(wanted.scenario, overrides=_of_target(wanted.overrides)), "target")
     if not wanted.launches or target.get("kind") not in ("triton", "external"):
         return wanted
     urls = (target.get(name) for name in ("rest_url", "grpc_url"))
@@ -339,15 +344,10 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
     """One plan a point; without a range the scenario's own load."""
     request = TrialRequest(configuration=configuration, source="load", reason="load")
-    plan = Plan(number=1, seed=scenario.load.seed, request=request)
-    if wanted.rate is not None:
-        for number, rate in enumerate(rates_rps(wanted.rate), 1):
-            yield replace(plan, number=number, request=replace(request, rate_rps=rate))
-    elif wanted.concurrency is not None:
-        for number, clients in enumerate(client_counts(wanted.concurrency), 1):
-            yield replace(plan, number=number, request=replace(request, concurrency=clients))
-    else:
-        yield plan
+    points = points_of(rate=wanted.rate, concurrency=wanted.concurrency)
+    for number, (rate_rps, clients) in enumerate(points, 1):
+        asked = replace(request, rate_rps=rate_rps, concurrency=clients)
+        yield Plan(number=number, seed=scenario.load.seed, request=asked)
 
 
 def split_settings(
@@ -457,15 +457,3 @@ def _with_time_for_all(scenario: Scenario) -> Scenario:
 
 def _key_of(override: str) -> str:
     return override.partition("=")[0].strip()
-
-
-def _below(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """What stands below these keys of a scenario that is not checked yet; empty where nothing does."""
-    for key in keys:
-        below = data.get(key)
-        data = below if isinstance(below, Mapping) else {}
-    return data
-
-
-def _keys(data: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    return tuple(map(str, _below(data, *keys)))

@@ -31,12 +31,12 @@ from batchtune.units import parse_duration_s, parse_ratio
 
 
 @contextmanager
-def of_option(name: str, *, hint: str | None = None) -> Iterator[None]:
-    """Put the option's name before the message of a UsageError; `hint` None: its own."""
+def of_option(name: str, *, hint: str | None = None, otherwise: str = "") -> Iterator[None]:
+    """Put the option's name before the message of a UsageError; `hint` None: its own, or `otherwise`."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", hint=hint or error.hint) from error
+        raise UsageError(f"{name}: {error.message}", hint=hint or error.hint or otherwise) from error
 
 
 # Which promise do the options `--slo-p50` to `--slo-p99.9` and `--slo-errors` make?

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
-from batchtune.cli.arguments.load_request import client_counts, rates_rps, refuse_both
+from batchtune.cli.arguments.load_request import points_of
 from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
 from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import (
@@ -266,27 +266,19 @@ def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) ->
 # `batchtune simulate`: what the server would do with other parameters, or under another load.
 
 
-class Load(TypedDict, total=False):
-    """A rate, or a number of clients."""
-
-    rate_rps: float
-    concurrency: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateRequest:
-    """What the command line asked for; without a rate and a concurrency the scenario's own load."""
-
-    run: Path | None
-    settings: list[str]
-    rate: str | None
-    concurrency: str | None
-
-
-def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
+def run_simulate(
+    path: Path | None,
+    *,
+    settings: Sequence[str],
+    rate: str | None,
+    concurrency: str | None,
+    results: Path,
+    json: bool,
+    quiet: bool,
+) -> int:
     """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
-    loads, choices = _asked_loads(wanted), asked_values(wanted.settings)
-    calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
+    loads, choices = points_of(rate=rate, concurrency=concurrency), asked_values(settings)
+    calibrated = calibrated_run(path, results=results, quiet=quiet)
     by_length = calibrated.scenario.target.runs == "bundled"
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     traffics, notes = _traffics(calibrated, loads)
@@ -344,28 +336,17 @@ def _points(
         )
 
 
-def _asked_loads(wanted: SimulateRequest) -> list[Load]:
-    """The rates or the numbers of clients that were asked for; none: the scenario's own."""
-    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
-    if wanted.rate is not None:
-        return [{"rate_rps": rate} for rate in rates_rps(wanted.rate)]
-    return (
-        []
-        if wanted.concurrency is None
-        else [{"concurrency": clients} for clients in client_counts(wanted.concurrency)]
-    )
-
-
-def _traffics(calibrated: Calibrated, loads: Sequence[Load]) -> tuple[list[Traffic], list[str]]:
+def _traffics(
+    calibrated: Calibrated, loads: Sequence[tuple[float | None, int | None]]
+) -> tuple[list[Traffic], list[str]]:
     """The loads to simulate, and what to say of where they come from."""
-    if loads:
-        return [traffic_of(calibrated.scenario, **load) for load in loads], []
-    traffic = traffic_of(calibrated.scenario)
-    if traffic.clients is None and traffic.rate_rps is None and calibrated.scenario.load.rate_is_missing():
-        return [traffic.at(_capacity_rps(calibrated))], [
-            f"The rate is the capacity that the run found for {calibrated.base_name}; --rate asks for another."
-        ]
-    return [traffic], []
+    scenario = calibrated.scenario
+    traffics = [traffic_of(scenario, rate_rps=rate_rps, concurrency=clients) for rate_rps, clients in loads]
+    own = traffics[0]
+    if own.clients is None and own.rate_rps is None and scenario.load.rate_is_missing():
+        note = f"The rate is the capacity that the run found for {calibrated.base_name}; --rate asks for another."
+        return [own.at(_capacity_rps(calibrated))], [note]
+    return traffics, []
 
 
 def _capacity_rps(calibrated: Calibrated) -> float:
@@ -440,24 +421,22 @@ def _down(text: str) -> tuple[int, float]:
     return int(text), 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """What the command line asked for."""
-
-    run: Path | None
-    rate: str | None
-    limits: Mapping[str, str | None]
-    settings: list[str]
-    routing: Routing
-    failing: str | None = None
-
-
-def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> int:
+def run_plan(
+    path: Path | None,
+    *,
+    rate: str | None,
+    limits: Mapping[str, str | None],
+    settings: Sequence[str],
+    routing: Routing,
+    failing: str | None,
+    results: Path,
+    json: bool,
+    quiet: bool,
+) -> int:
     """The exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise."""
-    rate_rps = _rate_rps(wanted.rate)
-    promises, choices = promised(wanted.limits), asked_values(wanted.settings)
-    failing = failing_of(wanted.failing)
-    calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
+    rate_rps, down = _rate_rps(rate), failing_of(failing)
+    promises, choices = promised(limits), asked_values(settings)
+    calibrated = calibrated_run(path, results=results, quiet=quiet)
     scenario = calibrated.scenario
     slo = _promise(promises, scenario)
     by_length = calibrated.scenario.target.runs == "bundled"
@@ -473,8 +452,8 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
         traffic_of(scenario, rate_rps=rate_rps),
         limits_of(slo),
         slo.error_ratio,
-        wanted.routing,
-        failing,
+        routing,
+        down,
         measured=calibrated.measured(configurations[0], slo=slo),
     )
     with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):

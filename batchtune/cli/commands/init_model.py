@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.arguments.load_request import LoadRequest, refuse_both, refuse_range
+from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
 from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.model_scenario import (
     LookedAt,
@@ -126,7 +126,6 @@ def run_init_model(
         UsageError: no model, options that contradict each other, or a file that is there already.
         TargetError: the model does not serve, or refuses a request.
     """
-    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
     kind = kind_of(argument)
     if kind == "scenario":

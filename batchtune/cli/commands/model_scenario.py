@@ -28,7 +28,7 @@ from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
+from batchtune.scenario.reader import ScenarioText, parse_scenario, section_of, unchecked_scenario
 from batchtune.scenario.recordings import check_names
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
@@ -150,8 +150,8 @@ def loop_of_model(
         UsageError: as `loop_overrides`.
     """
     begun = ScenarioText(text=yaml.safe_dump(_begun("model", command=command)), source="MODEL")
-    load = unchecked_scenario(begun, overrides=overrides).get("load")
-    loop = loop_overrides(load if isinstance(load, dict) else {}, rate=rate, concurrency=concurrency)
+    load = section_of(unchecked_scenario(begun, overrides=overrides), "load")
+    loop = loop_overrides(load, rate=rate, concurrency=concurrency)
     return loop if rate is None else ["load.concurrency=null", *loop]
 
 
@@ -233,8 +233,8 @@ def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> 
 def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
     """Whether a capacity is asked for, and no latency limit given that would end it."""
     merged = unchecked_scenario(ScenarioText(text=yaml.safe_dump(base), source="MODEL"), overrides=overrides)
-    slo = merged.get("slo") or {}
-    if not isinstance(slo, dict) or merged["objective"] != "capacity":
+    slo = section_of(merged, "slo")
+    if merged["objective"] != "capacity":
         return False
     return not any(slo.get(name) for name in slo if name != "errors")
 
@@ -448,7 +448,6 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
 
 def _check_loop_and_file(wanted: LoadRequest) -> None:
     """A mistake in them is told before a model is looked at; a sweep and a comparison have one load."""
-    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
     _check_file(wanted.batching_parameters_file)
 
@@ -467,10 +466,8 @@ def _with_file(wanted: LoadRequest, *, searched: bool) -> LoadRequest:
 
 def _with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
     """A scenario with the load that --rate or --concurrency asks for."""
-    load = unchecked_scenario(source, overrides=wanted.overrides).get("load")
-    loop = loop_overrides(
-        load if isinstance(load, dict) else {}, rate=wanted.rate, concurrency=wanted.concurrency
-    )
+    load = section_of(unchecked_scenario(source, overrides=wanted.overrides), "load")
+    loop = loop_overrides(load, rate=wanted.rate, concurrency=wanted.concurrency)
     return replace(wanted, scenario=source, overrides=[*wanted.overrides, *loop])
 
 

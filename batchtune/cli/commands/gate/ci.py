@@ -15,7 +15,7 @@ from batchtune.cli.commands.gate.course import check_seconds, without_search
 from batchtune.cli.commands.init_model import write_new
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
-from batchtune.scenario.reader import read_arms, unchecked_scenario
+from batchtune.scenario.reader import read_arms, section_of, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.pace import Pace
@@ -96,9 +96,7 @@ def _require_launched(path: Path) -> None:
     Raises:
         UsageError: it runs already, commands start it, or it has several models.
     """
-    target = unchecked_scenario(path).get("target")
-    if not isinstance(target, dict):
-        return
+    target = section_of(unchecked_scenario(path), "target")
     kind = target.get("kind", "tfserving")
     if kind == "command":
         raise UsageError(
@@ -127,8 +125,7 @@ def _model_of(path: Path) -> str:
     Raises:
         UsageError: it is a sample model, or lies outside.
     """
-    target = unchecked_scenario(path).get("target")
-    model = target.get("model") if isinstance(target, dict) else None
+    model = section_of(unchecked_scenario(path), "target").get("model")
     if not isinstance(model, str):
         raise UsageError(f"{path}: target.model: missing", hint="say the model's folder: target: {model: …}")
     place = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name

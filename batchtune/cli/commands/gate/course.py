@@ -26,7 +26,7 @@ from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.plain_values import as_text
 from batchtune.report.comparison import variant_line
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
-from batchtune.scenario.reader import read_scenario, unchecked_scenario
+from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.system import ScratchFolder
@@ -185,8 +185,7 @@ def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iter
 
 
 def _section(scenario: Path, name: str, overrides: Sequence[str]) -> Mapping[str, Any]:
-    section = unchecked_scenario(scenario, overrides=overrides).get(name)
-    return section if isinstance(section, dict) else {}
+    return section_of(unchecked_scenario(scenario, overrides=overrides), name)
 
 
 def _is_path(model: str) -> bool:

@@ -9,7 +9,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
-from batchtune.target.endpoint import external_endpoint, tls_options
+from batchtune.target.endpoint import external_endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.container import demand_of
 from batchtune.target.model_files import served_name
@@ -96,7 +96,7 @@ def external_target(
         model_name=served_name(target.model),
         rest_url=target.rest_url if own else rest_url,
         grpc_url=target.grpc_url if own else grpc_url,
-        tls=tls_options(target.tls),
+        tls=target.tls,
         names=("target.rest_url", "target.grpc_url") if own else ("--rest-url", "--grpc-url"),
     )
     return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))

@@ -37,7 +37,6 @@ from batchtune.target.endpoint import (
     Endpoint,
     external_endpoint,
     http_endpoint,
-    tls_options,
     url_failure,
     wait_for,
     wait_until_ready,
@@ -555,14 +554,14 @@ def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) 
 
 
 def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
-    of_http = spec.url and http_endpoint(spec.url, model_name=model_name, tls=tls_options(spec.tls))
+    of_http = spec.url and http_endpoint(spec.url, model_name=model_name, tls=spec.tls)
     if of_http and spec.grpc_url is None:
         return of_http
     endpoint = external_endpoint(
         model_name=model_name,
         rest_url=of_http.rest_url if of_http else spec.rest_url,
         grpc_url=spec.grpc_url,
-        tls=tls_options(spec.tls),
+        tls=spec.tls,
         names=("target.url" if of_http else "target.rest_url", "target.grpc_url"),
     )
     return replace(endpoint, path=of_http.path) if of_http else endpoint

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TlsSpec
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import Signature
 
 if TYPE_CHECKING:
     import grpc
@@ -113,68 +111,12 @@ def error_text(body: str) -> str:
         return body[:300]
 
 
-_NUMPY_NAMES = {
-    "DT_FLOAT": "float32",
-    "DT_DOUBLE": "float64",
-    "DT_INT32": "int32",
-    "DT_UINT8": "uint8",
-    "DT_INT16": "int16",
-    "DT_INT8": "int8",
-    "DT_STRING": "object",
-    "DT_INT64": "int64",
-    "DT_BOOL": "bool",
-    "DT_BFLOAT16": "bfloat16",
-    "DT_UINT16": "uint16",
-    "DT_HALF": "float16",
-    "DT_UINT32": "uint32",
-    "DT_UINT64": "uint64",
-}
-
 _OWN_JSON: Final = "a server that has no such API, but a JSON of its own, takes target.kind: http"
 _PROBE_LIMIT_S: Final = 2.0
 """A server that is asked whether it is ready and does not answer is asked again."""
 
 _ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 """A request asked alone may have a large answer; grpcio's own limit is 4 MiB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
-    """How to verify the server and, for mutual TLS, to identify ourselves; None: the system's trust store."""
-
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    server_name: str | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """A verifying client context.
-
-        Raises:
-            UsageError: a file that cannot be read as a certificate or key.
-        """
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.certificate_file:
-                context.load_cert_chain(self.certificate_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
-        return context
-
-    def pem_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The contents of CA, key and certificate files, in the order that grpcio's channel credentials take.
-
-        Raises:
-            UsageError: a file that cannot be read.
-        """
-        try:
-            ca, key, certificate = (
-                Path(name).read_bytes() if name else None
-                for name in (self.ca_file, self.key_file, self.certificate_file)
-            )
-        except OSError as error:
-            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
-        return ca, key, certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +130,7 @@ class Endpoint:
     grpc_port: int | None = None
     rest_port: int | None = None
     model_version: int | None = None
-    tls: TlsOptions | None = None
+    tls: TlsSpec | None = None
     monitoring_path: str = "/monitoring/prometheus/metrics"
     path: str = "/"
     batches_inside: str = ""
@@ -370,16 +312,21 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
     Raises:
         TargetError: no metadata, or no such signature (the message lists those there are).
     """
+    from google.protobuf import json_format
+
+    from batchtune.wire.tfserving.messages import SignatureDef
+    from batchtune.wire.tfserving.tensors import signature_from_def
+
     definitions = _definitions(endpoint)
     if signature_name not in definitions:
         raise no_such_signature(endpoint, signature_name, definitions)
-    definition = definitions[signature_name]
-    return Signature(
-        name=signature_name,
-        method_name=definition.get("method_name", ""),
-        inputs=_tensor_specs(definition.get("inputs", {})),
-        outputs=_tensor_specs(definition.get("outputs", {})),
-    )
+    try:
+        definition = json_format.ParseDict(
+            definitions[signature_name], SignatureDef(), ignore_unknown_fields=True
+        )
+        return signature_from_def(signature_name, definition)
+    except (json_format.ParseError, ValueError) as error:
+        raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata: {error}") from error
 
 
 def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> TargetError:
@@ -436,30 +383,12 @@ def _unreadiness(status_code: int, text: str) -> str:
     return f"state {', '.join(state for state, _ in states) or 'unknown'}"
 
 
-def _tensor_specs(definitions: dict[str, Any]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name=name,
-            dtype=_NUMPY_NAMES.get(definition["dtype"], definition["dtype"]),
-            shape=_shape(definition["tensor_shape"]),
-        )
-        for name, definition in sorted(definitions.items())
-    )
-
-
-def _shape(tensor_shape: dict[str, Any]) -> tuple[int | None, ...] | None:
-    if tensor_shape.get("unknown_rank"):
-        return None
-    sizes = (int(dimension["size"]) for dimension in tensor_shape.get("dim", []))
-    return tuple(None if size < 0 else size for size in sizes)
-
-
 def external_endpoint(
     *,
     model_name: str,
     rest_url: str | None,
     grpc_url: str | None,
-    tls: TlsOptions | None = None,
+    tls: TlsSpec | None = None,
     names: tuple[str, str] = ("--rest-url", "--grpc-url"),
 ) -> Endpoint:
     """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
@@ -495,11 +424,11 @@ def external_endpoint(
         host=hosts[0],
         rest_port=ports.get(names[0]),
         grpc_port=ports.get(names[1]),
-        tls=(tls or TlsOptions()) if True in secure else None,
+        tls=(tls or TlsSpec()) if True in secure else None,
     )
 
 
-def http_endpoint(url: str, *, model_name: str, tls: TlsOptions | None = None) -> Endpoint:
+def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> Endpoint:
     """The endpoint behind the whole URL of a server's requests, `http[s]://HOST[:PORT]/PATH`.
 
     Raises:
@@ -515,7 +444,7 @@ def http_endpoint(url: str, *, model_name: str, tls: TlsOptions | None = None) -
         model_name=model_name,
         host=host,
         rest_port=port,
-        tls=(tls or TlsOptions()) if scheme == "https" else None,
+        tls=(tls or TlsSpec()) if scheme == "https" else None,
         path=f"{parts.path or '/'}{query}",
     )
 
@@ -530,11 +459,6 @@ def replicas_of(
         grpc_port, rest_port = (port, None) if transport == "grpc" else (None, port)
         replicas.append(replace(endpoint, host=host, grpc_port=grpc_port, rest_port=rest_port))
     return tuple(replicas)
-
-
-def tls_options(spec: TlsSpec | None) -> TlsOptions | None:
-    """What a scenario says of TLS."""
-    return None if spec is None else TlsOptions(**spec.model_dump())
 
 
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:

@@ -26,7 +26,8 @@ from batchtune.load.samples import Columns, Samples, new_memory
 from batchtune.load.worker_process import Driver
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet
-from batchtune.target.endpoint import Endpoint, TlsOptions
+from batchtune.scenario.spec.target import TlsSpec
+from batchtune.target.endpoint import Endpoint
 from batchtune.wire.tfserving.tensors import encode_predict_request
 
 BODY = b'{"instances": [[1.0]]}'
@@ -58,7 +59,7 @@ def a_job(
     arrivals: Arrivals,
     *,
     requests: RequestSet | None = None,
-    tls: TlsOptions | None = None,
+    tls: TlsSpec | None = None,
     **changes: Any,
 ) -> LoadJob:
     ports = {"rest_port": port} if protocol == "rest" else {"grpc_port": port}

@@ -16,7 +16,8 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import PREDICT_PATH
-from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, url_failure
+from batchtune.scenario.spec.target import TlsSpec
+from batchtune.target.endpoint import Endpoint, control_channel, url_failure
 from tests.load.load_servers import a_job, closed, requests_for, run_here
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
@@ -97,7 +98,7 @@ def test_a_server_that_proves_itself_is_served(
     protocol: str, certificate: tuple[Path, Path], request: pytest.FixtureRequest
 ) -> None:
     port = request.getfixturevalue("https_port" if protocol == "rest" else "grpcs_port")
-    tls = TlsOptions(ca_file=str(certificate[0]))
+    tls = TlsSpec(ca_file=str(certificate[0]))
     samples = run_here(a_job(protocol, port, closed(3, 30), tls=tls, check_every=0))
     assert len(samples) == 30
     assert samples.errors() == {}
@@ -107,7 +108,7 @@ def test_a_server_that_proves_itself_is_served(
 def test_a_server_that_cannot_prove_itself_is_refused(protocol: str, request: pytest.FixtureRequest) -> None:
     port = request.getfixturevalue("https_port" if protocol == "rest" else "grpcs_port")
     requests = requests_for(protocol)
-    samples = run_here(a_job(protocol, port, closed(1, 3), tls=TlsOptions(), requests=requests))
+    samples = run_here(a_job(protocol, port, closed(1, 3), tls=TlsSpec(), requests=requests))
     assert samples.errors() == {"REFUSED": 3}
     assert "CERTIFICATE_VERIFY_FAILED" in samples.error_texts["REFUSED"]
 
@@ -115,7 +116,7 @@ def test_a_server_that_cannot_prove_itself_is_refused(protocol: str, request: py
 def test_a_name_that_the_certificate_does_not_hold_is_refused(
     https_port: int, certificate: tuple[Path, Path]
 ) -> None:
-    tls = TlsOptions(ca_file=str(certificate[0]), server_name="elsewhere.example")
+    tls = TlsSpec(ca_file=str(certificate[0]), server_name="elsewhere.example")
     samples = run_here(a_job("rest", https_port, closed(1, 2), tls=tls))
     assert samples.errors() == {"REFUSED": 2}
     assert "mismatch" in samples.error_texts["REFUSED"]
@@ -125,7 +126,7 @@ def test_the_control_plane_verifies_the_name_that_was_given(
     https_port: int, certificate: tuple[Path, Path]
 ) -> None:
     for name, words in (("localhost", "HTTP 501"), ("elsewhere.example", "mismatch")):
-        tls = TlsOptions(ca_file=str(certificate[0]), server_name=name)
+        tls = TlsSpec(ca_file=str(certificate[0]), server_name=name)
         endpoint = Endpoint(model_name="m", rest_port=https_port, tls=tls)
         assert words in url_failure(f"{endpoint.rest_url}/ready", endpoint)
     assert "HTTP 501" in url_failure(f"https://localhost:{https_port}/of-another-host", endpoint)
@@ -135,7 +136,7 @@ def test_the_control_plane_verifies_the_name_over_grpc_too(
     grpcs_port: int, certificate: tuple[Path, Path]
 ) -> None:
     for name, code in (("localhost", None), ("elsewhere.example", grpc.StatusCode.UNAVAILABLE)):
-        tls = TlsOptions(ca_file=str(certificate[0]), server_name=name)
+        tls = TlsSpec(ca_file=str(certificate[0]), server_name=name)
         with control_channel(Endpoint(model_name="m", grpc_port=grpcs_port, tls=tls)) as channel:
             error = channel.unary_unary(PREDICT_PATH).future(b"", timeout=20.0).exception()
         assert (None if error is None else error.code()) == code
@@ -143,4 +144,4 @@ def test_the_control_plane_verifies_the_name_over_grpc_too(
 
 def test_a_ca_file_that_cannot_be_read_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="TLS files cannot be used"):
-        run_here(a_job("rest", 1, closed(1, 1), tls=TlsOptions(ca_file="/does/not/exist.pem")))
+        run_here(a_job("rest", 1, closed(1, 1), tls=TlsSpec(ca_file="/does/not/exist.pem")))

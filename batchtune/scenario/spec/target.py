@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -16,7 +18,7 @@ from batchtune.batching.parameters import (
     ServerWord,
 )
 from batchtune.batching.triton_config import FoundBatching
-from batchtune.errors import BatchingParametersError
+from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.quantities import PositiveSeconds, problem
 from batchtune.scenario.spec.http_server import MeansSpec, MetricsSpec, ReadySpec, SettingSpec
 from batchtune.scenario.spec.knobs import in_words_of
@@ -84,6 +86,35 @@ class TlsSpec(Spec):
         if self.key_file is not None and self.certificate_file is None:
             raise problem("missing: a key_file goes with a certificate_file", at=("certificate_file",))
         return self
+
+    def context(self) -> ssl.SSLContext:
+        """A verifying client context.
+
+        Raises:
+            UsageError: a file that cannot be read as a certificate or key.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
+        return context
+
+    def pem_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The contents of CA, key and certificate files, in the order that grpcio's channel credentials take.
+
+        Raises:
+            UsageError: a file that cannot be read.
+        """
+        try:
+            ca, key, certificate = (
+                Path(name).read_bytes() if name else None
+                for name in (self.ca_file, self.key_file, self.certificate_file)
+            )
+        except OSError as error:
+            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
+        return ca, key, certificate
 
 
 class DockerSpec(Spec):

@@ -20,7 +20,7 @@ from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import interrupts_noted
 from batchtune.target.claim import Claim, OriginalModel
-from batchtune.target.endpoint import Endpoint, external_endpoint, require_launched, tls_options
+from batchtune.target.endpoint import Endpoint, external_endpoint, require_launched
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import ApplyRecord, Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
@@ -333,7 +333,7 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
         TargetError: it is gone, or does not take it.
     """
     endpoint = external_endpoint(
-        model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=tls_options(spec.tls)
+        model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=spec.tls
     )
     claim = Claim(endpoint.rest_url, original.model)
     try:
@@ -350,6 +350,6 @@ def _running_endpoint(spec: TargetSpec) -> Endpoint:
         model_name=served_name(spec.model),
         rest_url=spec.rest_url,
         grpc_url=spec.grpc_url,
-        tls=tls_options(spec.tls),
+        tls=spec.tls,
         names=("target.rest_url", "target.grpc_url"),
     )

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from batchtune.errors import TargetError
@@ -75,11 +76,14 @@ def read_kserve_counters(endpoint: Endpoint) -> Counters:
 
 
 def _series(document: Any) -> _Series:
-    """Rows are what Triton calls inferences; a batch takes from reading its inputs to writing its outputs."""
+    """Rows are what Triton calls inferences; a batch takes from reading its inputs to writing its outputs.
+
+    A number may be a text: so JSON writes the 64 bits of protocol buffers.
+    """
     series: _Series = defaultdict(lambda: defaultdict(float))
 
-    def add(name: str, value: float, **labels: str) -> None:
-        series[name][tuple(labels.items())] += value
+    def add(name: str, value: str | float, **labels: str) -> None:
+        series[name][tuple(labels.items())] += float(value)
 
     for model in document["model_stats"]:
         totals = model["inference_stats"]
@@ -87,11 +91,11 @@ def _series(document: Any) -> _Series:
         add(":tensorflow:serving:request_count", totals["fail"]["count"], status="FAILED")
         add(EXECUTIONS, model["execution_count"])
         add(":tensorflow:serving:batching_session:processed_batch_size_sum", model["inference_count"])
-        add(":tensorflow:serving:batching_session:queuing_latency_sum", totals["queue"]["ns"] / 1e3)
+        add(":tensorflow:serving:batching_session:queuing_latency_sum", float(totals["queue"]["ns"]) / 1e3)
         add(":tensorflow:serving:batching_session:queuing_latency_count", totals["queue"]["count"])
         for batch in model["batch_stats"]:
             rows = str(batch["batch_size"])
-            micros = sum(batch[part]["ns"] for part in _COMPUTE) / 1e3
+            micros = sum(float(batch[part]["ns"]) for part in _COMPUTE) / 1e3
             add(":batchtune:serving:batch_execution_count", batch["compute_infer"]["count"], batch_size=rows)
             add(":batchtune:serving:batch_execution_micros_total", micros, batch_size=rows)
             add(":batchtune:serving:device_busy_micros_total", micros)
@@ -135,24 +139,10 @@ def _grpc_statistics(endpoint: Endpoint) -> dict[str, Any]:
         response = ModelStatisticsResponse.FromString(message)
     except DecodeError as error:
         raise ValueError(f"not a ModelStatisticsResponse: {error}") from error
-    return {"model_stats": [_model_statistics(model) for model in response.model_stats]}
-
-
-def _model_statistics(model: Any) -> dict[str, Any]:
-    totals = model.inference_stats
-    return {
-        "inference_count": model.inference_count,
-        "execution_count": model.execution_count,
-        "inference_stats": {name: _duration(getattr(totals, name)) for name in ("success", "fail", "queue")},
-        "batch_stats": [
-            {"batch_size": batch.batch_size, **{part: _duration(getattr(batch, part)) for part in _COMPUTE}}
-            for batch in model.batch_stats
-        ],
-    }
-
-
-def _duration(statistic: Any) -> dict[str, int]:
-    return {"count": statistic.count, "ns": statistic.ns}
+    document: dict[str, Any] = json_format.MessageToDict(
+        response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return document
 
 
 def _call(endpoint: Endpoint, path: str, request_class: Any) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
+from batchtune.scenario.places import json_lines
 from batchtune.scenario.spec.load import LoadSpec, OnOffSpec
 
 
@@ -41,7 +42,7 @@ def read_trace(file: str) -> Trace:
         ScenarioError: `file:line: …` for a line that lacks a number.
     """
     path = Path(file)
-    lines = list(_json_lines(path) if path.suffix in {".jsonl", ".ndjson"} else _csv_lines(path))
+    lines = list(_objects(path) if path.suffix in {".jsonl", ".ndjson"} else _csv_lines(path))
     if not lines:
         raise ScenarioError(f"{file}: the trace is empty")
     first = lines[0][1]
@@ -97,23 +98,11 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise ScenarioError(f"{path}: cannot be read as a trace: {error}") from error
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    import orjson
-
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    raise ScenarioError(f"{path}:{number}: not JSON: {error}") from error
-                if not isinstance(record, dict):
-                    raise ScenarioError(f'{path}:{number}: expected an object such as {{"offset_s": 0.5}}')
-                yield number, record
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read as a trace: {error}") from error
+def _objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, _, record in json_lines(path):
+        if not isinstance(record, dict):
+            raise ScenarioError(f'{path}:{number}: expected an object such as {{"offset_s": 0.5}}')
+        yield number, record
 
 
 _REQUESTS_MAX = 200_000_000
@@ -136,9 +125,9 @@ class Schedule:
     def slice(self, worker: int, workers: int) -> Schedule:
         """Every `workers`-th request from number `worker` on; all slices together are this schedule."""
         due_ns = self.due_ns[worker::workers]
-        return Schedule(
+        return replace(
+            self,
             due_ns=due_ns,
-            duration_s=self.duration_s,
             offered_rps=len(due_ns) / self.duration_s,
             request_index=None if self.request_index is None else self.request_index[worker::workers],
             trace_rows=None if self.trace_rows is None else self.trace_rows[worker::workers],
@@ -161,13 +150,7 @@ class ClosedLoop:
     def slice(self, worker: int, workers: int) -> ClosedLoop:
         """This worker's share of the clients and requests; some have one more, and all together are this loop."""
         share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
-        return ClosedLoop(
-            concurrency=share_of(self.concurrency, worker, workers),
-            duration_s=self.duration_s,
-            think_s=self.think_s,
-            requests_max=share,
-            turns_ns=self.turns_ns,
-        )
+        return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 
 
 Arrivals: TypeAlias = Schedule | ClosedLoop
@@ -221,11 +204,7 @@ def draw(
     rate = load.rate_rps if rate_rps is None else rate_rps
     if load.trace is not None:
         return _traced(load, rate_rps=rate, total_s=total_s)
-    rng = (
-        seed
-        if isinstance(seed, np.random.Generator)
-        else np.random.default_rng(load.seed if seed is None else seed)
-    )
+    rng = np.random.default_rng(load.seed if seed is None else seed)
     profile = _profile(load, rate_rps=rate, total_s=total_s, rng=rng)
     count = round(profile.integral)
     if not 1 <= count <= _REQUESTS_MAX:
@@ -295,8 +274,7 @@ def _profile(load: LoadSpec, *, rate_rps: float | None, total_s: float, rng: np.
             raise UsageError(
                 f"arrivals {load.arrivals} need a rate", hint="set load.rate, for instance 500/s"
             )
-        flat = load.on_off is None
-        phases = [(total_s, 1.0, 1.0)] if flat or load.on_off is None else _phases(load.on_off, total_s, rng)
+        phases = [(total_s, 1.0, 1.0)] if load.on_off is None else _phases(load.on_off, total_s, rng)
         return _segments(phases).scaled_to(rate_rps)
     return shape if rate_rps is None or not shape.integral else shape.scaled_to(rate_rps)
 
@@ -339,14 +317,7 @@ def _phases(on_off: OnOffSpec, total_s: float, rng: np.random.Generator) -> list
 
 def _positions(load: LoadSpec, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """`count` sorted numbers in [0, 1)."""
-    spacing = (
-        load.ramp.spacing
-        if load.ramp is not None
-        else "constant"
-        if load.arrivals == "constant"
-        else "poisson"
-    )
-    if spacing == "constant":
+    if "constant" in (load.arrivals, load.ramp and load.ramp.spacing):
         return np.arange(count) / count
     if load.gamma is not None:
         gaps = rng.standard_gamma(1 / load.gamma.cv**2, count + 1)

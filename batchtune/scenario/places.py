@@ -8,9 +8,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from batchtune.errors import ScenarioError
+
 _HOLE: Final = re.compile(r"\{\{\s*(?:(\d+)\s*\*\s*)?([^{}]*?)\s*\}\}")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bytes, Any]]:
+    """Of each line of a file that is not blank: its number, its bytes, and what they say.
+
+    Raises:
+        ScenarioError: the file cannot be read, or a line is no JSON.
+    """
+    import orjson
+
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        yield number, line.strip(), orjson.loads(line)
+                    except orjson.JSONDecodeError as error:
+                        raise ScenarioError(f"{path}:{number}: not JSON: {error}") from error
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def values_at(document: Any, place: str) -> list[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import RequestSet, draw_lengths, rotation
+from batchtune.scenario.places import json_lines
 from batchtune.scenario.spec.request import FileInputs, LengthsSpec, MixSpec, OpenAiSpec, RequestSpec
 
 UNIQUE_MARK: Final = b"0123prefix456789"
@@ -161,24 +162,17 @@ def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
 
 
 def _from_file(path: Path) -> Iterator[_Prompt]:
-    import orjson
-
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"request.inputs.file: {path} cannot be read: {error}") from error
-    if not any(line.strip() for line in lines):
+    texts = list(filter(str.strip, lines))
+    if not texts:
         raise ScenarioError(f"request.inputs.file: {path} holds no prompt")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if path.suffix != ".jsonl":
-            yield _Prompt(line, None)
-            continue
-        try:
-            document = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ScenarioError(f"{path}:{number}: not JSON: {error}") from error
+    if path.suffix != ".jsonl":
+        yield from (_Prompt(text, None) for text in texts)
+        return
+    for number, _, document in json_lines(path):
         content = document.get("messages", document.get("prompt")) if isinstance(document, dict) else None
         if not content or not isinstance(content, str | list):
             raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')

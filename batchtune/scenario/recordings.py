@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.places import values_at
+from batchtune.scenario.places import json_lines, values_at
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.tensors import tensor_from_proto
 
@@ -138,27 +138,9 @@ def _from_arrays(path: Path, signature: Signature, rows: int) -> list[Recording]
     ]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
-    """Of each line that is not blank: where it is, its bytes, and what they say."""
-    import orjson
-
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            body = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ScenarioError(f"{where}: not JSON: {error}") from error
-        yield where, line.strip(), body
-
-
 def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Recording]:
-    for where, line, body in _json_lines(path):
+    for number, line, body in json_lines(path):
+        where = f"{path}:{number}"
         inputs = fitted(_arrays_of_body(body, signature, where), signature, where=where)
         yield Recording(
             signature_name=signature.name,
@@ -255,13 +237,13 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
 def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator[Recording]:
     """A JSON body a line, sent as it is; it has one row, or as many as the list at `rows_path`."""
-    for where, line, body in _json_lines(path):
+    for number, line, body in json_lines(path):
         rows = 1
         if rows_path:
             lists = [value for value in values_at(body, rows_path) if isinstance(value, list)]
             if not lists or not lists[0]:
                 raise ScenarioError(
-                    f"{where}: no list of rows at {rows_path!r}",
+                    f"{path}:{number}: no list of rows at {rows_path!r}",
                     hint="mend request.rows_path, or leave it out",
                 )
             rows = len(lists[0])

@@ -48,8 +48,10 @@ def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
     """
-    read = scenario_text(path)
-    return parse_scenario(read.text, source=read.source, directory=read.directory, overrides=overrides)
+    document, directory = _read(path, overrides)
+    scenario = _validated(document, directory)
+    _variants(document, scenario, directory)
+    return scenario
 
 
 def parse_scenario(
@@ -60,10 +62,8 @@ def parse_scenario(
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = overridden(parse_yaml(text, source=source), overrides)
-    scenario = _validated(document, directory)
-    _variants(document, scenario, directory)
-    return scenario
+    read = ScenarioText(text=text, source=source, directory=directory or Path())
+    return read_scenario(read, overrides=overrides)
 
 
 def lists_models(source: Path | ScenarioText) -> bool:
@@ -77,8 +77,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
     Raises:
         ScenarioError: no file, no YAML, or an override without a key.
     """
-    read = scenario_text(path)
-    return overridden(parse_yaml(read.text, source=read.source), overrides).data
+    return _read(path, overrides)[0].data
 
 
 def section_of(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -116,9 +115,8 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    read = scenario_text(path)
-    document = overridden(parse_yaml(read.text, source=read.source), overrides)
-    return _variants(document, _validated(document, read.directory), read.directory)
+    document, directory = _read(path, overrides)
+    return _variants(document, _validated(document, directory), directory)
 
 
 def read_arms(
@@ -129,11 +127,10 @@ def read_arms(
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    read = scenario_text(path)
-    document = overridden(parse_yaml(read.text, source=read.source), overrides)
-    _validated(document, read.directory)
+    document, directory = _read(path, overrides)
+    _validated(document, directory)
     compared = _compared(document)
-    return {name: _validated(overridden(compared, own, name), read.directory) for name, own in arms.items()}
+    return {name: _validated(overridden(compared, own, name), directory) for name, own in arms.items()}
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -199,6 +196,12 @@ def _instead_of(path: Path) -> str:
     return f"`batchtune init --example NAME` writes an example here, one of: {', '.join(names)}"
 
 
+def _read(path: Path | str | ScenarioText, overrides: Iterable[str]) -> tuple[Document, Path]:
+    """What a file says with its overrides, and the directory that its file names are relative to."""
+    read = scenario_text(path)
+    return overridden(parse_yaml(read.text, source=read.source), overrides), read.directory
+
+
 def _kept(path: Path) -> Document:
     """The document of a run, without keys that no longer exist."""
     document = parse_yaml(scenario_text(path).text, source=str(path))
@@ -226,7 +229,7 @@ def _compared(document: Document) -> Document:
 
 
 def _variants(
-    document: Document, scenario: Scenario, directory: Path | None, *, files_exist: bool = True
+    document: Document, scenario: Scenario, directory: Path, *, files_exist: bool = True
 ) -> dict[str, Scenario]:
     """Variants are compared, not searched: what the scenario searches may be fixed in one."""
     base = _compared(document)
@@ -239,9 +242,9 @@ def _variants(
 
 
 def _validated(
-    document: Document, directory: Path | None, *, variant: str = "", files_exist: bool = True
+    document: Document, directory: Path, *, variant: str = "", files_exist: bool = True
 ) -> Scenario:
-    context = {"directory": directory or Path(), "files_exist": files_exist}
+    context = {"directory": directory, "files_exist": files_exist}
     try:
         return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
     except ValidationError as error:

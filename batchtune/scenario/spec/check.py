@@ -62,14 +62,10 @@ class SloSpec(Spec):
 
     def limits(self) -> dict[str, float]:
         """Every limit: latencies, first tokens and gaps in seconds; `goodput` as the share that may miss."""
-        limits = {
-            "ttft_p95": self.ttft_p95_s,
-            "ttft_p99": self.ttft_p99_s,
-            "itl_p95": self.itl_p95_s,
-            "itl_p99": self.itl_p99_s,
-            GOODPUT: None if self.goodput is None else 1.0 - self.goodput,
-        }
-        return self.e2e_limits() | {name: limit for name, limit in limits.items() if limit is not None}
+        fields = type(self).model_fields.items()
+        limits = {field.alias: getattr(self, name) for name, field in fields if name.endswith("_s")}
+        limits[GOODPUT] = None if self.goodput is None else 1.0 - self.goodput
+        return {str(name): limit for name, limit in limits.items() if limit is not None}
 
     def stream_limits(self) -> dict[str, float]:
         """The limits of first tokens and gaps that are set, in seconds."""
@@ -83,14 +79,7 @@ class SloSpec(Spec):
 
     def e2e_limits(self) -> dict[str, float]:
         """The limits of whole answers that are set, in seconds, from `p50` to `p99.9`."""
-        limits = {
-            "p50": self.p50_s,
-            "p90": self.p90_s,
-            "p95": self.p95_s,
-            "p99": self.p99_s,
-            "p99.9": self.p99_9_s,
-        }
-        return {name: limit for name, limit in limits.items() if limit is not None}
+        return {name: limit for name, limit in self.limits().items() if name.startswith("p")}
 
     @property
     def promises(self) -> bool:

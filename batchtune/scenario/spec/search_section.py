@@ -136,17 +136,7 @@ _SPACE_SCHEMA = {
             },
             "description": "the values to try",
         },
-        {
-            "type": "object",
-            "properties": {
-                "low": {"type": "number", "description": "first value"},
-                "high": {"type": "number", "description": "last value"},
-                "step": {"type": "number", "exclusiveMinimum": 0, "description": "distance of two values"},
-                "log": {"type": "boolean", "description": "true: low, 2·low, 4·low, … and high"},
-            },
-            "required": ["low", "high"],
-            "additionalProperties": False,
-        },
+        RangeSpace.model_json_schema(),
     ],
     "examples": [[1, 2, 4, 8], {"low": 1, "high": 128, "log": True}],
 }

@@ -14,7 +14,14 @@ from urllib.parse import quote
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import RunningPreset
 from batchtune.scenario.spec.request import Protocol
-from batchtune.target.endpoint import NO_GRPC, Endpoint, control_client, external_endpoint, in_words
+from batchtune.target.endpoint import (
+    NO_GRPC,
+    Endpoint,
+    answer_of,
+    control_client,
+    external_endpoint,
+    in_words,
+)
 from batchtune.target.external import external_signature
 from batchtune.target.model_files import readable
 from batchtune.target.tfserving import TUNING_PATH
@@ -91,10 +98,10 @@ def attachable(address: Address) -> dict[str, Any] | None:
     if address.rest_url is None:
         return None
     if address.protocol == "kserve_rest":
-        name = str(_told(address, "/v2").get("name"))
+        name = str(_document(address.endpoint(), "/v2").get("name"))
         return {"kind": "triton", "rest_url": address.rest_url} if "triton" in name else None
     url = f"{address.rest_url}{TUNING_PATH}"
-    if "enable_batching" not in _told(address, TUNING_PATH):
+    if "enable_batching" not in _document(address.endpoint(), TUNING_PATH):
         return None
     change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in _TUNED}
     request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}"}
@@ -203,18 +210,11 @@ def _named(settings: Path) -> str:
         return ""
 
 
-def _told(address: Address, path: str) -> dict[str, Any]:
-    return _document(address.endpoint(), path)
-
-
 def _document(endpoint: Endpoint, path: str) -> dict[str, Any]:
     """The JSON object there; empty where there is none."""
-    import httpx
-
     try:
-        with control_client(endpoint) as client:
-            document = client.get(path).json()
-    except (httpx.HTTPError, ValueError):
+        document = answer_of(endpoint, path).json()
+    except (TargetError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -279,13 +279,11 @@ def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
 
 def _only_model(text: str, rest_url: str) -> str:
     """The one model that a KServe server with a repository says is there."""
-    import httpx
-
+    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
     try:
-        with control_client(Endpoint(model_name="", **_rest_of(rest_url))) as client:
-            index = client.post("/v2/repository/index", json={}).json()
+        index = answer_of(endpoint, "/v2/repository/index", method="POST", json={}).json()
         names = sorted({entry["name"] for entry in index if entry.get("state", "READY") == "READY"})
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+    except (TargetError, ValueError, KeyError, TypeError, AttributeError):
         names = []
     return names[0] if len(names) == 1 else _no_model(text, names)
 

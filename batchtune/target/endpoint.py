@@ -194,6 +194,32 @@ def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Clien
     )
 
 
+def answer_of(
+    endpoint: Endpoint,
+    path: str,
+    *,
+    method: str = "GET",
+    json: Any = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 5.0,
+    what: str = "",
+    hint: str = "",
+) -> httpx.Response:
+    """The answer of the control plane at a path, or a whole URL.
+
+    Raises:
+        TargetError: there is none; `what` ("": the URL) begins the message.
+    """
+    import httpx
+
+    try:
+        with control_client(endpoint, timeout_s=timeout_s) as client:
+            return client.request(method, path, json=json, headers=headers)
+    except httpx.HTTPError as error:
+        what = what or (path if "://" in path else f"{endpoint.rest_url}{path}")
+        raise TargetError(f"{what}: {in_words(error)}", hint=hint) from error
+
+
 def in_words(error: httpx.HTTPError) -> str:
     """What a request of the control plane met with, for a message."""
     import httpx
@@ -295,10 +321,9 @@ def url_failure(
 
     shown = re.sub(r"(?<=//)[^/@]*@", "", url)
     try:
-        with control_client(endpoint, timeout_s=_PROBE_LIMIT_S) as client:
-            answer = client.get(url)
-    except httpx.HTTPError as error:
-        return f"{shown}: {in_words(error)}"
+        answer = answer_of(endpoint, url, timeout_s=_PROBE_LIMIT_S, what=shown)
+    except TargetError as error:
+        return error.message
     except httpx.InvalidURL as error:
         raise TargetError(f"target.ready: {error}") from error
     if answer.status_code in status and (body is None or body in answer.text):
@@ -340,16 +365,9 @@ def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> Ta
 
 def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
     """The signatures in the metadata that the REST API tells, by name."""
-    import httpx
-
-    where = f"{endpoint.rest_url}{endpoint.model_path}/metadata"
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(f"{endpoint.model_path}/metadata")
-    except httpx.HTTPError as error:
-        raise TargetError(
-            f"{where}: {in_words(error)}", hint="is the server up, and is this its port?"
-        ) from error
+    path = f"{endpoint.model_path}/metadata"
+    where = f"{endpoint.rest_url}{path}"
+    answer = answer_of(endpoint, path, hint="is the server up, and is this its port?")
     try:
         document = answer.json()
         if answer.status_code != 200:

@@ -8,8 +8,8 @@ from batchtune.batching.triton_config import configuration_as_found, found_batch
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.target.endpoint import (
     Endpoint,
+    answer_of,
     control_channel,
-    control_client,
     grpc_words,
     no_such_signature,
     read_signature,
@@ -47,13 +47,10 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
 
 def read_parameters(endpoint: Endpoint) -> Configuration | None:
     """What is in force by a batchtune server's tuning API; None: it has none, or there is no REST port."""
-    import httpx
-
     if endpoint.rest_port is None:
         return None
     try:
-        with control_client(endpoint) as client:
-            answer = client.get(TUNING_PATH)
+        answer = answer_of(endpoint, TUNING_PATH)
         parameters = answer.json() if answer.status_code == 200 else {}
         enabled = parameters.pop("enable_batching")
         parameters.pop("batch_scheduler", None)
@@ -63,7 +60,7 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
         buckets = parse_length_buckets(parameters.pop(LENGTH_BUCKETS, ()))
         flags = ((LENGTH_BUCKETS, format_length_buckets(buckets)),) if buckets else ()
         return Configuration(batching=from_dict(parameters) if enabled else None, flags=flags)
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, BatchingParametersError):
+    except (TargetError, ValueError, KeyError, TypeError, AttributeError, BatchingParametersError):
         return None
 
 

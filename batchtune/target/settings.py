@@ -18,7 +18,7 @@ from batchtune.scenario.spec.http_server import (
     UntilSpec,
 )
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.endpoint import Endpoint, control_client, in_words, wait_for
+from batchtune.target.endpoint import Endpoint, answer_of, wait_for
 
 PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
 """Where the target's texts name a free port."""
@@ -213,16 +213,16 @@ class Settings:
             wait_for(failure, what=until.url, limit_s=self._limit_s, step_s=_POLL_S)
 
     def _answer(self, method: str, url: str, body: Any = None) -> Any:
-        import httpx
-
-        headers = {} if self._spec.request is None else self._spec.request.headers
-        try:
-            with control_client(self._endpoint, timeout_s=self._limit_s) as client:
-                answer = client.request(method, url, json=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise TargetError(
-                f"{method} {url}: {in_words(error)}", hint="is the server up, and is this its address?"
-            ) from error
+        answer = answer_of(
+            self._endpoint,
+            url,
+            method=method,
+            json=body,
+            headers=None if self._spec.request is None else self._spec.request.headers,
+            timeout_s=self._limit_s,
+            what=f"{method} {url}",
+            hint="is the server up, and is this its address?",
+        )
         if answer.status_code >= 300:
             raise TargetError(f"{method} {url}: HTTP {answer.status_code}: {answer.text[:300].strip()}")
         try:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchtune.errors import TargetError
 from batchtune.scenario.spec.http_server import MetricsSpec
-from batchtune.target.endpoint import Endpoint, control_client, in_words
+from batchtune.target.endpoint import Endpoint, answer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +149,7 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
 
 def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]:
     """The series of a Prometheus page; none where there is no such page."""
-    import httpx
-
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(url)
-    except httpx.HTTPError as error:
-        raise TargetError(f"{url}: {in_words(error)}", hint=hint) from error
+    answer = answer_of(endpoint, url, hint=hint)
     return parse_prometheus(answer.text) if answer.status_code == 200 else {}
 
 

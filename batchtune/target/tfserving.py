@@ -24,9 +24,8 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder
 from batchtune.target.endpoint import (
     Endpoint,
-    control_client,
+    answer_of,
     error_text,
-    in_words,
     read_signature,
     require_launched,
     wait_until_ready,
@@ -172,8 +171,6 @@ class TfServingTarget:
         return all(present.get(name) == wanted.get(name) for name in names)
 
     def _apply_hot(self, configuration: Configuration) -> None:
-        import httpx
-
         wanted: dict[str, Any] = {"enable_batching": configuration.batching is not None}
         if configuration.batching is not None:
             wanted |= to_dict(configuration.batching)
@@ -181,12 +178,18 @@ class TfServingTarget:
             asked = {**self._flags, **dict(configuration.flags)}
             wanted[LENGTH_BUCKETS] = asked.get(LENGTH_BUCKETS, NO_BUCKETS)
         try:
-            with control_client(self.endpoint, timeout_s=30.0) as client:
-                answer = client.put(TUNING_PATH, json=wanted)
-        except httpx.HTTPError as error:
+            answer = answer_of(
+                self.endpoint,
+                TUNING_PATH,
+                method="PUT",
+                json=wanted,
+                timeout_s=30.0,
+                what="the server did not take new parameters",
+            )
+        except TargetError:
             self.in_force = None
             self._process.raise_if_dead(within_s=DYING_S)
-            raise TargetError(f"the server did not take new parameters: {in_words(error)}") from error
+            raise
         if answer.status_code != 200:
             raise TargetError(f"the server refused {configuration.label()}: {error_text(answer.text)}")
 

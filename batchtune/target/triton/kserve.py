@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import Endpoint, control_channel, control_client, grpc_words, in_words
+from batchtune.target.endpoint import Endpoint, answer_of, control_channel, grpc_words
 from batchtune.target.telemetry import Counters
 from batchtune.wire.kserve.infer import (
     METADATA_PATH,
@@ -103,13 +103,7 @@ def _series(document: Any) -> _Series:
 
 
 def _get_json(endpoint: Endpoint, path: str) -> Any:
-    import httpx
-
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(path)
-    except httpx.HTTPError as error:
-        raise TargetError(f"{endpoint.rest_url}{path}: {in_words(error)}") from error
+    answer = answer_of(endpoint, path)
     try:
         return answer.json()
     except ValueError as error:

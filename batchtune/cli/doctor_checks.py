@@ -205,12 +205,9 @@ def open_files() -> Check:
 # Whether a framework is installed is asked of the import system, whether it works of a Python process of its own: an
 # import takes seconds, and may hang or crash.
 
-ENGINE_LIMIT_S: Final = 5.0
-"""An engine answers within 0.1 s."""
 
-
-def container_engine(program: str = "docker", *, limit_s: float = ENGINE_LIMIT_S) -> Check:
-    """Whether its engine answers: the program alone runs no container."""
+def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
+    """Whether its engine answers, which takes 0.1 s: the program alone runs no container."""
     if shutil.which(program) is None:
         return Check("missing", "not installed", "needed only where target.command runs a container")
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)

@@ -165,9 +165,6 @@ def read_example(name: str) -> Example:
     return Example(name=wanted, text=text)
 
 
-_PLAIN_WORD: Final = re.compile(r"[\w./@-]+")
-
-
 def server_names() -> list[str]:
     """The servers that `--server` has a scenario for."""
     return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
@@ -205,7 +202,8 @@ def server_scenario(server: str, app: str) -> str:
         "{app}": app,
     }
     odd = next(
-        (word for place, word in words.items() if place in text and not _PLAIN_WORD.fullmatch(word)), None
+        (word for place, word in words.items() if place in text and not re.fullmatch(r"[\w./@-]+", word)),
+        None,
     )
     if odd is not None:
         raise UsageError(

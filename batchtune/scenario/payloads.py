@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -43,7 +43,6 @@ from batchtune.wire.tfserving.rest_json import encode_predict_json
 from batchtune.wire.tfserving.tensors import encode_predict_request
 
 _LENGTH_MAX = 2**31 - 1
-_FEW = 1e-9
 
 
 def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -52,7 +51,7 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
     Raises:
         ScenarioError: a file that holds no lengths.
     """
-    levels = np.clip((rng.permutation(count) + rng.random(count)) / count, _FEW, 1 - _FEW)
+    levels = np.clip((rng.permutation(count) + rng.random(count)) / count, 1e-9, 1 - 1e-9)
     if spec.lognormal is not None:
         normal = NormalDist(math.log(spec.lognormal.median), spec.lognormal.sigma)
         drawn = [math.exp(min(normal.inv_cdf(level), math.log(_LENGTH_MAX))) for level in levels.tolist()]
@@ -193,14 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 _ORDER_LENGTH = 4096
-_UUIDS: Final = 1_000_003
-"""Of the generator of {{uuid}}, beside those of the kinds of requests."""
 
-MESSAGE_BYTES_MAX: Final = 2**31 - 1
-"""Protocol buffers count the bytes of a message in 31 bits."""
-
-FREE_MEMORY_SHARE: Final = 0.5
-"""Random values are drawn in 64 bits before they are narrowed, and then encoded: twice the space for a moment."""
 
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
 
@@ -255,7 +247,9 @@ def build_requests(
     signatures = signature if isinstance(signature, Mapping) else {signature.name: signature}
     if request.protocol == "http":
         signatures = {name: http_signature(request, name) for name in request.signatures}
-    encoder = _Encoder(request, model_name, version, np.random.default_rng([seed, _UUIDS]))
+    # Apart from the generators of the kinds of requests, whose second numbers are small.
+    uuids = np.random.default_rng([seed, 1_000_003])
+    encoder = _Encoder(request, model_name, version, uuids)
     kinds: list[list[Recording]] = []
     for number, kind in enumerate(request.kinds()):
         called = signatures.get(str(kind.signature))
@@ -381,13 +375,14 @@ def _check_size(
     distinct = len(shapes) * count_each
     sizes_bytes = [_request_bytes(signature, rows, own) for own in shapes]
     request_bytes = max(sizes_bytes)
-    if request_bytes > MESSAGE_BYTES_MAX:
+    if request_bytes >= 2**31:  # protocol buffers count the bytes of a message in 31 bits
         raise UsageError(
             f"request.rows: {rows:,} rows of this model are {request_bytes / 2**30:,.3g} GiB in one request",
             hint="a message holds 2 GiB at most: send fewer rows in a request",
         )
     free_bytes = psutil.virtual_memory().available
-    if sum(sizes_bytes) * count_each > FREE_MEMORY_SHARE * free_bytes:
+    # Values are drawn in 64 bits before they are narrowed, and then encoded: twice the space for a moment.
+    if 2 * sum(sizes_bytes) * count_each > free_bytes:
         raise UsageError(
             f"request.distinct: {distinct} requests of {request_bytes / 2**20:,.3g} MiB each do not fit in half of "
             f"the {free_bytes / 2**30:,.3g} GiB of free memory",

@@ -22,9 +22,6 @@ PATHS: Final = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
 }
-_DEFAULT_LENGTHS: Final = LengthsSpec(constant=128)
-_MARK_TOKENS: Final = 8
-"""About what 16 digits of the mark cost."""
 _WORDS: Final = (
     "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
     "be", "this", "from", "have", "or", "by", "had", "not", "but", "what", "all", "were", "when", "we", "there", "can",
@@ -128,8 +125,8 @@ def _prompts(
         yield from _from_file(Path(kind.inputs.file))
         return
     cut = _cutter(_asked(request).tokenizer)
-    own = _MARK_TOKENS if _asked(request).prefix == "unique" else 0
-    for tokens in draw_lengths(kind.lengths or _DEFAULT_LENGTHS, distinct, rng).tolist():
+    own = 8 if _asked(request).prefix == "unique" else 0  # about what 16 digits of the mark cost
+    for tokens in draw_lengths(kind.lengths or LengthsSpec(constant=128), distinct, rng).tolist():
         count = max(tokens - own, 1)
         yield _Prompt(cut(" ".join(rng.choice(_WORDS, count)), count), None)
 

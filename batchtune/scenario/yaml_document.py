@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -65,8 +66,6 @@ def _flow(value: Any) -> str:
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_NUMBERS = frozenset(map(str, range(100)))
-"""Of the items of a list, in an override."""
 _TOO_DEEP = "nested too deep for a scenario"
 _ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -159,7 +158,7 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
     data: Any = _NodeReader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
-    in_lists = tuple(int(key) if key in _NUMBERS else key for key in keys)
+    in_lists = tuple(int(key) if re.fullmatch(r"0|[1-9]\d?", key) else key for key in keys)
     return Document(data=data, places={tuple(keys): source, in_lists: source})
 
 

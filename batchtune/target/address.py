@@ -113,9 +113,6 @@ def attachable(address: Address) -> dict[str, Any] | None:
     }
 
 
-_RAY_PATH: Final = "/api/serve/applications/"
-
-
 def preset_at(text: str) -> RunningPreset | None:
     """What answers at `HOST:PORT[/MODEL]` and has a preset: a Ray Serve behind its dashboard, or an MLServer of this
     machine; None: neither.
@@ -130,7 +127,7 @@ def preset_at(text: str) -> RunningPreset | None:
     endpoint = Endpoint(model_name="", **_rest_of(rest_url))
     named = _MODEL.match(parts["path"] or "")
     name = named["name"] if named else None
-    if isinstance((status := _document(endpoint, _RAY_PATH)).get("applications"), dict):
+    if isinstance((status := _document(endpoint, "/api/serve/applications/")).get("applications"), dict):
         return _ray_serve(text, endpoint, status, name)
     if "mlserver" in str(_document(endpoint, "/v2").get("name")):
         return _mlserver(text, endpoint, name or _only_model(text, rest_url))

@@ -62,8 +62,6 @@ _VARIABLES: Final = (
 )
 """What programs that talk to a cluster or an engine look for; others are named in target.environment."""
 
-_GRACE_S: Final = 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -167,7 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S if number == signal.SIGTERM else None)
+            process.wait(1.0 if number == signal.SIGTERM else None)
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()

@@ -26,7 +26,6 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import signature_from_def
 
-_LIMIT_S = 5.0
 _SHARED = ("num_batch_threads", "thread_pool_name", LENGTH_BUCKETS)
 """What holds for all models of a server, also for one with parameters of its own."""
 
@@ -87,7 +86,7 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
             response_deserializer=GetModelMetadataResponse.FromString,
         )
         try:
-            answer = call(request, timeout=_LIMIT_S)
+            answer = call(request, timeout=5.0)
         except grpc.RpcError as error:
             raise TargetError(f"{endpoint.grpc_authority}: {grpc_words(error)}") from error
     definitions = SignatureDefMap()

@@ -21,11 +21,6 @@ from batchtune.target.process import run_to_end
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
-_POINTER_BYTES_MAX: Final = 1024
-"""Of a pointer by its specification."""
-
-_LIMIT_S: Final = 600.0
-"""A model of some GB is written in a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +102,7 @@ def _names(root: Path, commit: str, inside: PurePosixPath, ref: str) -> list[str
 
 def _refuse_pointers(folder: Path, ref: str) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.stat().st_size <= _POINTER_BYTES_MAX and is_lfs_pointer(path):
+        if path.is_file() and is_lfs_pointer(path):
             raise UsageError(
                 f"{path.relative_to(folder)} at {ref}: a Git LFS pointer; its content is not in this clone",
                 hint=f"git lfs install && git lfs fetch origin {ref}, or check that commit out with LFS and give its "
@@ -131,10 +126,11 @@ def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
     Raises:
         UsageError: there is no git, or it refuses; `what` stands before its own words.
     """
+    limit_s = 600.0  # A model of some GB is written in a minute.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"git {arguments[0]}: {error}", hint="a ref needs git on the PATH") from error
@@ -147,8 +143,6 @@ def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
 MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
 """What a version directory holds, one of them."""
 
-_ALONE: Final = ("saved_model.pb", "emulated.yaml")
-"""These stand for their directory wherever it is."""
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
 STAGES_FILE: Final = "stages.yaml"
@@ -235,7 +229,9 @@ def _located(path: Path, given: str) -> Path:
             return path
         if not _holds_model(path):
             raise UsageError(f"target.model: no model in {path}", hint=_where_else(path))
-    elif path.name in _ALONE or (path.name in MODEL_FILES and path.parent.name.isdigit()):
+    elif path.name in ("saved_model.pb", "emulated.yaml") or (
+        path.name in MODEL_FILES and path.parent.name.isdigit()
+    ):
         path = path.parent
     else:
         _check_file(path)

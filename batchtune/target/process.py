@@ -81,7 +81,6 @@ def _bounded(text: bytes) -> bytes:
     return text[:HEAD_BYTES] + b"\n[batchtune left out the middle of this log]\n" + text[-TAIL_BYTES:]
 
 
-_TAIL_BYTES = 16_384
 _FIRST_PORT = 10_000
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -90,7 +89,7 @@ def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
     """The last lines of what was said from that byte on, indented; empty: nothing."""
     try:
         with log_path.open("rb") as log:
-            log.seek(max(begins_at, log_path.stat().st_size - _TAIL_BYTES))
+            log.seek(max(begins_at, log_path.stat().st_size - 16_384))
             text = log.read().decode(errors="replace")
     except OSError:
         return ""

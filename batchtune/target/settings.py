@@ -22,7 +22,6 @@ from batchtune.target.endpoint import Endpoint, answer_of, wait_for
 
 PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
 """Where the target's texts name a free port."""
-_POLL_S: Final = 0.1
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
@@ -210,7 +209,7 @@ class Settings:
             return "" if there == wanted else f"{until.path} is {there}, not {wanted}"
 
         if not list(holes(wanted)):
-            wait_for(failure, what=until.url, limit_s=self._limit_s, step_s=_POLL_S)
+            wait_for(failure, what=until.url, limit_s=self._limit_s, step_s=0.1)
 
     def _answer(self, method: str, url: str, body: Any = None) -> Any:
         answer = answer_of(

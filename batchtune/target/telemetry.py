@@ -31,7 +31,6 @@ _LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
-_COUNTED = (":tensorflow:serving:", _OURS)
 _INSIDE = f"{_OURS}requests_inside"
 _STARTED = "process_start_time_seconds"
 
@@ -259,7 +258,8 @@ def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) 
     return any(
         value > after[name].get(labels, value)
         for name in before.keys() & after.keys()
-        if name.startswith(_COUNTED) and name.endswith(("_total", "_count", "_sum", "_bucket"))
+        if name.startswith((":tensorflow:serving:", _OURS))
+        and name.endswith(("_total", "_count", "_sum", "_bucket"))
         for labels, value in before[name].items()
     )
 

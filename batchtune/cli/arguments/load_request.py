@@ -132,9 +132,6 @@ def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple
     return tuple(values if math.isclose(values[-1], end) else [*values, end])
 
 
-_PATTERNS: Final = frozenset(get_args(ArrivalKind)) - {"closed", "constant", "poisson"}
-
-
 def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: str | None) -> list[str]:
     """Overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for; of a range the
     first.
@@ -153,7 +150,7 @@ def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: st
             "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s", "load.requests=null", *open_loop
         ]  # fmt: skip
     if concurrency is not None:
-        if arrivals in _PATTERNS:
+        if arrivals in {*get_args(ArrivalKind)} - {"closed", "constant", "poisson"}:
             raise UsageError(
                 f"--concurrency: the scenario's arrivals are {arrivals}; clients that wait for their answers have no "
                 "such pattern",
@@ -178,9 +175,6 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
         option = "--concurrency" if rate is None else "--rate"
         raise UsageError(f"{option}: one value, not {points}", hint="`batchtune load` takes a range")
 
-
-TRITONS: Final = frozenset({*WORDS.values(), *SETTINGS})
-"""Triton's own words for what a launched server is told."""
 
 COUNTED_LIMIT_S: Final = 600.0
 """How long a fixed number of requests may take where the scenario names no duration: a hung job must end."""
@@ -354,14 +348,14 @@ def split_settings(
     overrides: Iterable[str], *, searched: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of the server among the `--set`, and the others, which are the scenario's."""
-    space = set(searched)
+    searched = {*searched, *WORDS.values(), *SETTINGS}  # the server's, Triton's own words too
     settings: dict[str, Any] = {}
     others = []
     for override in overrides:
         key, _, text = override.partition("=")
         key = key.strip()
         name = key.removeprefix("fixed.")
-        if key in KNOBS or key == LENGTH_BUCKETS or name in space or name in TRITONS or key.startswith("--"):
+        if key in KNOBS or key == LENGTH_BUCKETS or name in searched or key.startswith("--"):
             settings[name] = _value(name, override, text)
             continue
         near = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None

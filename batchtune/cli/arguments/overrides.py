@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -115,9 +115,6 @@ def _error_ratio(text: str) -> float:
     return ratio
 
 
-_SEPARATOR: Final = re.compile(r"[x×,]")
-
-
 def request_overrides(
     *, rest: bool, rows: int | None, shapes: Sequence[str] | None, ranges: Sequence[str] | None
 ) -> list[str]:
@@ -151,7 +148,7 @@ def _named(option: str, expected: str, texts: Iterable[str], read: Any) -> Itera
 
 def _dimensions(text: str) -> list[int]:
     """Those after the batch dimension; none: a scalar a row."""
-    sizes = [int(size) for size in _SEPARATOR.split(text)] if text else []
+    sizes = [int(size) for size in re.split(r"[x×,]", text)] if text else []
     if any(size < 1 for size in sizes):
         raise ValueError
     return sizes

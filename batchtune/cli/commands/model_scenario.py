@@ -46,9 +46,6 @@ Command = Literal["sweep", "load", "compare", "init"]
 CLIENTS: Final = 32
 """Of a load test or a comparison that nobody gave a load."""
 
-_ANY_LIMIT: Final = "1s"
-"""Of `init`, until the model was asked how fast it is."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedAt:
@@ -275,7 +272,7 @@ def _completed(
     """
     guessed_limit = command == "init" and _lacks_limit(base, overrides)
     if guessed_limit:
-        base["slo"] = {"p95": _ANY_LIMIT}
+        base["slo"] = {"p95": "1s"}  # until it is known how fast the model is
     scenario, _ = placed(_scenario(base, overrides, model=model))
     signature, tries = asked(scenario)
     if guessed_limit:

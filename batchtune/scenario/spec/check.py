@@ -147,7 +147,6 @@ def _telling(margins: dict[str, float]) -> dict[str, float]:
     return margins
 
 
-_MARGIN_SCHEMA: Final[dict[str, Any]] = {"type": ["number", "string"], "pattern": r"^[0-9.]+ ?%?$"}
 Margins = Annotated[
     dict[str, Ratio],
     BeforeValidator(_known),
@@ -155,7 +154,9 @@ Margins = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "properties": dict.fromkeys(METRICS, _MARGIN_SCHEMA),
+            "properties": {
+                name: {"type": ["number", "string"], "pattern": r"^[0-9.]+ ?%?$"} for name in METRICS
+            },
             "additionalProperties": False,
             "examples": [{"throughput": "3%", "p95": "5%"}],
         }

@@ -30,8 +30,6 @@ from batchtune.errors import BatchingParametersError
 
 _SHARED: Final = ("max_batch_size", *WORDS)
 _KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching")
-_UNSEEN: Final = FoundBatching(max_batch_size=4)
-"""Before the server was asked: 4 is the maximum that Triton gives a model that names none."""
 
 
 def in_house_words(knobs: Any) -> Any:
@@ -64,7 +62,7 @@ def triton_configuration(
         BatchingParametersError: values that Triton would not accept.
     """
     values = {name: value for name, value in {**fixed, **point}.items() if value is not None}
-    there = original or _UNSEEN
+    there = original or FoundBatching(max_batch_size=4)  # what Triton gives a model that names no maximum
     for name in values:
         if name in MISSING:
             raise BatchingParametersError(f"Triton has no {name}", hint=MISSING[name])

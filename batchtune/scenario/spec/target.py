@@ -566,12 +566,11 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
         return ()
 
 
-UNSAYABLE: Final = "a tfserving file, all that target's commands name, cannot say no batching"
-
-
 def unsayable(target: TargetSpec) -> str:
     """Why the server cannot be told to batch nothing, where `can_be_off` says so."""
-    return "target.means names no parameter for the rows in a batch" if target.kind == "http" else UNSAYABLE
+    if target.kind == "http":
+        return "target.means names no parameter for the rows in a batch"
+    return "a tfserving file, all that target's commands name, cannot say no batching"
 
 
 _HINT: Final = (

@@ -94,9 +94,6 @@ THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
 _OPEN_LOOP_REQUESTS: Final = 1024
 """In an open loop as many wait as the server lets: beyond this much it is overloaded."""
 
-_SPARE_THREADS: Final = 16
-"""Threads that the server needs for itself: gRPC's own pollers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -109,7 +106,7 @@ class Demand:
     @property
     def threads(self) -> int:
         """A limit of threads that is none."""
-        return self.clients + _SPARE_THREADS
+        return self.clients + 16  # gRPC's own pollers
 
 
 NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
@@ -194,19 +191,6 @@ def _run(docker: DockerSpec, spec: TargetSpec, ports: Iterable[int], mounts: Map
     return words
 
 
-INSPECT_LIMIT_S: Final = 5.0
-"""An engine answers within 0.1 s; one that hangs must not hang the sweep."""
-
-REMOVE_LIMIT_S: Final = 30.0
-"""An engine waits ten seconds for the container before it kills it."""
-
-_CPUCLOCK_SCHED: Final = 2
-"""Of the clocks of a process the one that counts what the scheduler gave it (linux/posix-timers.h)."""
-
-_OTHERS: Final = frozenset({"compose", "exec"})
-"""Commands of such a program that may have `run` among their words, and take no id file."""
-
-
 class Container:
     """The container that `command` runs, once `run_command` was started instead, which writes its id to a file."""
 
@@ -261,7 +245,7 @@ class Container:
                 [self._program, "rm", "--force", container_id],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=REMOVE_LIMIT_S,
+                timeout=30.0,  # it waits ten seconds for the container before it kills it
                 check=False,
             )
             self._id_file.unlink()
@@ -276,7 +260,7 @@ class Container:
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,
-                    timeout=INSPECT_LIMIT_S,
+                    timeout=5.0,  # it answers within 0.1 s; one that hangs must not hang the sweep
                     check=True,
                 )
                 self._pid = int(answer.stdout) or None
@@ -293,7 +277,9 @@ def container_of(command: Sequence[str], id_file: Path) -> Container | None:
     if Path(command[0]).name not in {"docker", "podman", "nerdctl"} or "run" not in command:
         return None
     before = command[1 : list(command).index("run")]
-    return None if _OTHERS.intersection(before) else Container(command, id_file)
+    if "compose" in before or "exec" in before:  # which take no id file
+        return None
+    return Container(command, id_file)
 
 
 def _own_id_file(command: Sequence[str]) -> Path | None:
@@ -374,7 +360,8 @@ def process_cpu_s(process: psutil.Process) -> float:
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # gone, or of another PID namespace
-            return time.clock_gettime((~process.pid << 3) | _CPUCLOCK_SCHED)
+            cpuclock_sched = 2  # what the scheduler gave it (linux/posix-timers.h)
+            return time.clock_gettime((~process.pid << 3) | cpuclock_sched)
     used = process.cpu_times()
     return float(used.user + used.system)
 

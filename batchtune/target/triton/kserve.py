@@ -26,11 +26,9 @@ from batchtune.wire.signature import Signature
 if TYPE_CHECKING:
     import grpc
 
-_LIMIT_S = 5.0
 EXECUTIONS: Final = ":tensorflow:serving:batching_session:wrapped_run_count"
 """The series that counts batches."""
 
-_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 _Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -95,7 +93,8 @@ def _series(document: Any) -> _Series:
         add(":tensorflow:serving:batching_session:queuing_latency_count", totals["queue"]["count"])
         for batch in model["batch_stats"]:
             rows = str(batch["batch_size"])
-            micros = sum(float(batch[part]["ns"]) for part in _COMPUTE) / 1e3
+            parts = (batch[f"compute_{part}"]["ns"] for part in ("input", "infer", "output"))
+            micros = sum(map(float, parts)) / 1e3
             add(":batchtune:serving:batch_execution_count", batch["compute_infer"]["count"], batch_size=rows)
             add(":batchtune:serving:batch_execution_micros_total", micros, batch_size=rows)
             add(":batchtune:serving:device_busy_micros_total", micros)
@@ -146,7 +145,7 @@ def _call(endpoint: Endpoint, path: str, request_class: Any) -> bytes:
         call = channel.unary_unary(
             path, request_serializer=request_class.SerializeToString, response_deserializer=bytes
         )
-        return bytes(call(request_class(name=endpoint.model_name, version=version), timeout=_LIMIT_S))
+        return bytes(call(request_class(name=endpoint.model_name, version=version), timeout=5.0))
 
 
 def _target_error(endpoint: Endpoint, error: grpc.RpcError) -> TargetError:

@@ -19,12 +19,8 @@ from batchtune.target.launch.container import MODELS_INSIDE, tritons_container
 from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
-_LOOPBACK: Final = {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "metrics-address": "127.0.0.1"}
 _BARE: Final = ("disable-auto-complete-config",)
 """Flags that take no value: true gives them."""
-
-_GRACE_S: Final = 10.0
-"""Triton ends its Python models politely: it takes some five seconds."""
 
 
 class LaunchedTriton:
@@ -34,7 +30,8 @@ class LaunchedTriton:
         self._spec = spec
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
-        self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=_GRACE_S)
+        # Triton ends its Python models politely: it takes some five seconds.
+        self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=10.0)
 
     def start(self, flags: Mapping[str, str]) -> Endpoint:
         """Start it, with these flags over those of `target.flags`, and return when the model is ready.
@@ -45,6 +42,8 @@ class LaunchedTriton:
         """
         repository, model = model_in_repository(self._spec.model)
         inside = self._spec.runs == "docker"
+        addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
+        loopback = dict.fromkeys(addresses, "127.0.0.1")
         ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         asked = {name.lstrip("-"): flag_text(value) for name, value in self._spec.flags.items()} | dict(flags)
         ports |= {name: int(asked.pop(name)) for name in _PORTS if name in asked}
@@ -52,7 +51,7 @@ class LaunchedTriton:
             "model-repository": MODELS_INSIDE if inside else str(repository),
             "model-control-mode": "explicit",
             "load-model": model,
-            **({} if inside else _LOOPBACK),
+            **loopback,
             **({"disable-auto-complete-config": "true"} if _is_complete(repository / model) else {}),
             **{name: str(port) for name, port in ports.items()},
             **asked,

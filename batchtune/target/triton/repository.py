@@ -25,8 +25,6 @@ ADDED: Final = (
 )
 """The hint of an error that says so: nobody asked for it."""
 _ASKING_S: Final = 5.0
-_ASKED_MOST: Final = 100
-"""A repository may hold thousands of models; to ask each takes some milliseconds."""
 
 
 MARK: Final = "batchtune_trial"
@@ -111,7 +109,8 @@ class TritonRepository:
             TargetError: nobody answers.
         """
         served = [name for name, state in self.states().items() if state == "READY" and name != self._model]
-        return [name for name in served[:_ASKED_MOST] if self._model in _steps(self._config_of(name))]
+        asked = served[:100]  # of thousands, perhaps; to ask each takes some milliseconds
+        return [name for name in asked if self._model in _steps(self._config_of(name))]
 
     def _config_of(self, model: str) -> dict[str, Any]:
         path = f"/v2/models/{quote(model, safe='')}/config"

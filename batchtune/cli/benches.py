@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from batchtune.tune.compare.blocks import Turn, Variant, plan_of
 from batchtune.tune.compare.pace_probes import duet_plan, request_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from batchtune.report.live_view import View
     from batchtune.scenario.payloads import RequestSet
@@ -128,10 +128,8 @@ class Benches:
         Raises:
             TargetError: it does not start, or its dialect cannot say the configuration.
         """
-        try:
+        with _naming(variant):
             self._target(variant).apply(variant.configuration)
-        except (TargetError, BatchingParametersError) as error:
-            raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
 
     def require_running(self, variant: Variant) -> None:
         """Check that the server of a variant that ran before still does; a bench would start it anew.
@@ -139,11 +137,8 @@ class Benches:
         Raises:
             TargetError: it died, with its last words.
         """
-        target = self._target(variant)
-        try:
-            target.counters()
-        except TargetError as error:
-            raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
+        with _naming(variant):
+            self._target(variant).counters()
 
     def stop_server(self, variant: Variant) -> None:
         """End the server of a variant; its next trial launches it anew."""
@@ -208,6 +203,15 @@ class Benches:
             self.stack.enter_context(fleet)
             self._fleets[key] = fleet
         return self._fleets[key]
+
+
+@contextmanager
+def _naming(variant: Variant) -> Iterator[None]:
+    """A failure of its server begins with the variant's name."""
+    try:
+        yield
+    except (TargetError, BatchingParametersError) as error:
+        raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
 
 
 def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:

@@ -247,9 +247,6 @@ def build_requests(
     signatures = signature if isinstance(signature, Mapping) else {signature.name: signature}
     if request.protocol == "http":
         signatures = {name: http_signature(request, name) for name in request.signatures}
-    # Apart from the generators of the kinds of requests, whose second numbers are small.
-    uuids = np.random.default_rng([seed, 1_000_003])
-    encoder = _Encoder(request, model_name, version, uuids)
     kinds: list[list[Recording]] = []
     for number, kind in enumerate(request.kinds()):
         called = signatures.get(str(kind.signature))
@@ -263,11 +260,20 @@ def build_requests(
     recordings = [recording for kind in kinds for recording in kind]
     if request.answers.file is not None:
         recordings = _with_expected(recordings, request.answers.file)
+    # Apart from the generators of the kinds of requests, whose second numbers are small.
+    uuids = np.random.default_rng([seed, 1_000_003])
+    try:
+        bodies = tuple(
+            _encoded(request, recording, model_name=model_name, version=version, rng=uuids)
+            for recording in recordings
+        )
+    except ValueError as error:
+        raise UsageError(f"request.inputs cannot be encoded for {request.protocol}: {error}") from error
     compared = any(recording.outputs is not None for recording in recordings)
     return RequestSet(
         protocol=request.protocol,
         model_name=model_name,
-        bodies=tuple(encoder.body(recording) for recording in recordings),
+        bodies=bodies,
         rows=tuple(recording.rows for recording in recordings),
         order=rotation([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
         timeout_s=request.timeout_s,
@@ -297,41 +303,34 @@ def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
     return replace(schedule, request_index=index.astype(np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoder:
-    request: RequestSpec
-    model_name: str
-    version: int | None
-    rng: np.random.Generator
-
-    def body(self, recording: Recording) -> bytes:
-        try:
-            return self._encoded(recording)
-        except ValueError as error:
-            raise UsageError(
-                f"request.inputs cannot be encoded for {self.request.protocol}: {error}"
-            ) from error
-
-    def _encoded(self, recording: Recording) -> bytes:
-        match self.request.protocol:
-            case "grpc":
-                return encode_predict_request(
-                    self.model_name, recording.signature_name, recording.inputs, version=self.version
-                )
-            case "rest":
-                return recording.rest_body or encode_predict_json(
-                    recording.inputs,
-                    signature_name=recording.signature_name,
-                    row_format=self.request.rest_format == "row",
-                )
-            case "kserve_grpc":
-                return encode_infer_request(self.model_name, recording.inputs, version=self.version)
-            case "kserve_rest" | "kserve_rest_binary" as protocol:
-                return encode_infer_json(recording.inputs, binary=protocol == "kserve_rest_binary")
-            case "http":
-                return recording.rest_body or http_body(self.request.body, recording.inputs, self.rng)
-            case "openai":
-                raise ValueError("prompts are no tensors")
+def _encoded(
+    request: RequestSpec,
+    recording: Recording,
+    *,
+    model_name: str,
+    version: int | None,
+    rng: np.random.Generator,
+) -> bytes:
+    """The body of a request; raises ValueError for what the protocol cannot say."""
+    match request.protocol:
+        case "grpc":
+            return encode_predict_request(
+                model_name, recording.signature_name, recording.inputs, version=version
+            )
+        case "rest":
+            return recording.rest_body or encode_predict_json(
+                recording.inputs,
+                signature_name=recording.signature_name,
+                row_format=request.rest_format == "row",
+            )
+        case "kserve_grpc":
+            return encode_infer_request(model_name, recording.inputs, version=version)
+        case "kserve_rest" | "kserve_rest_binary" as protocol:
+            return encode_infer_json(recording.inputs, binary=protocol == "kserve_rest_binary")
+        case "http":
+            return recording.rest_body or http_body(request.body, recording.inputs, rng)
+        case "openai":
+            raise ValueError("prompts are no tensors")
 
 
 def _recordings(

@@ -128,23 +128,16 @@ def _print(
 
 def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) -> None:
     """Refuse options that mean one model."""
-    idle = {
-        "--rate": wanted.rate is not None,
-        "--concurrency": wanted.concurrency is not None,
-        "--rest-url": wanted.rest_url is not None,
-        "--grpc-url": wanted.grpc_url is not None,
-        "--gate": bool(gates),
-        "--csv": output == "csv",
-    }
-    hints = {
-        "--rate": "write rate: at each of target.models",
-        "--concurrency": "write concurrency: at each of target.models",
-        "--gate": "write slo: at each of target.models",
-        "--csv": "take --json",
-    }
-    for option, given in idle.items():
-        if given:
-            hint = hints.get(option, "several models are served by a server that is launched")
+    launched = "several models are served by a server that is launched"
+    for option, is_given, hint in (
+        ("--rate", wanted.rate is not None, "write rate: at each of target.models"),
+        ("--concurrency", wanted.concurrency is not None, "write concurrency: at each of target.models"),
+        ("--rest-url", wanted.rest_url is not None, launched),
+        ("--grpc-url", wanted.grpc_url is not None, launched),
+        ("--gate", bool(gates), "write slo: at each of target.models"),
+        ("--csv", output == "csv", "take --json"),
+    ):
+        if is_given:
             raise UsageError(f"{option}: not of several models at once", hint=hint)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
 from batchtune.batching.parameters import ServerWord
 from batchtune.scenario.places import holes
 from batchtune.scenario.quantities import problem
-from batchtune.scenario.spec.section import Spec
-
-HttpStatus = Annotated[int, Field(ge=100, le=599)]
+from batchtune.scenario.spec.section import HttpStatus, Spec
 
 CHANGED: Final = "changed"
 """In the body of a request that sets parameters: the document that was read, with its changes."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from batchtune.scenario.quantities import Count, PositiveSeconds, Ratio, problem
-from batchtune.scenario.spec.section import FileName, Spec
+from batchtune.scenario.spec.section import FileName, HttpStatus, Spec
 
 
 class LognormalLengths(Spec):
@@ -169,7 +169,7 @@ class MixSpec(Spec):
 class OkSpec(Spec):
     """Which answers of protocol http are good."""
 
-    status: tuple[Annotated[int, Field(ge=100, le=599)], ...] = Field(
+    status: tuple[HttpStatus, ...] = Field(
         default=(200,), min_length=1, description="any of these status codes"
     )
     path: str = Field(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import (
@@ -46,17 +46,6 @@ from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
 
 Objective = Literal["capacity", "throughput", "latency"]
 
-_KNOB_SCHEMA = {
-    "type": "object",
-    "additionalProperties": {
-        "oneOf": [
-            {"type": ["number", "string", "boolean", "null"]},
-            {"type": "array", "items": {"type": "integer", "minimum": 1}},
-        ]
-    },
-    "examples": [{"max_enqueued_batches": 100}],
-}
-
 
 class Scenario(Spec):
     """One question to batchtune: which model, under which traffic, within which SLO, over which parameters."""
@@ -75,8 +64,10 @@ class Scenario(Spec):
         "latency: lowest p95 at the given rate"
     )
     search: SearchSpec = Field(default_factory=SearchSpec)
-    fixed: Annotated[dict[str, KnobField | None], WithJsonSchema(_KNOB_SCHEMA)] = Field(
-        default_factory=dict, description="parameters and server flags that are the same in every trial"
+    fixed: dict[str, KnobField | None] = Field(
+        default_factory=dict,
+        description="parameters and server flags that are the same in every trial",
+        examples=[{"max_enqueued_batches": 100}],
     )
     variants: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
@@ -238,9 +229,9 @@ class Scenario(Spec):
         But for the times that follow from the server's speed where nobody gave them: written down they would be given.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for part, spec, names in (("load", self.load, {"duration_s": "duration", "warm_up_s": "warm_up"}),):
-            for name in names.keys() - spec.model_fields_set:
-                del document[part][names[name]]
+        for name, key in (("duration_s", "duration"), ("warm_up_s", "warm_up")):
+            if name not in self.load.model_fields_set:
+                del document["load"][key]
         if not self.search.budget_is_given:
             del document["search"]["budget"]
         if not self.search.space:  # everything is fixed; written as {} it would be refused

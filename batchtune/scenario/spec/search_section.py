@@ -12,6 +12,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    TypeAdapter,
     WithJsonSchema,
     model_serializer,
     model_validator,
@@ -128,12 +129,7 @@ _SPACE_SCHEMA = {
         {
             "type": "array",
             "minItems": 1,
-            "items": {
-                "oneOf": [
-                    {"type": ["number", "string", "boolean"]},
-                    {"type": "array", "items": {"type": "integer", "minimum": 1}},
-                ]
-            },
+            "items": TypeAdapter(KnobField).json_schema(),
             "description": "the values to try",
         },
         RangeSpace.model_json_schema(),

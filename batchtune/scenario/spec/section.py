@@ -71,6 +71,7 @@ def _every_cpu(given: object) -> object:
     return tuple(sorted(schedulable_cpus())) if given == "all" else given
 
 
+HttpStatus = Annotated[int, Field(ge=100, le=599)]
 Cpus = Annotated[tuple[Whole, ...], Field(min_length=1)]
 ServerCpus = Annotated[
     Cpus,

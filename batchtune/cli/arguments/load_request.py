@@ -277,16 +277,13 @@ def _elsewhere(
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
     """Where the command line names no server that runs, one that the scenario's target names."""
-    target = section_of(unchecked_scenario(wanted.scenario, overrides=_of_target(wanted.overrides)), "target")
+    of_target = [override for override in wanted.overrides if _key_of(override).startswith("target.")]
+    target = section_of(unchecked_scenario(wanted.scenario, overrides=of_target), "target")
     if not wanted.launches or target.get("kind") not in ("triton", "external"):
         return wanted
     urls = (target.get(name) for name in ("rest_url", "grpc_url"))
     rest_url, grpc_url = (None if url is None else str(url) for url in urls)
     return replace(wanted, rest_url=rest_url, grpc_url=grpc_url)
-
-
-def _of_target(overrides: Iterable[str]) -> list[str]:
-    return [override for override in overrides if _key_of(override).startswith("target.")]
 
 
 def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:

@@ -53,7 +53,7 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
     given = {name: text for name, text in slo.items() if text is not None}
     if not given:
         return None
-    values = _limits_s(given)
+    values = {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != ERRORS}
     if ERRORS in given:
         values[ERRORS] = _error_ratio(given[ERRORS])
     try:
@@ -99,11 +99,6 @@ def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) 
     if seconds <= 0:
         raise UsageError(f"{option}: {text!r} is not above 0", hint=f"write a duration such as 20{units[0]}")
     return seconds
-
-
-def _limits_s(given: Mapping[str, str]) -> dict[str, float]:
-    """Seconds by quantile, of the latency limits."""
-    return {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != ERRORS}
 
 
 def _error_ratio(text: str) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.check.limit import FigureLimit, LimitFinding, judge_limits, parse_limits
+from batchtune.check.limit import LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     Question,
@@ -90,7 +90,8 @@ def run_load(
             current.view.event(note)
         _measure(question, wanted, current)
     points = current.trials
-    findings = _gated(points, limits)
+    best = best_point(points)
+    findings = [] if best is None else judge_limits(limits, best.point)
     if several:
         _print_models(current, output=output)
     else:
@@ -189,12 +190,6 @@ def _code_of(verdict: str | None) -> int:
         case "UNSURE":
             return InconclusiveError.exit_code
     return 0
-
-
-def _gated(points: Sequence[Trial], limits: Sequence[FigureLimit]) -> list[LimitFinding]:
-    """What the best point says of each limit; nothing where no point counts."""
-    best = best_point(points)
-    return [] if best is None else judge_limits(limits, best.point)
 
 
 def _gate_code(findings: Sequence[LimitFinding]) -> int:

@@ -96,8 +96,8 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     target = target_of(scenario, on_event=view.event, original=original, several_models=True)
     fleets = fleets_of(scenario, view)
     with current.serving(target):
-        notes = (placement, beginning(scenario), _left_out(scenario), *_traps(scenario))
-        for note in filter(None, notes):
+        off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
+        for note in filter(None, (placement, beginning(scenario), off, *_traps(scenario))):
             view.event(note)
         scenario = current.found_on(scenario, target)
         current.launch(scenario, target, first_configuration(scenario))
@@ -168,10 +168,6 @@ def _require_search_of_several(scenario: Scenario) -> None:
                 f"target.models: {own.name} has no latency limit, by which several models are compared",
                 hint="add slo: {p95: 50ms} to it",
             )
-
-
-def _left_out(scenario: Scenario) -> str:
-    return "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
 
 
 def _traps(scenario: Scenario) -> list[str]:

@@ -276,16 +276,7 @@ class SearchSpec(Spec):
         """How many configurations the search may try; None: only time ends it."""
         return self.budget.trials
 
-    @property
-    def grid_shape(self) -> tuple[int, ...]:
-        """How many values each parameter has, in the order of `space`."""
-        return tuple(len(knob.values) for knob in self.space.values())
-
-    def point_from_indices(self, indices: Sequence[int]) -> dict[str, KnobValue]:
-        """The values at these indices, one index per parameter in the order of `space`."""
-        pairs = zip(self.space.items(), indices, strict=True)
-        return {name: space.values[index] for (name, space), index in pairs}
-
     def grid(self) -> list[dict[str, KnobValue]]:
         """Every point, the last parameter running fastest."""
-        return [self.point_from_indices(indices) for indices in product(*map(range, self.grid_shape))]
+        values = product(*(knob.values for knob in self.space.values()))
+        return [dict(zip(self.space, point, strict=True)) for point in values]

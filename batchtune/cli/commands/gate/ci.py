@@ -78,16 +78,12 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
     said = f"checks every change by {path}, usually in about {rounded_duration(usual_s)} of measuring"
     write_new(target, text, said=said)
-    print(f"next: {_first_step(path, target, Path(model))}", file=sys.stderr)
-    return 0
-
-
-def _first_step(path: Path, target: Path, model: Path) -> str:
-    """The command that a person types now: a check of the model against itself."""
-    if not model.exists():
-        return f"git add {shlex.quote(str(target))} {shlex.quote(str(path))}"
     where = shlex.quote(str(path))
-    return f"batchtune check {where} --candidate-model {shlex.quote(str(model))}"
+    step = f"git add {shlex.quote(str(target))} {where}"
+    if Path(model).exists():  # a check of the model against itself
+        step = f"batchtune check {where} --candidate-model {shlex.quote(model)}"
+    print(f"next: {step}", file=sys.stderr)
+    return 0
 
 
 def _require_launched(path: Path) -> None:

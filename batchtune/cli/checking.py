@@ -112,8 +112,8 @@ def check(
     host), 7 a server failed.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
-    from batchtune.cli.commands.gate.course import CheckFiles, resolved_sides
-    from batchtune.cli.commands.gate.paired import CheckRequest, run_paired_check
+    from batchtune.cli.commands.gate.course import CheckFiles, CheckRequest, with_words_of_sides
+    from batchtune.cli.commands.gate.paired import run_paired_check
     from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
 
     if baseline is not None and paired:
@@ -124,22 +124,20 @@ def check(
         raise UsageError(
             "--force accepts a worse baseline", hint="add --update-baseline, or leave --force out"
         )
-    files = CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality)
-    overrides = [*(set_ or []), *slo_overrides(slo)]
-    with resolved_sides(scenario, sides, overrides=overrides) as resolved:
-        wanted = CheckRequest(
-            scenario=scenario,
-            overrides=overrides,
-            baseline_set=resolved.overrides["baseline"],
-            candidate_set=resolved.overrides["candidate"],
-            candidate=candidate,
-            max_regress=max_regress or [],
-            blocks=blocks,
-            note=resolved.note,
-            commit=resolved.commits.get("candidate"),
-        )
+    wanted = CheckRequest(
+        scenario=scenario,
+        overrides=[*(set_ or []), *slo_overrides(slo)],
+        candidate=candidate,
+        max_regress=max_regress or [],
+        blocks=blocks,
+        files=CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality),
+        results=results,
+        json=json,
+        quiet=quiet,
+    )
+    with with_words_of_sides(wanted, sides) as asked:
         if baseline is None:
-            code = run_paired_check(wanted, files=files, results=results, json=json, quiet=quiet)
+            code = run_paired_check(asked)
         else:
             stored = StoredRequest(
                 path=baseline,
@@ -148,7 +146,7 @@ def check(
                 allow_missing=allow_missing,
                 allow_mismatch=allow_mismatch,
             )
-            code = run_stored_check(wanted, stored, files=files, results=results, json=json, quiet=quiet)
+            code = run_stored_check(asked, stored)
     raise typer.Exit(code)
 
 

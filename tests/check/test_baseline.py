@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
 from batchtune.check.gate import Gate
-from batchtune.cli.commands.gate.paired import CheckRequest
+from batchtune.cli.commands.gate.course import CheckRequest
 from batchtune.cli.commands.gate.stored import StoredRequest, comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.scenario.spec.request import FileInputs, MixSpec

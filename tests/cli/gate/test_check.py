@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.cli.commands.gate.course import CheckFiles
+from batchtune.cli.commands.gate.course import CheckRequest
 from batchtune.cli.commands.gate.paired import (
-    CheckRequest,
     asked_pair,
     run_paired_check,
     with_sides,
@@ -47,10 +46,8 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def asked(scenario: Path, **changes) -> int:
-    wanted = CheckRequest(scenario=scenario, **changes)
-    return run_paired_check(
-        wanted, files=CheckFiles(), results=scenario.parent / "results", json=False, quiet=True
-    )
+    results = scenario.parent / "results"
+    return run_paired_check(CheckRequest(scenario=scenario, results=results, quiet=True, **changes))
 
 
 @pytest.mark.parametrize(

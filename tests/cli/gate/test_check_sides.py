@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.cli.arguments.options import SideWords
-from batchtune.cli.commands.gate.course import resolved_sides
-from batchtune.cli.commands.gate.paired import CheckRequest, asked_pair
+from batchtune.cli.commands.gate.course import CheckRequest, with_words_of_sides
+from batchtune.cli.commands.gate.paired import asked_pair
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
@@ -71,9 +71,9 @@ SCENARIO_PATH = Path("scenarios/sides.yaml")
 
 def overrides(**candidate) -> list[str]:
     words = {"baseline": SideWords(), "candidate": SideWords(**candidate)}
-    with resolved_sides(SCENARIO_PATH, words) as sides:
-        assert sides.overrides["baseline"] == []
-        return list(sides.overrides["candidate"])
+    with with_words_of_sides(CheckRequest(scenario=SCENARIO_PATH), words) as asked:
+        assert asked.baseline_set == []
+        return list(asked.candidate_set)
 
 
 def candidate(**words):
@@ -119,32 +119,23 @@ def test_both_sides_may_be_commits_of_the_scenarios_model_and_are_removed_at_the
     repository: Path,
 ) -> None:
     words = {"baseline": SideWords(ref="old"), "candidate": SideWords(ref="HEAD")}
-    with resolved_sides(SCENARIO_PATH, words) as sides:
-        request = CheckRequest(
-            scenario=SCENARIO_PATH,
-            baseline_set=sides.overrides["baseline"],
-            candidate_set=sides.overrides["candidate"],
-        )
-        pair = asked_pair(request, read_scenario(SCENARIO_PATH))
+    with with_words_of_sides(CheckRequest(scenario=SCENARIO_PATH), words) as asked:
+        pair = asked_pair(asked, read_scenario(SCENARIO_PATH))
         paths = [Path(side.scenario.target.model) for side in pair]
         texts = [(path / "1/emulated.yaml").read_text() for path in paths]
         assert [path.name for path in paths] == ["net", "net"]
         assert texts == [EMULATED, EMULATED.replace("2.0", "3.0")]
         commit = git(repository, "rev-parse", "old")[:9]
-        assert sides.note.startswith(f"baseline: scenarios/models/net at old ({commit}); candidate: ")
-        assert sides.commits == {
-            "baseline": git(repository, "rev-parse", "old"),
-            "candidate": git(repository, "rev-parse", "HEAD"),
-        }
+        assert asked.note.startswith(f"baseline: scenarios/models/net at old ({commit}); candidate: ")
+        assert asked.commit == git(repository, "rev-parse", "HEAD")
     assert not any(path.exists() for path in paths)
 
 
 def test_a_commit_may_hold_a_model_that_is_gone_from_the_working_tree(repository: Path) -> None:
     git(repository, "rm", "-qr", "scenarios/models")
-    with resolved_sides(
-        SCENARIO_PATH, {"baseline": SideWords(ref="old", model="scenarios/models/net")}
-    ) as sides:
-        (override,) = sides.overrides["baseline"]
+    words = {"baseline": SideWords(ref="old", model="scenarios/models/net")}
+    with with_words_of_sides(CheckRequest(scenario=SCENARIO_PATH), words) as asked:
+        (override,) = asked.baseline_set
         assert override.endswith('/baseline/scenarios/models/net"')
 
 

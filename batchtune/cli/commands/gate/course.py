@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
 from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.options import SideWords
+from batchtune.cli.arguments.options import BASELINE, CANDIDATE, SideWords
 from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
@@ -55,25 +55,48 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFiles:
+    """None: nowhere. Markdown is appended, by default to the summary of a GitHub job; the others are written anew."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+    comment: Path | None = None
+    code_quality: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the command line asked for; None or empty: as the scenario says.
+
+    `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
+    `note` is what to know of the sides: the commits that they are of; `commit` the candidate's, where it is not the
+    working tree's. `results` is the folder of all runs.
+    """
+
+    scenario: Path
+    overrides: Sequence[str] = ()
+    baseline_set: Sequence[str] = ()
+    candidate_set: Sequence[str] = ()
+    candidate: str | None = None
+    max_regress: Sequence[str] = ()
+    blocks: int | None = None
+    note: str = ""
+    commit: str | None = None
+    files: CheckFiles = CheckFiles()
+    results: Path = Path("results")
+    json: bool = False
+    quiet: bool = False
+
+
 # What the words of one side change in the scenario: its model, a git commit, an image, a command, flags.
 #
 # Paths are relative to where the command is called, as flags are; those in the scenario to the scenario.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    """The overrides of each side by its name, the commits of those that have a ref; `note` says both."""
-
-    overrides: Mapping[str, Sequence[str]]
-    commits: Mapping[str, str]
-    note: str = ""
-
-
 @contextmanager
-def resolved_sides(
-    scenario: Path, words: Mapping[str, SideWords], *, overrides: Sequence[str] = ()
-) -> Iterator[Sides]:
-    """The sides as changes to the scenario; models of git commits are exported, and removed at the end.
+def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) -> Iterator[CheckRequest]:
+    """The request with the words of each side as overrides; models of git commits are exported, and removed at the end.
 
     Raises:
         UsageError: a model or a commit that is not there, or parameters that the scenario fixes and a file lacks.
@@ -84,22 +107,28 @@ def resolved_sides(
         commits: dict[str, str] = {}
         notes = []
         for side, said in words.items():
-            _require_one_model(scenario, side, said, overrides)
-            model = _model(scenario, side, said)
+            _require_one_model(wanted, side, said)
+            model = _model(wanted.scenario, side, said)
             if said.ref is not None:
-                exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
+                exported = export_model(_model_path(wanted, said), said.ref, scratch.path / side)
                 model = [_override("target.model", str(exported.path))]
                 commits[side] = exported.commit
                 notes.append(f"{side}: {exported.text}")
-            changes[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
-        yield Sides(overrides=changes, commits=commits, note="; ".join(notes))
+            changes[side] = [*model, *_server(said), *_batching(wanted, said), *said.set]
+        yield replace(
+            wanted,
+            baseline_set=changes.get(BASELINE, ()),
+            candidate_set=changes.get(CANDIDATE, ()),
+            note="; ".join(notes),
+            commit=commits.get(CANDIDATE),
+        )
 
 
-def _require_one_model(scenario: Path, side: str, said: SideWords, overrides: Sequence[str]) -> None:
+def _require_one_model(wanted: CheckRequest, side: str, said: SideWords) -> None:
     option = "model" if said.model is not None else "ref"
-    if getattr(said, option) is not None and _section(scenario, "target", overrides).get("models"):
+    if getattr(said, option) is not None and _section(wanted, "target").get("models"):
         raise UsageError(
-            f"--{side}-{option}: {scenario} lists several models, and this does not say which is meant",
+            f"--{side}-{option}: {wanted.scenario} lists several models, and this does not say which is meant",
             hint=f"give --{side}-set target.models.0.model=PATH: 0 is the first, PATH is seen from the scenario",
         )
 
@@ -132,15 +161,14 @@ def _refuse_pointers(side: str, model: Path) -> None:
             )
 
 
-def _model_path(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Path:
+def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
     """Where the model of a commit lies: as the side says, else as the scenario does."""
     if said.model is not None:
         return Path(_absolute(said.model))
-    target = _section(scenario, "target", overrides)
-    model = target.get("model")
+    model = _section(wanted, "target").get("model")
     if not isinstance(model, str) or not model:
-        raise UsageError(f"{scenario}: target.model: missing: a ref is of a model's folder")
-    path = scenario.parent / _at_home(model)
+        raise UsageError(f"{wanted.scenario}: target.model: missing: a ref is of a model's folder")
+    path = wanted.scenario.parent / _at_home(model)
     if not path.exists() and not _is_path(model):
         raise UsageError(
             f"target.model: {model!r} is no folder in git, so it has no ref",
@@ -165,15 +193,15 @@ def _server(said: SideWords) -> Iterator[str]:
         yield f"target.flags.{name}={value}"
 
 
-def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iterator[str]:
+def _batching(wanted: CheckRequest, said: SideWords) -> Iterator[str]:
     """The parameters of a file in place of the scenario's own."""
     if said.batching is None:
         return
     path = _at_home(said.batching)
-    knobs, notes = file_knobs(path, read_scenario(scenario, overrides=overrides))
+    knobs, notes = file_knobs(path, read_scenario(wanted.scenario, overrides=wanted.overrides))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    fixed = _section(scenario, "fixed", overrides)
+    fixed = _section(wanted, "fixed")
     unnamed = sorted(name for name in fixed if name in PARAMETER_NAMES and name not in knobs)
     if unnamed:
         raise UsageError(
@@ -184,8 +212,8 @@ def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iter
     yield from (_override(f"fixed.{name}", value) for name, value in knobs.items())
 
 
-def _section(scenario: Path, name: str, overrides: Sequence[str]) -> Mapping[str, Any]:
-    return section_of(unchecked_scenario(scenario, overrides=overrides), name)
+def _section(wanted: CheckRequest, name: str) -> Mapping[str, Any]:
+    return section_of(unchecked_scenario(wanted.scenario, overrides=wanted.overrides), name)
 
 
 def _is_path(model: str) -> bool:
@@ -244,16 +272,6 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
     if scenario.objective != "capacity":
         return scenario.model_copy(update={"load": closed})
     return scenario.model_copy(update={"load": closed, "objective": "throughput", "slo": SloSpec()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFiles:
-    """None: nowhere. Markdown is appended, by default to the summary of a GitHub job; the others are written anew."""
-
-    junit: Path | None = None
-    markdown: Path | None = None
-    comment: Path | None = None
-    code_quality: Path | None = None
 
 
 def require_writable(files: CheckFiles) -> None:

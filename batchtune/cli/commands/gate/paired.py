@@ -6,8 +6,7 @@ import json as json_text
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import CHECK, write_whole
@@ -18,7 +17,7 @@ from batchtune.check.paired_check import variant_figures
 from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.course import (
-    CheckFiles,
+    CheckRequest,
     Course,
     closed,
     hand_on,
@@ -39,29 +38,7 @@ if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRequest:
-    """What the command line asked for; None or empty: as the scenario says.
-
-    `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
-    `note` is what to know of the sides: the commits that they are of; `commit` the candidate's, where it is not the
-    working tree's.
-    """
-
-    scenario: Path
-    overrides: Sequence[str] = ()
-    baseline_set: Sequence[str] = ()
-    candidate_set: Sequence[str] = ()
-    candidate: str | None = None
-    max_regress: Sequence[str] = ()
-    blocks: int | None = None
-    note: str = ""
-    commit: str | None = None
-
-
-def run_paired_check(
-    wanted: CheckRequest, *, files: CheckFiles, results: Path, json: bool, quiet: bool
-) -> int:
+def run_paired_check(wanted: CheckRequest) -> int:
     """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
 
     Raises:
@@ -80,10 +57,10 @@ def run_paired_check(
     models = [arm.model for arm in arms if arm.model]
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
     blocks_max = wanted.blocks or scenario.check.blocks
-    require_writable(files)
+    require_writable(wanted.files)
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
-    with session(scenario, "check", results=results, quiet=quiet) as current:
+    with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
         view = current.view
         if is_loop:
             view.event(loop_text(scenario))
@@ -114,7 +91,7 @@ def run_paired_check(
         run=str(run.path),
         note=wanted.note,
     )
-    return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
+    return tell(account, course, wanted, fault=fault)
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
@@ -173,17 +150,7 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
     return scenario.model_copy(update={"variants": sides})
 
 
-def tell(
-    account: Account,
-    course: Course,
-    wanted: CheckRequest,
-    *,
-    fault: BatchtuneError | None,
-    files: CheckFiles,
-    results: Path,
-    json: bool,
-    quiet: bool,
-) -> int:
+def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: BatchtuneError | None) -> int:
     """Keep the account, print it, hand it on to the job, make the page; the exit code.
 
     Raises:
@@ -196,16 +163,16 @@ def tell(
         sides = [variant.scenario for variant in course.variants]
         unchanged = len(sides) > 1 and are_equal(*sides)
         line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
-        append_history(results, line)
+        append_history(wanted.results, line)
     except ArchiveError as error:  # the verdict stands without its copy
         print(f"note: {error.message}", file=sys.stderr)
-    if json:
+    if wanted.json:
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_check(account)
-    hand_on(account, files, scenario=wanted.scenario)
+    hand_on(account, wanted.files, scenario=wanted.scenario)
     if course.trials:
-        report_at_end(run, quiet=quiet)
+        report_at_end(run, quiet=wanted.quiet)
     if fault is not None:
         raise fault
     return account.conclusion.exit_code

@@ -29,7 +29,7 @@ from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
 from batchtune.cli.arguments.options import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.course import (
-    CheckFiles,
+    CheckRequest,
     Course,
     closed,
     loop_text,
@@ -37,7 +37,7 @@ from batchtune.cli.commands.gate.course import (
     require_writable,
     without_search,
 )
-from batchtune.cli.commands.gate.paired import CheckRequest, refuse_variant, tell
+from batchtune.cli.commands.gate.paired import refuse_variant, tell
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import as_text, fields_to_plain
@@ -100,9 +100,7 @@ class StoredRequest:
     allow_mismatch: bool = False
 
 
-def run_stored_check(
-    wanted: CheckRequest, stored: StoredRequest, *, files: CheckFiles, results: Path, json: bool, quiet: bool
-) -> int:
+def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
     """The exit code, as README.md lists them.
 
     Raises:
@@ -125,10 +123,10 @@ def run_stored_check(
         except BaselineError as error:
             if not (stored.allow_missing and not stored.path.exists()):
                 raise
-            return _passed(error, json=json)
-    require_writable(files)
+            return _passed(error, json=wanted.json)
+    require_writable(wanted.files)
     started_s = time.monotonic()
-    with session(scenario, "check", results=results, quiet=quiet) as current:
+    with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
         view = current.view
         if scenario.objective != asked.objective:
             view.event(loop_text(scenario))
@@ -158,7 +156,6 @@ def run_stored_check(
                 provenance=provenance,
                 blocks=blocks_max,
                 force=stored.force,
-                json=json,
             )
         if refusal:
             conclusion = _incomparable(refusal, blocks_max)
@@ -180,7 +177,7 @@ def run_stored_check(
         stored=True,
         note=_note(note, baseline, wanted),
     )
-    return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
+    return tell(account, course, wanted, fault=fault)
 
 
 def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
@@ -263,7 +260,6 @@ def update_baseline(
     provenance: Mapping[str, Any],
     blocks: int,
     force: bool = False,
-    json: bool = False,
 ) -> int:
     """Measure a new baseline and write it, unless it is worse than the best that was kept; the exit code."""
     course.measure("screen", blocks, ())
@@ -293,7 +289,7 @@ def update_baseline(
         baseline = replace(baseline, best={})
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)
-    if json:
+    if wanted.json:
         kept = {"baseline": str(path), "runs": len(baseline.runs), "run": str(course.run.path)}
         print(json_text.dumps({**kept, "note": wanted.note}))
         return 0

@@ -95,8 +95,7 @@ def sweep(
         batching_parameters_file=batching_parameters_file,
     )
     asked = subject_of_sweep(subject, wanted, server=server, resume=resume, quiet=quiet)
-    of_one: dict[str, object] = {"--rate": rate, "--concurrency": concurrency}
-    of_one |= {"--optuna-storage": optuna_storage}
+    of_one = {"--rate": rate, "--concurrency": concurrency, "--optuna-storage": optuna_storage}
     raise typer.Exit(
         run_sweep(
             asked.scenario,

@@ -472,7 +472,8 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
     kind = kind_of(argument)
     if kind == "scenario":
         return _with_loop(wanted, scenario_source(argument))
-    address = target = None
+    address: Address | None = None
+    target: Mapping[str, Any] | None = None
     if kind == "address":
         if command != "sweep":
             raise UsageError(

@@ -191,9 +191,6 @@ def _plain(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-_ORDER_LENGTH = 4096
-
-
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
 
 
@@ -467,10 +464,11 @@ def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.in
     """A rotation in which each kind has its share, shuffled, and its bodies come in turn."""
     if len(sizes) == 1:
         return np.arange(sizes[0], dtype=np.int32)
-    bounds = np.rint(np.cumsum(weights) / np.sum(weights) * _ORDER_LENGTH).astype(int)
-    kinds = np.searchsorted(bounds, np.arange(_ORDER_LENGTH), side="right")
+    length = 4096
+    bounds = np.rint(np.cumsum(weights) / np.sum(weights) * length).astype(int)
+    kinds = np.searchsorted(bounds, np.arange(length), side="right")
     np.random.default_rng([seed, len(sizes)]).shuffle(kinds)
-    order = np.empty(_ORDER_LENGTH, dtype=np.int32)
+    order = np.empty(length, dtype=np.int32)
     first = 0
     for kind, size in enumerate(sizes):
         chosen = kinds == kind

@@ -17,11 +17,6 @@ from batchtune.scenario.spec.request import FileInputs, LengthsSpec, MixSpec, Op
 UNIQUE_MARK: Final = b"0123prefix456789"
 """What a client replaces in each request by digits of its own, of the same length."""
 
-PATHS: Final = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "embeddings": "/v1/embeddings",
-}
 _WORDS: Final = (
     "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
     "be", "this", "from", "have", "or", "by", "had", "not", "but", "what", "all", "were", "when", "we", "there", "can",
@@ -63,6 +58,7 @@ def build_prompts(
             ]
         )
     bodies = tuple(body for kind in kinds for body in kind)
+    api = _asked(request).api
     return RequestSet(
         protocol=request.protocol,
         model_name=model_name,
@@ -71,7 +67,7 @@ def build_prompts(
         order=rotation([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
         timeout_s=request.timeout_s,
         headers=tuple(request.headers.items()),
-        path=_asked(request).path or PATHS[_asked(request).api],
+        path=_asked(request).path or f"/v1/{'chat/completions' if api == 'chat' else api}",
     )
 
 

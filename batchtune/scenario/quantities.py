@@ -93,14 +93,6 @@ _RATE_SCHEMA = {
     "pattern": rf"^{NUMBER} ?[kM]?( ?(/s|/min|/m|/h|rps))?$",
     "examples": ["500/s", "30/min"],
 }
-_RATIO_SCHEMA = {
-    "type": ["number", "string"],
-    "minimum": 0,
-    "maximum": 1,
-    "pattern": rf"^{NUMBER} ?%?$",
-    "examples": ["1%", 0.01],
-}
-
 _as_duration = PlainSerializer(format_duration, when_used="json")
 # BeforeValidators run from the last to the first: the text is parsed before its sign is looked at.
 _checked_positive = BeforeValidator(_positive)
@@ -119,7 +111,19 @@ RateOrNoneRps = Annotated[
     ),
 ]
 """0: nothing is sent."""
-Ratio = Annotated[float, BeforeValidator(_ratio), WithJsonSchema(_RATIO_SCHEMA)]
+Ratio = Annotated[
+    float,
+    BeforeValidator(_ratio),
+    WithJsonSchema(
+        {
+            "type": ["number", "string"],
+            "minimum": 0,
+            "maximum": 1,
+            "pattern": rf"^{NUMBER} ?%?$",
+            "examples": ["1%", 0.01],
+        }
+    ),
+]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 """Of rows, clients, requests: what a server counts in 32 bits."""
 Whole = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]

@@ -56,12 +56,6 @@ from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counter
 from batchtune.target.tfserving import DYING_S
 from batchtune.wire.signature import Signature
 
-_VARIABLES: Final = (
-    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
-    *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
-)
-"""What programs that talk to a cluster or an engine look for; others are named in target.environment."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -97,8 +91,13 @@ def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """The variables of ours that a command gets: the usual ones and those named, where they are set."""
-    return {name: os.environ[name] for name in (*_VARIABLES, *names) if name in os.environ}
+    """The variables of ours that a command gets, where they are set: what programs that talk to a cluster or an engine
+    look for, and those that are named."""
+    usual = (
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
+        *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
+    )
+    return {name: os.environ[name] for name in (*usual, *names) if name in os.environ}
 
 
 def run_step(

@@ -26,9 +26,6 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import signature_from_def
 
-_SHARED = ("num_batch_threads", "thread_pool_name", LENGTH_BUCKETS)
-"""What holds for all models of a server, also for one with parameters of its own."""
-
 
 def external_signature(endpoint: Endpoint, name: str) -> Signature:
     """The model's own metadata, by REST where there is a REST port, else by gRPC.
@@ -55,7 +52,8 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
         parameters.pop("batch_scheduler", None)
         own = parameters.pop("models", {}).get(endpoint.model_name)
         if own is not None:
-            parameters = {name: parameters[name] for name in _SHARED if name in parameters} | own
+            of_all = ("num_batch_threads", "thread_pool_name", LENGTH_BUCKETS)
+            parameters = {name: parameters[name] for name in of_all if name in parameters} | own
         buckets = parse_length_buckets(parameters.pop(LENGTH_BUCKETS, ()))
         flags = ((LENGTH_BUCKETS, format_length_buckets(buckets)),) if buckets else ()
         return Configuration(batching=from_dict(parameters) if enabled else None, flags=flags)

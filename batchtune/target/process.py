@@ -32,12 +32,9 @@ WRITTEN_BYTES_MAX: Final = 2**24
 """A server that says a line for each request writes this much in minutes; its scratch file then starts again."""
 
 
-_SAME_END: Final = 80
-"""Lines of a log that end alike over so many characters report one failure: a warning, and the error that follows."""
-
-
 def _is_said_again(line: str, later: Sequence[str]) -> bool:
-    return len(line) > _SAME_END and any(other.endswith(line[-_SAME_END:]) for other in later)
+    """Lines that end alike over 80 characters report one failure: a warning, and the error that follows."""
+    return len(line) > 80 and any(other.endswith(line[-80:]) for other in later)
 
 
 class ServerLog:

@@ -32,7 +32,6 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
 _INSIDE = f"{_OURS}requests_inside"
-_STARTED = "process_start_time_seconds"
 
 _Series = dict[tuple[tuple[str, str], ...], float]
 _Labelled = Mapping[tuple[tuple[str, str], ...], float]
@@ -253,7 +252,8 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
 
 def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) -> bool:
     """Whether a counter fell, or the process is another: restarted, or behind a balancer that answers by several."""
-    if _STARTED in before and _STARTED in after and before[_STARTED] != after[_STARTED]:
+    started = "process_start_time_seconds"
+    if started in before and started in after and before[started] != after[started]:
         return True
     return any(
         value > after[name].get(labels, value)

@@ -190,23 +190,21 @@ def _takes(
     return taking
 
 
-_LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
-_SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),
-    "errors": ("RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."),
-}
+_SLO_NAMES: Final = ("p50", "p90", "p95", "p99", "p99.9", "errors")
 
 
 def _slo_option(name: str) -> Any:
-    metavar, text = _SLO_HELP[name]
+    metavar, text = "DURATION", "Latency limit such as 20ms; those given replace the scenario's."
+    if name == "errors":
+        metavar, text = "RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."
     return Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
 
 
 takes_slo = _takes(
     "slo",
-    {f"slo_{name.replace('.', '_')}": (_slo_option(name), None) for name in _SLO_HELP},
+    {f"slo_{name.replace('.', '_')}": (_slo_option(name), None) for name in _SLO_NAMES},
     lambda values: {
-        name: text for name, text in zip(_SLO_HELP, values.values(), strict=True) if text is not None
+        name: text for name, text in zip(_SLO_NAMES, values.values(), strict=True) if text is not None
     },
 )
 """The options `--slo-p50` to `--slo-errors`; as `slo` a command gets the texts given, by name."""
@@ -270,12 +268,11 @@ _WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
     "flag": (list[str] | None, "NAME=VALUE", "A flag of the {side}'s server; may be repeated."),
     "set": (list[str] | None, "KEY=VALUE", "A key of the scenario, for the {side} only; may be repeated."),
 }
-_REFS: Final = {BASELINE: "main", CANDIDATE: "HEAD"}
 
 
 def _side_option(side: str, word: str) -> Any:
     kind, metavar, text = _WORDS[word]
-    help_text = text.format(side=side, ref=_REFS[side])
+    help_text = text.format(side=side, ref="main" if side == BASELINE else "HEAD")
     return Annotated[kind, typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)]
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
@@ -44,20 +44,6 @@ from batchtune.units import counted, parse_rate_rps, parse_ratio
 
 if TYPE_CHECKING:
     from batchtune.twin.model.replicas import Failing
-
-
-_INT64_MAX = 2**63 - 1
-_MOST_ROWS = 100_000
-"""The simulator holds a time for each number of rows: 0.8 MB for each of the twin's readings."""
-
-_RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "max_batch_size": (1, _MOST_ROWS),
-    "max_execution_batch_size": (1, _MOST_ROWS),
-    "allowed_batch_sizes": (1, _MOST_ROWS),
-    "batch_timeout_micros": (0, _INT64_MAX),
-    "max_enqueued_batches": (0, _INT64_MAX),
-    "num_batch_threads": (1, 10_000),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,9 +234,16 @@ def _value(name: str, text: str) -> Any:
         raise UsageError(
             f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
         ) from error
-    least, most = _RANGES.get(name, (-_INT64_MAX, _INT64_MAX))
+    int64_max = 2**63 - 1
+    least = 0 if name in ("batch_timeout_micros", "max_enqueued_batches") else -int64_max
+    most = int64_max
+    if name in ("max_batch_size", "max_execution_batch_size", "allowed_batch_sizes"):
+        # The simulator holds a time for each number of rows: 0.8 MB for each of the twin's readings.
+        least, most = 1, 100_000
+    elif name == "num_batch_threads":
+        least, most = 1, 10_000
     if not least <= number <= most:
-        upper = "" if most == _INT64_MAX else f" to {most:,}"
+        upper = "" if most == int64_max else f" to {most:,}"
         raise UsageError(
             f"--set {name}={number}: out of its range", hint=f"give a whole number from {least}{upper}"
         )

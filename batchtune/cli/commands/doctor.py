@@ -37,9 +37,6 @@ from batchtune.report.tables import console_on, paragraph, text_width
 LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
 """For all checks together, but the host's noise."""
 
-SIMULATOR: Final = "numba"
-RESULTS: Final = "results"
-
 
 def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
     """The exit code: 0, or 7 when something is broken without which nothing can be swept."""
@@ -67,10 +64,10 @@ def _questions(results: Path) -> dict[str, Question]:
         "CPUs": cpus,
         "pressure": pressure,
         "memory": memory,
-        RESULTS: partial(room_for_results, results),
+        "results": partial(room_for_results, results),
         "open files": open_files,
         **{name: partial(backend, wanted) for name, wanted in BACKENDS.items()},
-        SIMULATOR: simulator,
+        "numba": simulator,
         "GPU": gpu,
         "docker": container_engine,
         "TensorFlow Serving": tensorflow_model_server,
@@ -80,7 +77,7 @@ def _questions(results: Path) -> dict[str, Question]:
 
 def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
     """The names of what must be fixed before anything can be swept."""
-    return [name for name in (RESULTS, SIMULATOR) if not _works(checks[name])]
+    return [name for name in ("results", "numba") if not _works(checks[name])]
 
 
 def _works(check: Check) -> bool:

@@ -71,7 +71,7 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
     return _written(server_scenario(server, app), write)
 
 
-def write_new(path: Path, text: str, *, said: str) -> None:
+def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
     """Write a file that is not there yet, and say what it is.
 
     Raises:
@@ -93,12 +93,11 @@ def _written(text: str, write: Path | None) -> int:
     if write is None or write == Path("-"):
         print(text, end="")
         return 0
-    write_new(write, text, said=_BEGUN)
+    write_new(write, text)
     print(f"next: batchtune sweep {shlex.quote(str(write))}", file=sys.stderr)
     return 0
 
 
-_BEGUN: Final = "a scenario to begin with"
 _COMMENTS: Final[Mapping[str, str]] = {
     "name": "results go to results/<name>/",
     "target.cpus": "that the server may run on",
@@ -158,7 +157,7 @@ def run_init_model(
     if write is None:
         print(text, end="")
     else:
-        write_new(write, text, said=_BEGUN)
+        write_new(write, text)
     with sweep_view(quiet=quiet) as view:
         host = watch_host(lambda _windows: None)
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))

@@ -124,18 +124,6 @@ def _ordered(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-_SPACE_SCHEMA = {
-    "oneOf": [
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": TypeAdapter(KnobField).json_schema(),
-            "description": "the values to try",
-        },
-        RangeSpace.model_json_schema(),
-    ],
-    "examples": [[1, 2, 4, 8], {"low": 1, "high": 128, "log": True}],
-}
 Space = Annotated[
     Annotated[ListSpace, Tag("list")] | Annotated[RangeSpace, Tag("range")],
     Discriminator(
@@ -143,7 +131,20 @@ Space = Annotated[
         custom_error_type="problem",
         custom_error_message="expected a list of values, or a range {low, high, step} or {low, high, log: true}",
     ),
-    WithJsonSchema(_SPACE_SCHEMA),
+    WithJsonSchema(
+        {
+            "oneOf": [
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": TypeAdapter(KnobField).json_schema(),
+                    "description": "the values to try",
+                },
+                RangeSpace.model_json_schema(),
+            ],
+            "examples": [[1, 2, 4, 8], {"low": 1, "high": 128, "log": True}],
+        }
+    ),
 ]
 
 

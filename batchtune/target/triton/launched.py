@@ -19,8 +19,6 @@ from batchtune.target.launch.container import MODELS_INSIDE, tritons_container
 from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
-_BARE: Final = ("disable-auto-complete-config",)
-"""Flags that take no value: true gives them."""
 
 
 class LaunchedTriton:
@@ -90,9 +88,10 @@ class LaunchedTriton:
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """As tritonserver reads them."""
-    valued = [f"--{name}={text}" for name, text in flags.items() if name not in _BARE]
-    return [*valued, *(f"--{name}" for name in _BARE if flags.get(name) == "true")]
+    """As tritonserver reads them: one flag takes no value, true gives it."""
+    bare = "disable-auto-complete-config"
+    words = [f"--{name}={text}" for name, text in flags.items() if name != bare]
+    return [*words, f"--{bare}"] if flags.get(bare) == "true" else words
 
 
 def model_in_repository(model: str) -> tuple[Path, str]:

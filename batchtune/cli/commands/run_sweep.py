@@ -225,7 +225,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
         )
     before = run.scenario()
     scenario = placed_as(scenario, before)
-    found, present = before.target.found, before.target.present or scenario.target.present
-    scenario = scenario.with_target(found=found, present=present)
+    present = before.target.present or scenario.target.present
+    scenario = scenario.with_target(found=before.target.found, present=present)
     require_same(run, scenario, before)
     return run, scenario

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from batchtune.load.samples import Samples, Status
 from batchtune.plain_values import is_number
-from batchtune.target.endpoint import OUT_OF_MEMORY, meaning_of
+from batchtune.target.endpoint import meaning_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
@@ -165,4 +165,4 @@ def _in_a_line(text: str) -> str:
 def _meaning(trial: Trial) -> str:
     """Empty where it is not known."""
     meaning = meaning_of("\n".join([*_texts_of_model(trial), trial.failure or ""]))
-    return meaning or (OUT_OF_MEMORY if out_of_memory(trial) is not None else "")
+    return meaning or (meaning_of("out of memory") if out_of_memory(trial) is not None else "")

@@ -57,7 +57,7 @@ def recommend(
     results: RootOption = Path("results"),
     why: WhyOption = False,
     json: JsonOption = False,
-) -> None:
+) -> int:
     """Recommend what to deploy for an SLO from a finished run."""
     from batchtune.cli.commands.run_recommend import run_recommend
 
@@ -65,9 +65,7 @@ def recommend(
         raise UsageError(
             "--write: - is no file", hint="name one; on stdout --format shows the parameters too"
         )
-    raise typer.Exit(
-        run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
-    )
+    return run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
 
 
 @reading.command(
@@ -84,7 +82,7 @@ def simulate(
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Predict other settings or loads from a finished run; measures nothing.
 
     A simulator of the server (the twin) is calibrated from the run's trials. Without --set it simulates the recommended
@@ -93,10 +91,9 @@ def simulate(
     """
     from batchtune.cli.commands.ask_twin import run_simulate
 
-    code = run_simulate(
+    return run_simulate(
         run, settings=set_ or [], rate=rate, concurrency=concurrency, results=results, json=json, quiet=quiet
     )
-    raise typer.Exit(code)
 
 
 @reading.command(
@@ -126,7 +123,7 @@ def plan(
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Compute how many replicas a target rate needs.
 
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set, at
@@ -134,7 +131,7 @@ def plan(
     """
     from batchtune.cli.commands.ask_twin import run_plan
 
-    code = run_plan(
+    return run_plan(
         run,
         rate=rate,
         limits=slo,
@@ -145,15 +142,14 @@ def plan(
         json=json,
         quiet=quiet,
     )
-    raise typer.Exit(code)
 
 
 @reading.command(epilog=examples("runs", "runs --results results/quickstart --json"))
-def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
+def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> int:
     """List the saved runs, the newest first."""
     from batchtune.cli.commands.report import run_runs
 
-    raise typer.Exit(run_runs(results, json=json))
+    return run_runs(results, json=json)
 
 
 @reading.command(epilog=examples("trials --sort p95", "trials --csv > trials.csv"))
@@ -169,7 +165,7 @@ def trials(
     ] = False,
     json: JsonOption = False,
     results: RootOption = Path("results"),
-) -> None:
+) -> int:
     """Show the trials of a run as a table."""
     from batchtune.cli.commands.report import run_trials
 
@@ -178,7 +174,7 @@ def trials(
     if len(asked) > 1:
         formats = " and ".join(f"--{name}" for name in asked)
         raise UsageError(f"{formats} exclude each other", hint="give one of them")
-    raise typer.Exit(run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results))
+    return run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results)
 
 
 @reading.command(epilog=examples("report", "report results/quickstart --output quickstart.html"))
@@ -189,8 +185,8 @@ def report(
         typer.Option(metavar="FILE", help="The file to write. Default: report.html of the run."),
     ] = None,
     results: RootOption = Path("results"),
-) -> None:
+) -> int:
     """Write a run as one HTML page: answers first, then figures."""
     from batchtune.cli.commands.report import run_report
 
-    raise typer.Exit(run_report(run, output=output, results=results))
+    return run_report(run, output=output, results=results)

@@ -49,9 +49,15 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+def _end(code: int | None, **_options: object) -> None:
+    """Exit with the code that a command returned."""
+    raise typer.Exit(code or 0)
+
+
 app = typer.Typer(
     name="batchtune",
     cls=Commands,
+    result_callback=_end,
     help="Find the best batching parameters for a model server, with reason and confidence.",
     epilog=examples("init --example quickstart", "sweep quickstart.yaml", "recommend --slo-p95 20ms"),
     no_args_is_help=True,

@@ -101,7 +101,7 @@ def check(
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Test whether a candidate is worse than a baseline, side by side.
 
     Launches both and loads them in turns, in blocks; the first of the scenario's variants is the baseline. A check
@@ -137,17 +137,15 @@ def check(
     )
     with with_words_of_sides(wanted, sides) as asked:
         if baseline is None:
-            code = run_paired_check(asked)
-        else:
-            stored = StoredRequest(
-                path=baseline,
-                update=update_baseline,
-                force=force,
-                allow_missing=allow_missing,
-                allow_mismatch=allow_mismatch,
-            )
-            code = run_stored_check(asked, stored)
-    raise typer.Exit(code)
+            return run_paired_check(asked)
+        stored = StoredRequest(
+            path=baseline,
+            update=update_baseline,
+            force=force,
+            allow_missing=allow_missing,
+            allow_mismatch=allow_mismatch,
+        )
+        return run_stored_check(asked, stored)
 
 
 @checking.command(epilog=examples("history", "history --scenario quickstart --json"))
@@ -157,11 +155,11 @@ def history(
     ] = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
-) -> None:
+) -> int:
     """List the verdicts of all checks, and when each figure changed.
 
     Looks for changes in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """
     from batchtune.cli.commands.gate.stored import run_history
 
-    raise typer.Exit(run_history(results, scenario=scenario, json=json))
+    return run_history(results, scenario=scenario, json=json)

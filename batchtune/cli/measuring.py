@@ -68,7 +68,7 @@ def sweep(
     why: WhyOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Search the batching parameters under load and recommend the best.
 
     For a model alone, sweep first sends a few requests: what the signature leaves open is guessed, tried and reported.
@@ -96,18 +96,16 @@ def sweep(
     )
     asked = subject_of_sweep(subject, wanted, server=server, resume=resume, quiet=quiet)
     of_one = {"--rate": rate, "--concurrency": concurrency, "--optuna-storage": optuna_storage}
-    raise typer.Exit(
-        run_sweep(
-            asked.scenario,
-            asked.overrides,
-            results=results,
-            resume=resume,
-            optuna_storage=optuna_storage,
-            why=why,
-            json=json,
-            quiet=quiet,
-            of_one=[name for name, value in of_one.items() if value is not None],
-        )
+    return run_sweep(
+        asked.scenario,
+        asked.overrides,
+        results=results,
+        resume=resume,
+        optuna_storage=optuna_storage,
+        why=why,
+        json=json,
+        quiet=quiet,
+        of_one=[name for name, value in of_one.items() if value is not None],
     )
 
 
@@ -160,7 +158,7 @@ def load(
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Load-test a scenario's target, a model, or a running server (HOST:PORT/MODEL).
 
     Measures one point or a range, and saves each under --results. --rate keeps the pattern of the scenario's arrivals.
@@ -188,8 +186,8 @@ def load(
     parse_limits(gate or [])  # a mistake is told before a model is launched
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
-    raise typer.Exit(
-        run_load(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
+    return run_load(
+        wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or []
     )
 
 
@@ -231,7 +229,7 @@ def compare(
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Compare variants side by side, or a model with and without batching.
 
     Reports the factor between variants with its confidence interval, and the bottleneck of each. Exit code: 0 compared;
@@ -251,7 +249,7 @@ def compare(
         batching_parameters_file=batching_parameters_file,
     )
     asked = subject_of_comparison(subject, wanted, quiet=quiet)
-    code = run_compare(
+    return run_compare(
         asked.scenario,
         asked.overrides,
         baseline=baseline,
@@ -261,7 +259,6 @@ def compare(
         json=json,
         quiet=quiet,
     )
-    raise typer.Exit(code)
 
 
 @measuring.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
@@ -274,7 +271,7 @@ def noise(
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Report the smallest difference this machine can detect.
 
     Compares the scenario's configuration with itself. Exit code 6: the load generator was the limit, or the host stayed
@@ -282,13 +279,13 @@ def noise(
     """
     from batchtune.cli.commands.compare import run_noise
 
-    raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
+    return run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet)
 
 
 @measuring.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
-) -> None:
+) -> int:
     """Restore the configuration of a running server after a killed sweep.
 
     A sweep restores it itself at its end, after Ctrl-C and when it fails; after a kill, use this command. A run saves
@@ -297,4 +294,4 @@ def restore(
     """
     from batchtune.cli.session import run_restore
 
-    raise typer.Exit(run_restore(run))
+    return run_restore(run)

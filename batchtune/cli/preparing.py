@@ -77,7 +77,7 @@ def init(
         ),
     ] = False,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Write a scenario for a model, a bundled example, or a CI job.
 
     Launches the model and sends a few requests: what its signature leaves open is guessed, tried and reported.
@@ -97,12 +97,12 @@ def init(
         )
         from batchtune.cli.commands.gate.ci import run_init_ci
 
-        raise typer.Exit(run_init_ci(ci, name, output=write))
+        return run_init_ci(ci, name, output=write)
     if server is not None:
         _refuse_idle({"--example": example, **idle}, "--server", hint="write it into the scenario")
         from batchtune.cli.commands.init_model import run_init_server
 
-        raise typer.Exit(run_init_server(server, name, write=write))
+        return run_init_server(server, name, write=write)
     if name is None or example:
         idle |= {"--write": write if name is None else None}
         hint = (
@@ -111,13 +111,13 @@ def init(
         _refuse_idle(idle, "the list of examples" if name is None else "an example", hint=hint)
         from batchtune.cli.commands.init_model import run_init
 
-        raise typer.Exit(run_init(name, output=write))
+        return run_init(name, output=write)
     from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.init_model import run_init_model
 
     wanted = LoadRequest(overrides=[*slo_overrides(slo), *request], rate=rate, concurrency=concurrency)
-    raise typer.Exit(run_init_model(name, wanted, write=write, check=check, quiet=quiet))
+    return run_init_model(name, wanted, write=write, check=check, quiet=quiet)
 
 
 def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:
@@ -130,14 +130,14 @@ def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None
 @preparing.command(epilog=examples("doctor", "doctor --json"))
 def doctor(
     results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
-) -> None:
+) -> int:
     """Check this machine: what is installed, what works, how to fix it.
 
     Exit code 7: the quickstart cannot run, for want of a framework for its model, the simulator, or room for results.
     """
     from batchtune.cli.commands.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(results=results, json=json, quiet=quiet))
+    return run_doctor(results=results, json=json, quiet=quiet)
 
 
 @preparing.command(

@@ -168,15 +168,15 @@ MaxRegressOption = Annotated[
 
 def _takes(
     name: str, options: Mapping[str, tuple[Any, Any]], made: Callable[[Mapping[str, Any]], Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Makes a command take these options (annotation and default, by parameter) beside its own; as its parameter `name`
     it gets what is `made` of their values."""
 
-    def taking(command: Callable[..., None]) -> Callable[..., None]:
+    def taking(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
-        def with_options(**given: Any) -> None:
+        def with_options(**given: Any) -> int:
             values = {option: given.pop(option) for option in options}
-            command(**given, **{name: made(values)})
+            return command(**given, **{name: made(values)})
 
         own = inspect.signature(command, eval_str=True)
         parameters = [parameter for parameter in own.parameters.values() if parameter.name != name]

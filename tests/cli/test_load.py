@@ -239,9 +239,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
     fleet = BreakingFleet(target)
     monkeypatch.setattr(load_command, "target_of", lambda *_scenario, **_events: target)
-    monkeypatch.setattr(load_command, "fleet_of", lambda _load, **_events: fleet)
+    monkeypatch.setattr("batchtune.cli.session.fleet_of", lambda _load, **_events: fleet)
     monkeypatch.setattr(load_command, "HostGuard", lambda: None)
-    monkeypatch.setattr(load_command, "client_max_rps", lambda *_requests, **_cpus: 1e5)
+    monkeypatch.setattr("batchtune.cli.session.client_max_rps", lambda *_requests, **_cpus: 1e5)
 
 
 def test_points_before_a_load_generator_failed_are_printed(

@@ -209,7 +209,7 @@ def test_a_sweep_that_was_killed_is_put_back_by_its_own_command(
 def test_a_load_is_kept_before_its_first_configuration_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "fleet_of", lambda _load, **_events: nullcontext())
+    monkeypatch.setattr("batchtune.cli.session.fleet_of", lambda _load, **_events: nullcontext())
     path, results = tmp_path / "s.yaml", tmp_path / "results"
     target = {
         "kind": "command",

@@ -90,6 +90,11 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def absolute(path: Path | str) -> Path:
+    """The whole path without `..`; a link keeps its own name: a model is served under it."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
 def text_of(path: Path) -> str:
     """Read a small file of /proc or /sys, stripped; "" where it cannot be read."""
     try:

@@ -20,6 +20,7 @@ from batchtune.batching.triton_config import with_batching
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.served_models import ServedModelSpec
+from batchtune.system import absolute
 from batchtune.target.claim import OriginalModel
 from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare
@@ -116,7 +117,7 @@ UNKNOWN: Final = "PATH"
 
 def versions_of(model: str) -> list[Path]:
     """List the version directories of a model; none where its directory is not known."""
-    path = Path(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
+    path = absolute(model)
     if not path.is_dir() or lies_bare(path):
         return []
     return sorted(

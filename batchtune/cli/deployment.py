@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import shlex
 import shutil
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
+from batchtune.system import absolute
 from batchtune.target.launch.container import (
     MODELS_INSIDE,
     OWN_PARAMETERS,
@@ -348,7 +348,7 @@ def _copied(model: Path, name: str) -> tuple[str, str]:
 def _base_path(model: Path, target: TargetSpec) -> str:
     """As a word of the shell."""
     if model.is_dir():
-        return shlex.quote(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
+        return shlex.quote(str(absolute(model)))
     if model.name != target.model:
         return shlex.quote(str(Path("PATH") / served_name(target.model)))
     chosen = "" if target.framework is None else f" --framework {target.framework}"

@@ -6,7 +6,6 @@ A model that lies without a version directory is laid out by links in a folder o
 from __future__ import annotations
 
 import difflib
-import os.path
 import subprocess
 import sys
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from batchtune.errors import UsageError
+from batchtune.system import absolute
 from batchtune.target.process import run_to_end
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
@@ -39,7 +39,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
     Raises:
         UsageError: no git repository, no such commit, no model at that path in it, or files that git does not hold.
     """
-    path = _absolute(model)
+    path = absolute(model)
     beside = next(folder for folder in (path, *path.parents) if folder.is_dir())
     root = Path(
         _git(beside, "rev-parse", "--show-toplevel", what=f"{model}: no git repository holds it").strip()
@@ -114,10 +114,6 @@ def is_lfs_pointer(path: Path) -> bool:
     """Whether a checkout without Git LFS has left a pointer in the place of this file."""
     with path.open("rb") as file:
         return file.read(len(_POINTER)) == _POINTER
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - a link keeps its own name
 
 
 def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
@@ -214,7 +210,7 @@ def located_model(given: str) -> Path:
     Raises:
         UsageError: no model is there; the hint says what was expected, or where one is.
     """
-    path = Path(os.path.abspath(Path(given).expanduser()))  # noqa: PTH100
+    path = absolute(Path(given).expanduser())
     with readable(path):
         return _located(path, given)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os.path
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import KnobValue, ListSpace
+from batchtune.system import absolute
 from batchtune.target.address import is_address
 from batchtune.target.model_files import located_model, only_model_below, readable, resolve_model
 from batchtune.units import parse_duration_s, parse_ratio
@@ -193,7 +193,7 @@ def model_of(argument: str) -> str:
     path = Path(argument).expanduser()
     with readable(path):
         if path.exists():
-            only = only_model_below(Path(os.path.abspath(path)))  # noqa: PTH100  # a link keeps its own name
+            only = only_model_below(absolute(path))
             return str(located_model(argument) if only is None else only)
     if "/" in argument:
         return str(located_model(argument))

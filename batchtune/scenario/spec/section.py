@@ -19,7 +19,7 @@ from pydantic import (
 
 from batchtune.errors import ScenarioError
 from batchtune.scenario.quantities import Whole, problem
-from batchtune.system import schedulable_cpus
+from batchtune.system import absolute, schedulable_cpus
 
 
 class Spec(BaseModel):
@@ -49,22 +49,17 @@ def _existing_file(value: str, info: ValidationInfo) -> str:
             raise problem(f"no such file: {path}", hint="paths are relative to the scenario's own directory")
     except OSError as error:
         raise problem(f"{path} cannot be read: {error.strerror}") from error
-    return _absolute(path)
+    return str(absolute(path))
 
 
 def _nearby_model(value: str, info: ValidationInfo) -> str:
     if info.context:
         path = Path(info.context["directory"], Path(value).expanduser())
         try:
-            return _absolute(path) if path.exists() else value
+            return str(absolute(path)) if path.exists() else value
         except OSError as error:
             raise problem(f"{path} cannot be read: {error.strerror}") from error
     return value
-
-
-def _absolute(path: Path) -> str:
-    """A link keeps its own name: a model is served under it, and its suffix says what a file is."""
-    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _every_cpu(given: object) -> object:

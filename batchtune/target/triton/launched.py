@@ -5,7 +5,6 @@ In explicit model control with that model loaded, on free ports of the loopback.
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from batchtune.batching.text_proto import parse_text_proto
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.system import ScratchFolder
+from batchtune.system import ScratchFolder, absolute
 from batchtune.target.endpoint import Endpoint, url_failure, wait_for
 from batchtune.target.launch.container import MODELS_INSIDE, tritons_container
 from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
@@ -100,7 +99,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
     Raises:
         UsageError: it is no folder with a version.
     """
-    path = Path(os.path.abspath(Path(model).expanduser()))  # noqa: PTH100 - a link keeps its own name
+    path = absolute(Path(model).expanduser())
     if not path.is_dir():
         raise UsageError(
             f"target.model: {model!r} does not exist",

@@ -17,6 +17,7 @@ from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
 from batchtune.scenario.reader import read_arms, section_of, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.system import absolute
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.pace import Pace
 from batchtune.units import rounded_duration
@@ -43,7 +44,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
             f"{path}: no such scenario to check by",
             hint=f"batchtune init --ci {host} SCENARIO.yaml; `batchtune init ./my_model --write {path}` writes one",
         )
-    if not Path(os.path.abspath(path)).is_relative_to(Path.cwd()):  # noqa: PTH100 - a link keeps its own name
+    if not absolute(path).is_relative_to(Path.cwd()):
         raise UsageError(
             f"{path}: lies outside of {Path.cwd()}, where a job will not find it",
             hint="call it from the top of the repository",
@@ -124,7 +125,7 @@ def _model_of(path: Path) -> str:
     model = section_of(unchecked_scenario(path), "target").get("model")
     if not isinstance(model, str):
         raise UsageError(f"{path}: target.model: missing", hint="say the model's folder: target: {model: …}")
-    place = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name
+    place = absolute(path.parent / model)
     suffixes = [suffix for own in _EXTRAS.values() for suffix in own]
     if "/" not in model and place.suffix not in suffixes and not place.exists():
         raise UsageError(

@@ -29,7 +29,7 @@ from batchtune.report.gate.files import code_quality, comment, github_annotation
 from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.system import ScratchFolder
+from batchtune.system import ScratchFolder, absolute
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare
 from batchtune.tune.compare.pace_probes import (
@@ -141,9 +141,9 @@ def _model(scenario: Path, side: str, said: SideWords) -> list[str]:
         if beside.exists():
             raise UsageError(f"{said.model}: no such model here", hint=f"did you mean {beside}?")
         return [_override("target.model", said.model)]
-    path = _absolute(said.model)
-    _refuse_pointers(side, Path(path))
-    return [_override("target.model", path)]
+    path = absolute(_at_home(said.model))
+    _refuse_pointers(side, path)
+    return [_override("target.model", str(path))]
 
 
 def _refuse_pointers(side: str, model: Path) -> None:
@@ -164,7 +164,7 @@ def _refuse_pointers(side: str, model: Path) -> None:
 def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
     """Where the model of a commit lies: as the side says, else as the scenario does."""
     if said.model is not None:
-        return Path(_absolute(said.model))
+        return absolute(_at_home(said.model))
     model = _section(wanted, "target").get("model")
     if not isinstance(model, str) or not model:
         raise UsageError(f"{wanted.scenario}: target.model: missing: a ref is of a model's folder")
@@ -219,10 +219,6 @@ def _section(wanted: CheckRequest, name: str) -> Mapping[str, Any]:
 def _is_path(model: str) -> bool:
     """Whether it can only be meant as a path; else a sample model may have that name."""
     return "/" in model or model.endswith((".onnx", ".pt2", ".pt")) or model in (".", "..", "~")
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(_at_home(path))  # noqa: PTH100 - a link keeps its own name
 
 
 def _at_home(path: str) -> Path:

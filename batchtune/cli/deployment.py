@@ -145,9 +145,8 @@ def as_started(configuration: Configuration, scenario: Scenario) -> Configuratio
     """With the flags, too, that the server had in every trial; of Triton they are no part of a configuration."""
     if configuration.dialect == "triton":
         return configuration
-    given = _given(scenario.target)
-    always = {name: text for name, text in given.items() if name not in _SAID_OTHERWISE}
-    flags = {**thread_limits(scenario.target, demand_of(scenario)), **always, **dict(configuration.flags)}
+    target = scenario.target
+    flags = {**thread_limits(target, demand_of(scenario)), **_flags(configuration, target)}
     return replace(configuration, flags=tuple(sorted(flags.items())))
 
 
@@ -208,11 +207,7 @@ def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
     start = shlex.join([*(target.launch or ()), *flags])
     if setting.file is None and setting.request is None:
         return " ".join([*given, start])
-    where = (
-        setting.request.url
-        if setting.file is None and setting.request is not None
-        else "its file of parameters"
-    )
+    where = setting.request.url if setting.file is None and setting.request else "its file of parameters"
     return f"set {', '.join(f'{name}: {text}' for name, text in named.items())} in {where}"
 
 
@@ -235,7 +230,11 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
     is_ours = _needs_ours(configuration, target, model)
     args += _flag_words(configuration, scenario, _OURS if is_ours else _TENSORFLOWS)
     if target.runs != "docker":
-        target = target.model_copy(update={"docker": _container(target, is_ours=is_ours)})
+        # As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel.
+        own_image = "batchtune-server-cuda" if _on_cuda(target) else "batchtune-server"
+        gpus = "all" if _on_cuda(target) else None
+        docker = DockerSpec(image=own_image if is_ours else None, gpus=gpus)
+        target = target.model_copy(update={"docker": docker})
     words = tfservings_container(target, ports=(8500, 8501), mounts=mounts)
     if is_ours:
         words.remove("--entrypoint=tensorflow_model_server")
@@ -274,35 +273,20 @@ def _on_cuda(target: TargetSpec) -> bool:
     return target.device.startswith("cuda")
 
 
-def _container(target: TargetSpec, *, is_ours: bool) -> DockerSpec:
-    gpus, suffix = ("all", "-cuda") if _on_cuda(target) else (None, "")
-    # As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel.
-    own_image = "batchtune-server"
-    return DockerSpec(image=f"{own_image}{suffix}" if is_ours else None, gpus=gpus)
-
-
 def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path) -> list[str]:
     name = served_name(target.model)
     docker = target.docker or DockerSpec()
-    target = target.model_copy(
-        update={
-            "docker": docker.model_copy(
-                update={"image": docker.image or "nvcr.io/nvidia/tritonserver:26.04-py3"}
-            )
-        }
-    )
+    image = docker.image or "nvcr.io/nvidia/tritonserver:26.04-py3"
+    target = target.model_copy(update={"docker": docker.model_copy(update={"image": image})})
     model = Path(target.model)
     folder = model.resolve() if model.is_dir() else Path("MODEL_REPOSITORY") / name
     inside = f"{MODELS_INSIDE}/{name}"
     mounts = {folder: inside, file: f"{inside}/config.pbtxt"}
     words = tritons_container(target, ports=(8000, 8001, 8002), mounts=mounts)
     flags = {**_given(target), **configuration.server_flags}
-    own = {
-        flag: text
-        for flag, text in flags.items()
-        if flag not in ("http-port", "grpc-port", "metrics-port", "load-model")
-    }
-    return [*words, f"--model-repository={MODELS_INSIDE}", *flag_words(own)]
+    for said_otherwise in ("http-port", "grpc-port", "metrics-port", "load-model"):
+        flags.pop(said_otherwise, None)
+    return [*words, f"--model-repository={MODELS_INSIDE}", *flag_words(flags)]
 
 
 def _lying(target: TargetSpec) -> Path:

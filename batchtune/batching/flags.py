@@ -17,6 +17,7 @@ from batchtune.batching.parameters import (
     PARAMETER_NAMES,
     BatchingFile,
     BatchingParameters,
+    flag_text,
     from_dict,
     to_dict,
 )
@@ -33,9 +34,7 @@ def format_flags(parameters: BatchingParameters | None) -> str:
     if parameters is None:
         return "--enable_batching=false"
     words = ["--enable_batching=true"]
-    for name, value in to_dict(parameters).items():
-        shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words.append(f"--{name}={shown.lower() if isinstance(value, bool) else shown}")
+    words += [f"--{name}={flag_text(value)}" for name, value in to_dict(parameters).items()]
     return shlex.join(words)
 
 

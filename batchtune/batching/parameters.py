@@ -111,7 +111,7 @@ class Configuration:
             words = ["no batching"]
         else:
             words = [
-                f"{self.word(name)}={_shown(self.in_its_unit(name, value))}"
+                f"{self.word(name)}={flag_text(self.in_its_unit(name, value))}"
                 for name, value in to_dict(self.batching).items()
             ]
         words = words or ([] if self.dialect == "http" and self.flags else ["server defaults"])
@@ -375,10 +375,11 @@ def _meant(text: str) -> Any:
         return text
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def flag_text(value: object) -> str:
+    """Write a value as a command line has it: true, false, or items with commas between."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(flag_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
 # Which parameters does a file say, whichever server it was written for, and what of them does another server lack?

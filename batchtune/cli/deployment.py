@@ -11,7 +11,7 @@ from typing import Final
 
 from batchtune.archive.run import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import Configuration, flag_text
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
@@ -27,7 +27,6 @@ from batchtune.target.launch.container import (
     tritons_container,
 )
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
-from batchtune.target.process import flag_text
 from batchtune.target.settings import PORT_PLACES, with_places
 from batchtune.target.triton.launched import flag_words
 
@@ -137,7 +136,7 @@ def server_of(configuration: Configuration, target: TargetSpec, models: Iterable
 
 def deployed_name(configuration: Configuration, target: TargetSpec) -> str:
     """The name that the model was measured under."""
-    flags = {**_given(target), **dict(configuration.flags)}
+    flags = {**target.flag_texts, **dict(configuration.flags)}
     return (flags.get("model_name") if target.kind == "tfserving" else "") or served_name(target.model)
 
 
@@ -150,13 +149,9 @@ def as_started(configuration: Configuration, scenario: Scenario) -> Configuratio
     return replace(configuration, flags=tuple(sorted(flags.items())))
 
 
-def _given(target: TargetSpec) -> dict[str, str]:
-    return {name.lstrip("-"): flag_text(value) for name, value in target.flags.items()}
-
-
 def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
     """All that the scenario starts the server with beside its model and its batching parameters."""
-    flags = {**_given(target), **dict(configuration.flags)}
+    flags = {**target.flag_texts, **dict(configuration.flags)}
     return {name: text for name, text in flags.items() if name not in _SAID_OTHERWISE}
 
 
@@ -283,7 +278,7 @@ def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path)
     inside = f"{MODELS_INSIDE}/{name}"
     mounts = {folder: inside, file: f"{inside}/config.pbtxt"}
     words = tritons_container(target, ports=(8000, 8001, 8002), mounts=mounts)
-    flags = {**_given(target), **configuration.server_flags}
+    flags = {**target.flag_texts, **configuration.server_flags}
     for said_otherwise in ("http-port", "grpc-port", "metrics-port", "load-model"):
         flags.pop(said_otherwise, None)
     return [*words, f"--model-repository={MODELS_INSIDE}", *flag_words(flags)]

@@ -358,11 +358,6 @@ def free_ports(count: int) -> list[int]:
     return list(ports)
 
 
-def flag_text(value: object) -> str:
-    """A flag's value as a command line writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def run_to_end(command: Sequence[str], *, limit_s: float) -> str:
     """Run a short program of ours and return what it printed.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import Configuration, flag_text
 from batchtune.errors import TargetError
 from batchtune.scenario.places import filled, holes, values_at, with_values
 from batchtune.scenario.spec.http_server import (
@@ -59,13 +59,15 @@ class Settings:
     def environment(self, configuration: Configuration) -> dict[str, str]:
         """The variables that a server is started with."""
         values = self._values(configuration)
-        return {variable: _text(values[name]) for name, variable in self._spec.env.items() if name in values}
+        return {
+            variable: flag_text(values[name]) for name, variable in self._spec.env.items() if name in values
+        }
 
     def flags(self, configuration: Configuration) -> list[str]:
         """The words that follow those of launch."""
         values = self._values(configuration)
         named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
-        return [word for flag, value in named for word in (flag, _text(value))]
+        return [word for flag, value in named for word in (flag, flag_text(value))]
 
     def present(self) -> dict[str, Any]:
         """What is in force by the server's own names, as far as `set.request.read` or the file tells.
@@ -245,7 +247,3 @@ def _json(content: bytes, path: str) -> Any:
         return json.loads(content)
     except ValueError as error:
         raise TargetError(f"{path}: not JSON: {error}", hint="give target.set.file a text instead") from error
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,7 +44,7 @@ from batchtune.target.launch.container import (
     with_own_parameters,
 )
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
-from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
+from batchtune.target.process import ServerLog, ServerProcess, coming_up, free_ports
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.wire.signature import Signature
 
@@ -71,7 +71,7 @@ class TfServingTarget:
         self._spec = spec
         self._demand = demand
         self._told: set[str] = set()
-        self._flags = {name.lstrip("-"): flag_text(value) for name, value in spec.flags.items()}
+        self._flags = spec.flag_texts
         self._model_names = [own.name for own in spec.models]
         self._on_event = on_event
         self._scratch = ScratchFolder()

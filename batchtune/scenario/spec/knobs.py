@@ -15,6 +15,7 @@ from batchtune.batching.parameters import (
     BatchingParameters,
     Configuration,
     ServerWord,
+    flag_text,
     from_dict,
     require_ports,
     validate,
@@ -95,7 +96,7 @@ def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
     """
     require_ports(values)
     return {
-        name.lstrip("-"): _text(value)
+        name.lstrip("-"): flag_text(value)
         for name, value in values.items()
         if name not in _SHARED and name not in SETTINGS and name != "enable_batching"
     }
@@ -143,7 +144,7 @@ def _setting(name: str, value: Any, largest: int) -> str:
             sizes = () if value == "none" else value if isinstance(value, list | tuple) else (value,)
             if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
                 raise BatchingParametersError(f"{name} must be a list of sizes, or none; was {value!r}")
-            return _text(sorted(size for size in sizes if size <= largest))
+            return flag_text(sorted(size for size in sizes if size <= largest))
         case "boolean" if not isinstance(value, bool):
             raise BatchingParametersError(f"{name} must be true or false; was {value!r}")
         case "number" if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -151,13 +152,7 @@ def _setting(name: str, value: Any, largest: int) -> str:
         case "action" if value not in ACTIONS:
             raise BatchingParametersError(f"{name} must be {' or '.join(ACTIONS)}; was {value!r}")
         case _:
-            return _text(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            return flag_text(value)
 
 
 # The named values of a scenario of kind http.
@@ -215,7 +210,9 @@ def http_configuration(
     meant = {name for name, _, _ in words}
     batching = from_dict({name: value for name, value in values.items() if name in meant})
     validate(batching)
-    flags = {name: _text(value) for name, value in values.items() if name not in meant and value is not None}
+    flags = {
+        name: flag_text(value) for name, value in values.items() if name not in meant and value is not None
+    }
     if not enabled and "num_batch_threads" in meant:
         flags["num_batch_threads"] = str(batching.num_batch_threads or 1)
     return Configuration(
@@ -278,7 +275,7 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
                 hint="write the parameters in fixed, or give their file to --batching-parameters-file",
             )
     require_ports(values)
-    flags = {name.lstrip("-"): _flag_text(value) for name, value in values.items() if name not in KNOBS}
+    flags = {name.lstrip("-"): flag_text(value) for name, value in values.items() if name not in KNOBS}
     return tuple(sorted(flags.items()))
 
 
@@ -315,11 +312,3 @@ def _sizes_by_pattern(pattern: str, largest: Any) -> tuple[int, ...]:
     largest = int(largest)
     powers = (1 << exponent for exponent in range(largest.bit_length()))
     return (*(size for size in powers if size < largest), largest)
-
-
-def _flag_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return ",".join(_flag_text(item) for item in value)
-    return str(value)

@@ -16,6 +16,7 @@ from batchtune.batching.parameters import (
     TARGETS_FLAGS,
     Configuration,
     ServerWord,
+    flag_text,
 )
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import BatchingParametersError, UsageError
@@ -312,6 +313,11 @@ class TargetSpec(Spec):
         if self.kind == "http":
             return self.launch is None and self.set is not None
         return self.kind == "triton" and self.rest_url is not None
+
+    @property
+    def flag_texts(self) -> dict[str, str]:
+        """The server flags, without dashes, as a command line writes them."""
+        return {name.lstrip("-"): flag_text(value) for name, value in self.flags.items()}
 
     @property
     def reads_back(self) -> bool:

@@ -15,7 +15,7 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder, absolute
 from batchtune.target.endpoint import Endpoint, url_failure, wait_for
 from batchtune.target.launch.container import MODELS_INSIDE, tritons_container
-from batchtune.target.process import ServerLog, ServerProcess, coming_up, flag_text, free_ports
+from batchtune.target.process import ServerLog, ServerProcess, coming_up, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
 
@@ -42,7 +42,7 @@ class LaunchedTriton:
         addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
         loopback = dict.fromkeys(addresses, "127.0.0.1")
         ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
-        asked = {name.lstrip("-"): flag_text(value) for name, value in self._spec.flags.items()} | dict(flags)
+        asked = self._spec.flag_texts | flags
         ports |= {name: int(asked.pop(name)) for name in _PORTS if name in asked}
         arguments = {
             "model-repository": MODELS_INSIDE if inside else str(repository),

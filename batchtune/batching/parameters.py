@@ -294,11 +294,11 @@ def require_ports(flags: Mapping[str, Any]) -> None:
             raise BatchingParametersError(f"{name}: expected a port, 0 to 65535; was {value!r}")
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str], *, otherwise: str = "known are") -> str:
     """Write a hint that names the known word nearest to `word`, or all known words when none is near."""
     names = list(known)
     near = get_close_matches(str(word), names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise}: {', '.join(names)}"
 
 
 def _validate_allowed_sizes(sizes: tuple[int, ...], limit: int) -> None:

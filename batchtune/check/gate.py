@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate, signed_rank_distribution, walsh_averages
 from batchtune.plain_values import to_plain
@@ -331,9 +331,7 @@ def _gate(name: str, margin: float) -> Gate:
                     hint=f"write {name}={rounded(DEFAULT_MARGINS[metric] * 100)}%",
                 )
             return Gate(metric=metric, margin=margin)
-    near = get_close_matches(name, METRICS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(METRICS)}"
-    raise UsageError(f"no figure is called {name!r}", hint=hint)
+    raise UsageError(f"no figure is called {name!r}", hint=did_you_mean(name, METRICS, otherwise="figures"))
 
 
 def listed(texts: Iterable[str]) -> list[str]:

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, Literal
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.check.gate import listed
 from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
@@ -254,8 +254,7 @@ def _parsed(item: str) -> FigureLimit:
                     return FigureLimit(metric=metric, value=_share(text))
                 case _:
                     return FigureLimit(metric=metric, value=parse_duration_s(text))
-    near = get_close_matches(name, limited, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(limited)}"
+    hint = did_you_mean(name, limited, otherwise="figures")
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.request import RandomInputs, RandomRange, RandomValues, RequestSpec
 from batchtune.wire.signature import Signature, TensorSpec
@@ -158,8 +158,7 @@ def read_example(name: str) -> Example:
     names = example_names()
     wanted = name.removesuffix(".yaml")
     if wanted not in names:
-        near = get_close_matches(wanted, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"bundled are: {', '.join(names)}"
+        hint = did_you_mean(wanted, names, otherwise="bundled are")
         raise UsageError(f"no bundled example {name!r}", hint=hint)
     text = (examples_folder() / f"{wanted}.yaml").read_text(encoding="utf-8")
     return Example(name=wanted, text=text)
@@ -178,8 +177,7 @@ def server_scenario(server: str, app: str) -> str:
     """
     names = server_names()
     if server not in names:
-        near = get_close_matches(server, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+        hint = did_you_mean(server, names, otherwise="there are")
         raise UsageError(
             f"--server: no server {server!r}", hint=f"{hint}; any other takes a scenario of kind http"
         )

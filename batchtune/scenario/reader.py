@@ -12,6 +12,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
@@ -288,9 +289,7 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
         ) in REMOVED:
             return "this key no longer exists", REMOVED[key]
         case "extra_forbidden":
-            known = _known_keys(path[:-1])
-            near = get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
-            return "unknown key", f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+            return "unknown key", did_you_mean(path[-1], _known_keys(path[:-1]))
         case "missing":
             return f"missing ({_description(path)})", ""
         case "literal_error" if path == ("search", "strategy") and str(given) in REMOVED_STRATEGIES:

@@ -11,13 +11,13 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.places import json_lines, values_at
 from batchtune.wire.signature import Signature, TensorSpec
@@ -259,8 +259,7 @@ def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None
     known = [spec.name for spec in signature.inputs]
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the model has: {', '.join(known)}"
+            hint = did_you_mean(name, known, otherwise="the model has")
             raise UsageError(f"{key}: signature {signature.name!r} has no input {name!r}", hint=hint)
 
 

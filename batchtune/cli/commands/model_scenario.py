@@ -29,7 +29,7 @@ from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, section_of, unchecked_scenario
-from batchtune.scenario.recordings import check_names
+from batchtune.scenario.recordings import check_names, shown_shape
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
@@ -355,9 +355,7 @@ def _dtype(spec: TensorSpec) -> str:
 
 
 def _shape(spec: TensorSpec) -> str:
-    if spec.shape is None:
-        return "of any rank"
-    return f"[{', '.join('?' if size is None else str(size) for size in spec.shape)}]"
+    return "of any rank" if spec.shape is None else shown_shape(spec.shape)
 
 
 # What the argument of a command means.

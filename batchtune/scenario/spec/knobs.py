@@ -67,9 +67,7 @@ def triton_configuration(
     for name in values:
         if name in MISSING:
             raise BatchingParametersError(f"Triton has no {name}", hint=MISSING[name])
-    enabled = values.get("enable_batching", True)
-    if not isinstance(enabled, bool):
-        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    enabled = _is_batched(values)
     batching = from_dict(
         {
             "max_batch_size": there.max_batch_size,
@@ -86,6 +84,13 @@ def triton_configuration(
     largest = batching.max_batch_size or 1
     flags |= {name: _setting(name, values[name], largest) for name in SETTINGS if name in values}
     return _configuration(batching, {name: text for name, text in flags.items() if text})
+
+
+def _is_batched(values: Mapping[str, Any]) -> bool:
+    enabled = values.get("enable_batching", True)
+    if not isinstance(enabled, bool):
+        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    return enabled
 
 
 def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
@@ -204,9 +209,8 @@ def http_configuration(
         BatchingParametersError: a size, wait or number that no server would accept.
     """
     values = {**defaults, **fixed, **point}
-    enabled = values.pop("enable_batching", True)
-    if not isinstance(enabled, bool):
-        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    enabled = _is_batched(values)
+    values.pop("enable_batching", None)
     meant = {name for name, _, _ in words}
     batching = from_dict({name: value for name, value in values.items() if name in meant})
     validate(batching)
@@ -246,14 +250,12 @@ def configuration_of(
     batching = {
         name: value for name, value in values.items() if name in PARAMETER_NAMES and value is not None
     }
-    enabled = values.get("enable_batching", True)
+    enabled = _is_batched(values)
     flags = tuple(
         (name, text)
         for name, text in server_flags(values)
         if name != LENGTH_BUCKETS or (parse_length_buckets(text) and enabled)
     )
-    if not isinstance(enabled, bool):
-        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
     if not enabled:
         return Configuration(batching=None, flags=flags)
     _fit_sizes(batching, searched=searched)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -31,7 +31,7 @@ from batchtune.scenario.spec.target import (
     require_sayable,
     takes_file,
 )
-from batchtune.system import ScratchFolder, interrupts_noted
+from batchtune.system import ScratchFolder, ending_with_us, interrupts_noted
 from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.endpoint import (
     Endpoint,
@@ -46,7 +46,6 @@ from batchtune.target.model_files import served_name
 from batchtune.target.process import (
     ServerLog,
     ServerProcess,
-    ending_with_us,
     free_ports,
     last_words,
     launch_named,
@@ -55,39 +54,6 @@ from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.target.tfserving import DYING_S
 from batchtune.wire.signature import Signature
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What it wrote to stdout, stripped; `failure` says why that is no answer, "" where it is one."""
-
-    output: str = ""
-    failure: str = ""
-
-
-def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
-    """Run a program to its end, `environment` added to ours; after `limit_s` it is killed."""
-    try:
-        ended = subprocess.run(
-            [*ending_with_us(), *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            env={**os.environ, **(environment or {})},
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(failure=f"no answer within {limit_s:g} s")
-    except OSError as error:
-        return Answer(failure=f"cannot be started: {error.strerror}")
-    if ended.returncode == 0:
-        return Answer(output=ended.stdout.strip())
-    if ended.returncode < 0:
-        return Answer(failure=f"ended by {signal.Signals(-ended.returncode).name}")
-    last_words = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-    return Answer(failure=last_words[0].strip()[:200])
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from batchtune.errors import UsageError
-from batchtune.system import absolute
-from batchtune.target.process import run_to_end
+from batchtune.errors import TargetError, UsageError
+from batchtune.system import absolute, ask
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
@@ -372,7 +371,7 @@ def _sample_model(name: str, framework: str | None, on_event: Callable[[str], No
     exported = _EXPORTED.get((name, framework))
     if exported is not None and exported.exists():
         return exported
-    names = run_to_end([sys.executable, "-m", "batchtune.sample_models", "--list"], limit_s=30.0).split()
+    names = _sample_models("--list", limit_s=30.0).split()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         suggestion = f"did you mean {close[0]!r}? " if close else ""
@@ -382,6 +381,18 @@ def _sample_model(name: str, framework: str | None, on_event: Callable[[str], No
         )
     on_event(f"preparing the sample model {name} (exported once, then cached)")
     chosen = [] if framework is None else [f"--framework={framework}"]
-    printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name, *chosen], limit_s=300.0)
+    printed = _sample_models(name, *chosen, limit_s=300.0)
     _EXPORTED[name, framework] = Path(printed.strip().splitlines()[-1])
     return _EXPORTED[name, framework]
+
+
+def _sample_models(*arguments: str, limit_s: float) -> str:
+    """What the program that exports them prints.
+
+    Raises:
+        TargetError: it failed, or took longer.
+    """
+    answer = ask([sys.executable, "-m", "batchtune.sample_models", *arguments], limit_s=limit_s)
+    if answer.failure:
+        raise TargetError(f"batchtune.sample_models {' '.join(arguments)}: {answer.failure}")
+    return answer.output

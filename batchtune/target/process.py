@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from batchtune.errors import TargetError
+from batchtune.system import ending_with_us
 from batchtune.target.endpoint import meaning_of
 from batchtune.target.launch.container import (
     Container,
@@ -107,12 +108,6 @@ def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def ending_with_us() -> tuple[str, ...]:
-    """What goes before a command so that the kernel ends it with the thread that starts it; () without setpriv."""
-    setpriv = shutil.which("setpriv")
-    return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
 
 
 class ServerProcess:
@@ -356,27 +351,3 @@ def free_ports(count: int) -> list[int]:
     while len(ports) < count:
         ports.add(free_port())
     return list(ports)
-
-
-def run_to_end(command: Sequence[str], *, limit_s: float) -> str:
-    """Run a short program of ours and return what it printed.
-
-    Raises:
-        TargetError: it failed, or took longer than `limit_s` seconds; with its last words.
-    """
-    try:
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TargetError(f"{' '.join(command)}: {error}") from error
-    if done.returncode != 0:
-        raise TargetError(
-            f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr[-2000:].strip()}"
-        )
-    return done.stdout

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import UsageError
+from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.system import Answer
 from batchtune.target import model_files
 from batchtune.target.model_files import (
     lies_bare,
@@ -181,15 +182,25 @@ def test_a_link_is_served_under_its_own_name(tmp_path: Path) -> None:
 def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def printed(command: list[str], **_limits: float) -> str:
-        return "tiny\n" if "--list" in command else f"{tmp_path}\n"
+    def printed(command: list[str], **_limits: float) -> Answer:
+        return Answer(output="tiny" if "--list" in command else str(tmp_path))
 
-    monkeypatch.setattr(model_files, "run_to_end", printed)
+    monkeypatch.setattr(model_files, "ask", printed)
     monkeypatch.setattr(model_files, "_EXPORTED", {})
     said: list[str] = []
     for _ in range(2):
         assert resolve_model("tiny", on_event=said.append) == tmp_path
     assert said == ["preparing the sample model tiny (exported once, then cached)"]
+
+
+def test_a_sample_model_that_cannot_be_exported_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(command: list[str], **_limits: float) -> Answer:
+        return Answer(output="tiny") if "--list" in command else Answer(failure="disk full")
+
+    monkeypatch.setattr(model_files, "ask", printed)
+    monkeypatch.setattr(model_files, "_EXPORTED", {})
+    with pytest.raises(TargetError, match="sample_models tiny: disk full"):
+        resolve_model("tiny")
 
 
 def test_a_chain_of_before_says_what_to_do(tmp_path: Path) -> None:

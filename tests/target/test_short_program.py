@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchtune.target.command import Answer, ask
+from batchtune.system import Answer, ask
 
 pytestmark = pytest.mark.smoke
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
-from batchtune.system import text_of
+from batchtune.system import ask, text_of
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""
@@ -240,32 +239,21 @@ class Container:
             container_id = self._id_file.read_text().strip()
         except OSError:
             return
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(
-                [self._program, "rm", "--force", container_id],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=30.0,  # it waits ten seconds for the container before it kills it
-                check=False,
-            )
-            self._id_file.unlink()
+        # An engine waits ten seconds for the container before it kills it.
+        if not ask([self._program, "rm", "--force", container_id], limit_s=30.0).failure:
+            self._id_file.unlink(missing_ok=True)
 
     def _first_process(self) -> int | None:
         if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(
             ("tcp://", "ssh://", "http://", "https://")
         ):
             try:
-                answer = subprocess.run(
-                    [self._program, "inspect", "--format={{.State.Pid}}", self._id_file.read_text().strip()],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=5.0,  # it answers within 0.1 s; one that hangs must not hang the sweep
-                    check=True,
-                )
-                self._pid = int(answer.stdout) or None
-            except (OSError, ValueError, subprocess.SubprocessError):
+                container_id = self._id_file.read_text().strip()
+            except OSError:
                 return None
+            # An engine answers within 0.1 s; one that hangs must not hang the sweep.
+            answer = ask([self._program, "inspect", "--format={{.State.Pid}}", container_id], limit_s=5.0)
+            self._pid = int(answer.output) or None if answer.output.isdigit() else None
         return self._pid
 
 

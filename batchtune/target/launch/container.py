@@ -240,8 +240,8 @@ class Container:
         except OSError:
             return
         # An engine waits ten seconds for the container before it kills it.
-        if not ask([self._program, "rm", "--force", container_id], limit_s=30.0).failure:
-            self._id_file.unlink(missing_ok=True)
+        ask([self._program, "rm", "--force", container_id], limit_s=30.0)
+        self._id_file.unlink(missing_ok=True)
 
     def _first_process(self) -> int | None:
         if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(

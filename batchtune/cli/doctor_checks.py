@@ -25,7 +25,8 @@ from batchtune.measure.validity.disturbances import (
     read_host,
 )
 from batchtune.provenance import gpus
-from batchtune.system import Answer, ask, control_groups, quota_cpus, schedulable_cpus, text_of
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
+from batchtune.target.launch.container import Answer, ask
 from batchtune.units import percentage
 
 

@@ -31,7 +31,7 @@ from batchtune.scenario.spec.target import (
     require_sayable,
     takes_file,
 )
-from batchtune.system import ScratchFolder, ending_with_us, interrupts_noted
+from batchtune.system import ScratchFolder, interrupts_noted
 from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.endpoint import (
     Endpoint,
@@ -42,6 +42,7 @@ from batchtune.target.endpoint import (
     wait_until_ready,
 )
 from batchtune.target.external import ExternalTarget
+from batchtune.target.launch.container import ending_with_us
 from batchtune.target.model_files import served_name
 from batchtune.target.process import (
     ServerLog,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from batchtune.errors import TargetError
-from batchtune.system import ending_with_us
 from batchtune.target.endpoint import meaning_of
 from batchtune.target.launch.container import (
     Container,
     container_of,
+    ending_with_us,
     tree_cpu_clock,
     tree_cpu_s,
     tree_listens,

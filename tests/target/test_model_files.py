@@ -11,8 +11,8 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.system import Answer
 from batchtune.target import model_files
+from batchtune.target.launch.container import Answer
 from batchtune.target.model_files import (
     lies_bare,
     located_model,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchtune.system import Answer, ask
+from batchtune.target.launch.container import Answer, ask
 
 pytestmark = pytest.mark.smoke
 

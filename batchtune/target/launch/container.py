@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +26,51 @@ from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
-from batchtune.system import ask, text_of
+from batchtune.system import text_of
+
+# A program that is run to its end.
+
+
+def ending_with_us() -> tuple[str, ...]:
+    """What goes before a command so that the kernel ends it with the thread that starts it; () without setpriv."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What it wrote to stdout, stripped; `failure` says why that is no answer, "" where it is one."""
+
+    output: str = ""
+    failure: str = ""
+
+
+def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
+    """Run a program to its end, `environment` added to ours; after `limit_s` it is killed."""
+    try:
+        ended = subprocess.run(
+            [*ending_with_us(), *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env={**os.environ, **(environment or {})},
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(failure=f"no answer within {limit_s:g} s")
+    except OSError as error:
+        return Answer(failure=f"cannot be started: {error.strerror}")
+    if ended.returncode == 0:
+        return Answer(output=ended.stdout.strip())
+    if ended.returncode < 0:
+        return Answer(failure=f"ended by {signal.Signals(-ended.returncode).name}")
+    last_words = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
+    return Answer(failure=last_words[0].strip()[:200])
+
+
+# What several models are told, each of its own.
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""

@@ -42,7 +42,7 @@ class LaunchedTriton:
         addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
         loopback = dict.fromkeys(addresses, "127.0.0.1")
         ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
-        asked = self._spec.flag_texts | flags
+        asked = {**self._spec.flag_texts, **flags}
         ports |= {name: int(asked.pop(name)) for name in _PORTS if name in asked}
         arguments = {
             "model-repository": MODELS_INSIDE if inside else str(repository),

@@ -9,28 +9,29 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.batching.parameters import Configuration
-from batchtune.batching.text_proto import format_config_pbtxt, format_triton
-from batchtune.batching.tfserving_file import parameters_file, rendered
-from batchtune.batching.triton_config import with_batching
+from batchtune.archive.server_files import (
+    BATCHING_PARAMETERS,
+    CONFIG_PBTXT,
+    MODELS_CONFIG,
+    PARAMETERS_JSON,
+    parameters_name,
+    server_files,
+)
 from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.load.samples import COLUMNS, Samples, WorkerShare
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.served_models import ServedModelSpec
-from batchtune.system import absolute
 from batchtune.target.claim import OriginalModel
-from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
-from batchtune.target.model_files import lies_bare
+from batchtune.target.launch.container import OWN_PARAMETERS
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from batchtune.load.samples import Samples
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -88,78 +89,6 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-BATCHING_PARAMETERS: Final = "batching_parameters.txt"
-CONFIG_PBTXT: Final = "config.pbtxt"
-PARAMETERS_JSON: Final = "parameters.json"
-
-
-def parameters_name(configuration: Configuration) -> str:
-    """File name of the parameters, in the run and for the server: that of TensorFlow Serving, of Triton, or of kind
-    http."""
-    names = {"triton": CONFIG_PBTXT, "http": PARAMETERS_JSON}
-    return names.get(configuration.dialect, BATCHING_PARAMETERS)
-
-
-def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """Write the parameters file for the server that was measured, with a comment that says what is in it."""
-    if recommendation.configuration.dialect == "triton":
-        return tritons_file(recommendation, model_config)
-    if recommendation.configuration.dialect == "http":
-        rows = recommendation.rows_per_request
-        return rendered(recommendation.configuration, "http", model="", rows_per_request=rows)
-    return parameters_file(recommendation.configuration).text
-
-
-MODELS_CONFIG: Final = "models.config"
-UNKNOWN: Final = "PATH"
-"""Stands before a model's name where its directory of versions is not known: a sample model, one that is gone."""
-
-
-def versions_of(model: str) -> list[Path]:
-    """List the version directories of a model; none where its directory is not known."""
-    path = absolute(model)
-    if not path.is_dir() or lies_bare(path):
-        return []
-    return sorted(
-        (below for below in path.iterdir() if below.name.isdigit()), key=lambda below: int(below.name)
-    )
-
-
-def beside(file: Path, *names: str) -> Path:
-    """Where a further file of several models lies: in a run by its own name, else by that of the server's `file`."""
-    head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
-    return file.parent.joinpath(f"{head}{names[0]}", *names[1:])
-
-
-def own_file(file: Path, name: str) -> Path:
-    """Path of the parameters of one of several models, which every version directory of it gets."""
-    return beside(file, "models", name, OWN_PARAMETERS)
-
-
-def server_files(
-    file: Path,
-    recommendation: Recommendation,
-    models: Sequence[ServedModelSpec],
-    *,
-    model_config: Mapping[str, Any] | None = None,
-) -> dict[Path, str]:
-    """Make the files that the server takes, by path, `file` first; without batching TF Serving takes none."""
-    configuration = recommendation.configuration
-    if not models:
-        is_none = configuration.batching is None and configuration.dialect == "tfserving"
-        return {} if is_none else {file: parameters_text(recommendation, model_config)}
-    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
-    base_paths = {
-        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
-        for own in models
-    }
-    return {
-        file: parameters_file(shared).text,
-        beside(file, MODELS_CONFIG): model_config_text(base_paths),
-        **{own_file(file, name): own_text(own) for name, own in configuration.models},
-    }
-
-
 def write_server_files(files: Mapping[Path, str]) -> None:
     """Write each file whole: a crash leaves the old one or the new one.
 
@@ -172,15 +101,6 @@ def write_server_files(files: Mapping[Path, str]) -> None:
         except OSError as error:
             raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
         write_whole(path, text.encode())
-
-
-def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """Write the whole config.pbtxt if the model's configuration was kept in the run, else only its batching part."""
-    configuration = recommendation.configuration
-    if model_config is None or configuration.dialect != "triton":
-        return format_triton(configuration.batching, rows_per_request=recommendation.rows_per_request)
-    config = with_batching(model_config, configuration)
-    return f"# batchtune: {configuration.label()}\n{format_config_pbtxt(config)}"
 
 
 def append_trial(path: Path, trial: Trial) -> None:
@@ -267,6 +187,8 @@ MODEL_CONFIG = "model_config.json"
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 """Of a sweep; a run of another kind has its kind behind that."""
 NOT_RUNS = "reference"
+
+SAMPLES_SCHEMA_VERSION = 1
 
 
 class Run:
@@ -387,8 +309,6 @@ class Run:
         Raises:
             ArchiveError: missing, corrupt or of another schema.
         """
-        from batchtune.archive.samples_file import read_parquet
-
         path = self._samples_path(number)
         if not path.exists():
             raise ArchiveError(
@@ -496,8 +416,6 @@ class Run:
         return self.path / "samples" / f"{number:04d}.parquet"
 
     def _write_samples(self, number: int, samples: Samples) -> None:
-        from batchtune.archive.samples_file import to_parquet
-
         path = self._samples_path(number)
         path.parent.mkdir(exist_ok=True)  # of an old run somebody may have removed them: they are large
         write_whole(path, to_parquet(samples))
@@ -610,3 +528,74 @@ def read_original(run: Run) -> OriginalModel | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise ArchiveError(f"{path}: not the configuration of a model: {error}") from error
+
+
+def to_parquet(samples: Samples) -> bytes:
+    """Write samples as the content of a Parquet file that `read_parquet` reads."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    described = {
+        "schema_version": SAMPLES_SCHEMA_VERSION,
+        "started_ns": samples.started_ns,
+        "wall_s": samples.wall_s,
+        "client_cpu_s": samples.client_cpu_s,
+        "client_cores": samples.client_cores,
+        "concurrency": samples.concurrency,
+        "offered_rps": samples.offered_rps,
+        "stopped_early": samples.stopped_early,
+        "answers_checked": samples.answers_checked,
+        "error_texts": samples.error_texts,
+        "notes": list(samples.notes),
+        "pauses_ns": list(samples.pauses_ns),
+        "workers": [asdict(share) for share in samples.workers],
+        "endpoints": list(samples.endpoints),
+        "one_in": samples.one_in,
+        "failures": samples.failures,
+    }
+    columns = {name: getattr(samples, name) for name in COLUMNS}
+    for name in ("worker", "endpoint"):
+        if getattr(samples, name) is not None:
+            columns[name] = getattr(samples, name)
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({"batchtune": json.dumps(described)}), sink, compression="zstd"
+    )
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def read_parquet(path: Path) -> Samples:
+    """Read samples from a Parquet file; an older one may lack `pauses_ns`, `workers`, `endpoints` or `one_in`.
+
+    Raises:
+        ArchiveError: missing, corrupt or of another schema.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        described = json.loads(table.schema.metadata[b"batchtune"])
+        if described.pop("schema_version") != SAMPLES_SCHEMA_VERSION:
+            raise ArchiveError(
+                f"{path}: another schema version", hint="read it with the batchtune that wrote it"
+            )
+        pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
+        notes = tuple(described.pop("notes"))
+        workers = tuple(WorkerShare(**share) for share in described.pop("workers", ()))
+        columns = {name: table[name].to_numpy() for name in COLUMNS}
+        endpoints = tuple(described.pop("endpoints", ()))
+        return Samples(
+            **columns,
+            **described,
+            notes=notes,
+            pauses_ns=pauses_ns,
+            worker=table["worker"].to_numpy() if workers else None,
+            workers=workers,
+            endpoint=table["endpoint"].to_numpy() if endpoints else None,
+            endpoints=endpoints,
+        )
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ArchiveError(f"{path}: samples cannot be read: {error}") from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from batchtune.batching.flags import HASH, WITHIN_A_WORD
 from batchtune.batching.parameters import FILE_FLAG
 from batchtune.errors import BatchingParametersError
 
@@ -37,9 +38,6 @@ _SWITCHES: Final = frozenset(
 )
 """The options of `docker run` without a value; every other has one (docker run --help)."""
 _SHORT_SWITCHES: Final = frozenset("diPqt")
-_WITHIN_A_WORD: Final = re.compile(r"(?<=\S)#")
-_HASH: Final = "\ue000"
-"""Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 _DESCRIPTOR: Final = re.compile(r"(?<=\s)\d+(?=[<>])")
 """The number before a redirection is no word."""
 OF_THE_MODEL: Final = (
@@ -193,10 +191,10 @@ def _of_substitution(command: str, opened: str) -> str:
 
 def _words(command: str) -> Iterator[str]:
     """The words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
-    command = _DESCRIPTOR.sub("", _WITHIN_A_WORD.sub(_HASH, command))
+    command = _DESCRIPTOR.sub("", WITHIN_A_WORD.sub(HASH, command))
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
-    words = (word.replace(_HASH, "#") for word in lexer)
+    words = (word.replace(HASH, "#") for word in lexer)
     return itertools.takewhile(lambda word: not word or not set(word) <= set(";&|<>"), words)
 
 

@@ -24,8 +24,8 @@ from batchtune.batching.parameters import (
 from batchtune.errors import BatchingParametersError
 
 _SWITCH = "enable_batching"
-_WITHIN_A_WORD = re.compile(r"(?<=\S)#")
-_HASH = "\ue000"
+WITHIN_A_WORD = re.compile(r"(?<=\S)#")
+HASH = "\ue000"
 """Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 
 
@@ -71,14 +71,14 @@ def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
 
 def _words(text: str, source: str) -> Iterator[tuple[int, str]]:
     """Each word with the line on which it ends; a backslash at the end of a line goes on."""
-    text = _WITHIN_A_WORD.sub(_HASH, text)
+    text = WITHIN_A_WORD.sub(HASH, text)
     stream = io.StringIO(re.sub(r" \\\n", "  \n", text))
     lexer = shlex.shlex(stream, posix=True)
     lexer.whitespace_split = True
     try:
         for word in lexer:
             ends_line = text[: stream.tell()].endswith("\n")
-            yield lexer.lineno - ends_line, word.replace(_HASH, "#")
+            yield lexer.lineno - ends_line, word.replace(HASH, "#")
     except ValueError as error:
         raise BatchingParametersError(f"{source}:{lexer.lineno}: {error}") from error
 

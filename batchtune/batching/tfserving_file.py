@@ -22,7 +22,8 @@ from batchtune.batching.parameters import (
     did_you_mean,
     to_dict,
 )
-from batchtune.batching.text_proto import Field, Message, Scalar, format_triton
+from batchtune.batching.text_proto import Field, Message, Scalar
+from batchtune.batching.triton_config import format_triton
 
 
 def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
@@ -64,7 +65,7 @@ def format_tfserving_text(parameters: BatchingParameters) -> str:
     for name, value in to_dict(parameters).items():
         if name == "allowed_batch_sizes":
             lines.extend(f"{name}: {size}" for size in value)
-        elif name in {"allowed_batch_sizes", "pad_variable_length_inputs"}:
+        elif name == "pad_variable_length_inputs":
             lines.append(f"{name}: {_literal(value)}")
         else:
             lines.append(f"{name} {{ value: {_literal(value)} }}")

@@ -1,17 +1,31 @@
-"""The batching part of a model's Triton configuration: read, and changed alone.
+"""A model's Triton configuration: its batching part read and changed in the JSON, read and written in a config.pbtxt.
 
-A configuration is the JSON of `GET /v2/models/M/config`: the whole ModelConfig, spelt out by Triton, which the
-repository's load takes back as its parameter `config`. (extension_model_configuration.md, model_config.proto)
+The JSON is that of `GET /v2/models/M/config`: the whole ModelConfig, spelt out by Triton, which the repository's load
+takes back as its parameter `config`. (extension_model_configuration.md, model_config.proto)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching import text_proto
+from batchtune.batching.parameters import (
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    SENSIBLE_MOST,
+    UINT32_MAX,
+    BatchingFile,
+    BatchingParameters,
+    Configuration,
+    did_you_mean,
+    requests_a_batch,
+    to_dict,
+)
+from batchtune.batching.text_proto import Field, Message
 from batchtune.batching.triton_words import ACTIONS, INSTANCES, SETTINGS, SettingKind
 from batchtune.errors import BatchingParametersError
 
@@ -210,3 +224,278 @@ def _value(text: str, kind: SettingKind) -> Any:
             return int(text)
         case "action":
             return text
+
+
+# Writing a config.pbtxt: its batching part from the parameters, the whole from what Triton says as JSON.
+#
+# | TF Serving | Triton |
+# |---|---|
+# | `max_batch_size` | `max_batch_size` |
+# | `batch_timeout_micros` | `dynamic_batching.max_queue_delay_microseconds` |
+# | `num_batch_threads` | `instance_group.count` (batches that run at once) |
+# | `max_enqueued_batches` | `dynamic_batching.default_queue_policy.max_queue_size`, in requests |
+#
+# Triton never pads and never splits, so the other fields have no counterpart there. (model_config.proto)
+#
+# Of the whole, scalars that have protobuf's default are left out; an empty block is kept, since being there is what it
+# says. Names of enumeration values stand bare in the text and quoted in JSON, and a map is a list of `{ key value }`;
+# which fields are which is in model_config.proto.
+
+InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
+
+_LONG_NUMBERS: Final = frozenset(
+    {
+        "dim",
+        "dims",
+        "shape",
+        "versions",
+        "priority_levels",
+        "default_priority_level",
+        "max_queue_delay_microseconds",
+        "default_timeout_microseconds",
+        "max_sequence_idle_microseconds",
+    }
+)
+"""Of 64 bits: protobuf's JSON has them as strings, Triton's as numbers."""
+_MAPS: Final = frozenset(
+    {
+        "parameters",
+        "cc_model_filenames",
+        "metric_tags",
+        "priority_queue_policy",
+        "input_map",
+        "output_map",
+        "inputs",
+        "input",
+    }
+)
+"""Fields that are maps where their JSON is an object; `input` is a map in a profile of TensorRT, else a list."""
+
+
+def format_triton(
+    parameters: BatchingParameters | None, *, kind: InstanceKind = "KIND_AUTO", rows_per_request: int = 1
+) -> str:
+    """Write the batching part of a `config.pbtxt`; None gives one without a dynamic batcher.
+
+    An absent `max_batch_size` is written as TF Serving's default, because Triton's own means "no batches".
+    `rows_per_request` turns the limit on waiting batches into Triton's on waiting requests (at least 1).
+    """
+    if parameters is None:
+        return "# no dynamic_batching block: every request is executed by itself\n"
+    size = DEFAULT_MAX_BATCH_SIZE if parameters.max_batch_size is None else parameters.max_batch_size
+    translated = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
+    lines = [
+        f"# {name} has no counterpart in Triton" for name in to_dict(parameters) if name not in translated
+    ]
+    lines += [f"max_batch_size: {size}", "dynamic_batching {"]
+    if parameters.batch_timeout_micros is not None:
+        lines.append(f"  max_queue_delay_microseconds: {parameters.batch_timeout_micros}")
+    if parameters.max_enqueued_batches is not None:
+        requests = parameters.max_enqueued_batches * requests_a_batch(size, rows_per_request)
+        requests = min(requests, UINT32_MAX)
+        lines.append(f"  default_queue_policy {{ max_queue_size: {requests} }}")
+    lines.append("}")
+    if parameters.max_enqueued_batches is None:
+        default = DEFAULT_MAX_ENQUEUED_BATCHES
+        lines.append(
+            f"# max_enqueued_batches is absent, in TF Serving {default}; Triton's queue has no limit"
+        )
+    if parameters.num_batch_threads is None:
+        lines.append("# num_batch_threads is absent, in TF Serving one per CPU; Triton's own default applies")
+    else:
+        lines.append(f"instance_group [{{ count: {parameters.num_batch_threads} kind: {kind} }}]")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def format_config_pbtxt(config: Mapping[str, Any]) -> str:
+    """Write a whole config.pbtxt, given Triton's JSON of it."""
+    return "".join(f"{line}\n" for line in _lines_of(config))
+
+
+def _lines_of(message: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in message.items():
+        yield from _lines_of_field(name, value)
+
+
+def _lines_of_field(name: str, value: Any) -> Iterator[str]:
+    by_number = "priority_queue_policy"  # The map whose keys are numbers, not texts.
+    if isinstance(value, Mapping) and name in _MAPS:
+        for key, entry in value.items():
+            shown = key if name == by_number else _scalar("", key)
+            yield from _lines_of_block(name, [f"key: {shown}", *_lines_of_entry(entry)])
+    elif isinstance(value, Mapping):
+        yield from _lines_of_block(name, list(_lines_of(value)))
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, Mapping):
+                yield from _lines_of_block(name, list(_lines_of(entry)))
+            else:
+                yield f"{name}: {_scalar(name, entry)}"
+    elif value not in ("", 0, False, None):
+        yield f"{name}: {_scalar(name, value)}"
+
+
+def _lines_of_entry(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from _lines_of_block("value", list(_lines_of(value)))
+    else:
+        yield f"value: {_scalar('', value)}"
+
+
+def _lines_of_block(name: str, lines: list[str]) -> Iterator[str]:
+    if not lines:
+        yield f"{name} {{ }}"
+        return
+    yield f"{name} {{"
+    yield from (f"  {line}" for line in lines)
+    yield "}"
+
+
+def _scalar(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    enumerations = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
+    if name in enumerations | _LONG_NUMBERS:
+        return str(value)
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+# What a config.pbtxt says of batching, and what of it is left aside.
+#
+# Every field of the file must be one of ModelConfig's (model_config.proto); those that have nothing to do with batching
+# are passed over.
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MODEL_FIELDS: Final = _words(
+    "name platform backend runtime version_policy max_batch_size input output batch_input batch_output "
+    "optimization dynamic_batching sequence_batching ensemble_scheduling instance_group "
+    "default_model_filename cc_model_filenames metric_tags parameters model_warmup model_operations "
+    "model_transaction_policy model_repository_agents response_cache model_metrics"
+)
+_DYNAMIC_FIELDS: Final = _words(
+    "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
+    "default_priority_level default_queue_policy priority_queue_policy"
+)
+_GROUP_FIELDS: Final = _words(
+    "name kind count rate_limiter gpus secondary_devices profile passive host_policy"
+)
+_QUEUE_FIELDS: Final = _words(
+    "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
+)
+
+
+def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
+    """Read the batching part of a Triton model's config.pbtxt; without `dynamic_batching` batching is off.
+
+    Raises:
+        BatchingParametersError: `source:line: …`: a field that ModelConfig lacks, a value of another type, another
+            batcher than the dynamic one, or a model whose tensors have no batch dimension.
+    """
+    fields = _known(text_proto.parse_text_proto(text, source=source), MODEL_FIELDS, "ModelConfig", source)
+    other_batchers = ("sequence_batching", "ensemble_scheduling")
+    for field in fields:
+        if field.name in other_batchers:
+            raise text_proto.failure(source, field.line, f"{field.name}: it is no dynamic batcher")
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    notes: list[str] = []
+    size = _last(fields, "max_batch_size")
+    if size is not None:
+        values["max_batch_size"] = _number(size, "max_batch_size", source)
+        if values["max_batch_size"] == 0:
+            raise text_proto.failure(
+                source, size.line, "max_batch_size 0: the model's tensors have no batch dimension"
+            )
+    counts = [_count(group, source) for group in fields if group.name == "instance_group"]
+    if counts:
+        values["num_batch_threads"] = max(counts)
+    dynamic = _last(fields, "dynamic_batching")
+    aside = ("priority_levels", "default_priority_level", "priority_queue_policy")
+    if dynamic is not None:
+        message = text_proto.message(dynamic, source=source)
+        for field in _known(message, _DYNAMIC_FIELDS, "dynamic_batching", source):
+            if field.name == "max_queue_delay_microseconds":
+                values["batch_timeout_micros"] = _number(field, "batch_timeout_micros", source)
+            elif field.name in aside:
+                notes.append(f"{source}:{field.line}: {field.name} stays out: no search changes priorities")
+            else:
+                _add_setting(settings, field, source)
+    return BatchingFile(
+        dialect="triton",
+        parameters=BatchingParameters(**values),
+        enabled=dynamic is not None,
+        settings=settings,
+        notes=tuple(notes),
+    )
+
+
+def _add_setting(settings: dict[str, Any], field: Field, source: str) -> None:
+    """Add what a field of `dynamic_batching` says to the settings, in a scenario's words."""
+    if field.name == "preferred_batch_size":
+        size = text_proto.whole_number(field, source=source, least=1, most=SENSIBLE_MOST["max_batch_size"])
+        settings.setdefault(field.name, []).append(size)
+    elif field.name == "preserve_ordering":
+        settings[field.name] = text_proto.boolean(field, source=source)
+    else:
+        message = text_proto.message(field, source=source)
+        settings |= {
+            f"{field.name}.{below.name}": _queue_value(below, source)
+            for below in _known(message, _QUEUE_FIELDS, field.name, source)
+        }
+
+
+def _queue_value(field: Field, source: str) -> int | bool | str:
+    match field.name:
+        case "timeout_action":
+            word = "" if isinstance(field.value, Message) else field.value.text
+            if word not in ACTIONS:
+                raise text_proto.failure(
+                    source,
+                    field.line,
+                    f"{field.name} must be {' or '.join(ACTIONS)}; was {word or 'a block'}",
+                )
+            return word
+        case "allow_timeout_override":
+            return text_proto.boolean(field, source=source)
+        case "max_queue_size":
+            return text_proto.whole_number(field, source=source, least=0, most=UINT32_MAX)
+        case _:
+            return _number(field, "batch_timeout_micros", source)
+
+
+def _count(group: Field, source: str) -> int:
+    fields = _known(text_proto.message(group, source=source), _GROUP_FIELDS, "instance_group", source)
+    count = _last(fields, "count")
+    return max(1, 0 if count is None else _number(count, "num_batch_threads", source))
+
+
+def _number(field: Field, parameter: str, source: str) -> int:
+    """A number from 0 to the most of TensorFlow Serving's parameter that it stands for."""
+    return text_proto.whole_number(field, source=source, least=0, most=SENSIBLE_MOST[parameter])
+
+
+def _last(fields: Iterable[Field], name: str) -> Field | None:
+    return next((field for field in reversed(list(fields)) if field.name == name), None)
+
+
+def _known(message: Message, names: tuple[str, ...], where: str, source: str) -> list[Field]:
+    """The fields of a message, all of them known.
+
+    Raises:
+        BatchingParametersError: one is not; the hint says which was meant.
+    """
+    for field in message.fields:
+        if field.name not in names:
+            raise text_proto.failure(
+                source,
+                field.line,
+                f"{where} has no field {field.name!r}",
+                hint=did_you_mean(field.name, names),
+            )
+    return list(message.fields)

@@ -60,16 +60,19 @@ def looks_up_to(blocks_max: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ERROR_RATE) -> tuple[Look, ...]:
+def planned_looks(
+    blocks: tuple[int, ...], *, gates: int, error_rate: float = ERROR_RATE, clear_first: int = 0
+) -> tuple[Look, ...]:
     """What each look may spend: for a flag the error rate over all gates (Bonferroni), so that one false flag among all
     of them is as rare as stated; to clear a gate the whole, because all gates must be cleared for the verdict OK."""
     flag_rate = error_rate / max(gates, 1)
     # Of the error rate, for the looks of Student's t, each as much; the rank test has the rest.
     student_share = 0.4
     flags, clears = (_spent(blocks, (1.0 - student_share) * rate) for rate in (flag_rate, error_rate))
-    # Blocks of the last look of Student's t: from then on the rank test needs no more of them.
-    student_last = 10
-    student = [count for count in blocks if 2 < count <= student_last]
+    # Up to 10 blocks Student's t: from then on the rank test needs no more of them.
+    student = [count for count in blocks if 2 < count <= 10]
+    # A check that cannot end as clear before some look need spend nothing on it there.
+    clearing = [count for count in student if count >= clear_first] or student
     share = student_share / max(len(student), 1)
     return tuple(
         Look(
@@ -77,7 +80,7 @@ def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ER
             flag_level=flag,
             clear_level=clear,
             student_flag_level=share * flag_rate if count in student else 0.0,
-            student_clear_level=share * error_rate if count in student else 0.0,
+            student_clear_level=student_share * error_rate / len(clearing) if count in clearing else 0.0,
         )
         for count, flag, clear in zip(blocks, flags, clears, strict=True)
     )
@@ -136,11 +139,9 @@ def _student(level: float, freedom: int) -> float:
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
     """What the rank test can use, at each look, of what may be spent until then."""
     levels: list[float] = []
-    # Power of the share of the blocks: below 1, so that the first look can clear, and no smaller, so that the
-    # last can.
-    spending = 0.75
     for count in blocks:
-        allowed = error_rate * (count / blocks[-1]) ** spending - sum(levels)
+        # A power below 1, so that the first look can clear, and no smaller, so that the last can.
+        allowed = error_rate * (count / blocks[-1]) ** 0.75 - sum(levels)
         levels.append(_attained(count, allowed) if count >= RANK_FIRST else 0.0)
     return levels
 
@@ -410,10 +411,8 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
     )
     low, high = min(max(low, student_low), value), max(min(high, student_high), value)
-    # The noise may raise that margin to so many times what was asked for; beyond it the gate stays open, and
-    # says so.
-    floor_most = 2.5
-    clear_limit = max(gate.limit, min(_floor(known, blocks_max), floor_most * gate.limit))
+    # The noise may raise that margin to 2.5 times what was asked for; beyond it the gate stays open, and says so.
+    clear_limit = max(gate.limit, min(_floor(known, blocks_max), 2.5 * gate.limit))
     state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
     return Finding(
         gate=gate,
@@ -452,10 +451,9 @@ def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
     value, _, above = bounds(worsenings, low_level=one_error, high_level=one_error)
     if math.isinf(above) or not worsenings:
         return 0.0
-    # A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and
+    # A gate is cleared against no less than 4.3 standard errors of the last look: 2.3 of its interval, and
     # 2 so that 19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py).
-    floor_errors = 4.3
-    return floor_errors * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+    return 4.3 * (above - value) * math.sqrt(len(worsenings) / blocks_max)
 
 
 def _known(value: float) -> float | None:

@@ -246,7 +246,8 @@ def run_check(
     blocks = fresh = 0
     findings: tuple[Finding, ...] = ()
     again: tuple[Finding, ...] = ()
-    for look in planned_looks(counts, gates=len(gates), error_rate=error_rate):
+    clear_first = RANK_FIRST if any(gate.metric in apart for gate in gates) else 0
+    for look in planned_looks(counts, gates=len(gates), error_rate=error_rate, clear_first=clear_first):
         blocks, findings = look_after("screen", gates, look)
         if blocks < look.blocks or _is_clear(findings):
             break

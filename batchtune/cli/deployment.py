@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.archive.run import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
+from batchtune.archive.server_files import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration, flag_text
 from batchtune.errors import UsageError

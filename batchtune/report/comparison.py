@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -15,8 +15,10 @@ from batchtune.report import tables, words
 from batchtune.report.findings import Marks, labels, text_of
 from batchtune.report.live_view import measured_load, trial_line
 from batchtune.report.words import Fact
-from batchtune.tune.compare.blocks import QUANTILES, VariantFigures
+from batchtune.tune.compare.blocks import QUANTILES, Variant, VariantFigures
+from batchtune.tune.compare.pace_probes import comparison_seconds, is_most, run_seconds
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
+from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
@@ -79,6 +81,27 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     lines = ["", *_pair_lines(comparison, marks), "", *facts, "", *small_print(comparison), *marks.lines()]
     lines.append(f"Saved in {path}")
     tables.print_text(*lines, stream=stream, indent="    ")
+
+
+def pace_text(variant: Variant, pace: Pace) -> str:
+    """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
+    if variant.scenario.target.models:
+        takes = rounded_duration(run_seconds(variant, pace))
+        return f"{variant.name}: all models at once, at their stated loads, each run {takes}"
+    if math.isnan(pace.lone_s):
+        return f"{variant.name}: a lone request was not answered"
+    times = times_of(pace, variant.scenario, variant.configuration)
+    what = "a request" if variant.configuration.batching is None else "a batch"
+    run_s = rounded_duration(run_seconds(variant, pace))
+    most = "at most " if is_most(variant, pace) else ""
+    return f"{variant.name}: {what} takes about {rounded_duration(times.batch_s)}, each run {most}{run_s}"
+
+
+def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
+    """`in all about 7 min 05 s, …`, or at most so long, where that is all that is known of a variant."""
+    most = any(is_most(variant, paces[variant.name]) for variant in variants)
+    takes = rounded_duration(comparison_seconds(variants, paces, blocks=blocks))
+    return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.report import tables
-from batchtune.report.findings import labels
+from batchtune.report.findings import labels, text_of
 from batchtune.report.run_tables import brief_labels
 from batchtune.twin.model.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -77,7 +77,7 @@ def print_simulations(
     tables.print_text(*([f"All configurations: {common}."] if common else []), "", stream=stream)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"Confidence: {accuracy_text(twin)}.", *notes]
-    reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
+    reasons = dict.fromkeys(text_of(reason) for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     known = {point.configuration: point for point in points if point.measured is not None}
     for point in list(known.values())[:measured_most]:
@@ -116,8 +116,8 @@ def print_plan(
         f"Without latency limits: {counted(plan.by_saturation_alone, 'replica')}, each at 90 % of saturation.",
         f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         "Brackets are 95 % intervals.",
-        *(f"Note: {note}." for note in plan.notes),
-        *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
+        *(f"Note: {text_of(note)}." for note in plan.notes),
+        *(f"Extrapolated: {text_of(reason)}." for reason in plan.extrapolations),
     ]
     tables.print_text(*lines, stream=stream)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from batchtune.batching.cortex import format_cortex
 from batchtune.batching.flags import format_flags
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.batching.text_proto import Message, format_triton, parse_text_proto, whole_number
+from batchtune.batching.text_proto import Message, parse_text_proto, whole_number
+from batchtune.batching.triton_config import format_triton
 from batchtune.errors import BatchingParametersError
 
 TUNED = BatchingParameters(

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.batching.text_proto import Message, format_config_pbtxt, parse_text_proto
+from batchtune.batching.text_proto import Message, parse_text_proto
 from batchtune.batching.triton_config import (
     FoundBatching,
     configuration_as_found,
     dropped,
+    format_config_pbtxt,
     found_batching,
     with_batching,
 )

@@ -22,6 +22,14 @@ def test_the_looks_of_both_tests_spend_no_more_than_the_error_rate(blocks_max, g
     assert 0.03 < clears <= 0.05 + 1e-12
 
 
+def test_nothing_is_spent_on_clearing_before_all_gates_are_measured():
+    usual, later = (planned_looks(looks_up_to(36), gates=5, clear_first=first) for first in (0, 6))
+    assert [look.blocks for look in later if look.student_clear_level] == [6, 8, 10]
+    assert [look.student_flag_level for look in later] == [look.student_flag_level for look in usual]
+    spent = [sum(look.student_clear_level for look in looks) for looks in (usual, later)]
+    assert spent[0] == pytest.approx(spent[1])
+
+
 def test_the_first_looks_have_students_test_alone():
     first, _, third, *_ = planned_looks(looks_up_to(36), gates=5)
     assert (first.blocks, first.flag_level, first.clear_level) == (3, 0.0, 0.0)

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from batchtune.check.gate import Gate, default_gates
+from batchtune.check.gate import ONE_LAUNCH, Gate, default_gates
 from batchtune.check.paired_check import judge_fixed, run_check
 from batchtune.scenario.spec.check import METRICS
 from tests.check.simulated_blocks import (
@@ -58,6 +58,12 @@ def test_what_was_planted_is_caught_and_named(change, metric):
 def test_a_quiet_pair_is_cleared_by_six_blocks():
     blocks = [run_check(GATES, SimulatedPair(seed=seed, sd=0.01).measure).blocks for seed in SEEDS]
     assert sorted(blocks)[len(blocks) // 2] <= 6
+
+
+def test_many_pairs_of_usual_noise_are_cleared_before_their_servers_are_started_anew():
+    """Blocks of 2 % noise: 93 of 200; 75 where clearing had a share of looks at which no check can end."""
+    blocks = [run_check(GATES, SimulatedPair(seed=seed, sd=0.02).measure).blocks for seed in SEEDS]
+    assert sum(count <= ONE_LAUNCH for count in blocks) >= 0.42 * len(blocks)
 
 
 @pytest.mark.parametrize(("change", "blocks"), [(TWICE, 3), (SLOWER_20, 4)])

@@ -42,7 +42,7 @@ variants:
 
 def test_the_help_names_the_codes_of_a_gate(tmp_path: Path) -> None:
     told = " ".join(answered("compare", "--help", cwd=tmp_path).stdout.split())
-    assert "3 when one misses the SLO, 5 without a verdict" in told
+    assert "1 a variant regressed, 3 one misses the SLO, 5 no verdict" in told
 
 
 @pytest.fixture

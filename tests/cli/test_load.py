@@ -86,11 +86,8 @@ def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> 
 def test_help_says_with_which_code_a_load_ends() -> None:
     done = answered("load", "--help", cwd=Path.cwd())
     text = " ".join(done.stdout.split())
-    assert (
-        "Ends with 0 when the SLO and every --gate are met or there is none, 3 when one is missed, 5 without"
-        in text
-    )
-    assert "Ends with 6" in text
+    assert "Exit code: 0 the SLO and every --gate are met, or there is none; 3 one is missed; 5 no" in text
+    assert "6 no point is valid" in text
 
 
 def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:

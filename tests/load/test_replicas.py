@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.archive.samples_file import read_parquet, to_parquet
+from batchtune.archive.run import read_parquet, to_parquet
 from batchtune.errors import ScenarioError
 from batchtune.load import worker_process as process
 from batchtune.load.fleet import LoadFleet

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
+from batchtune.archive.run import LEDGER, Run, create_run
+from batchtune.archive.server_files import BATCHING_PARAMETERS
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
 from batchtune.report.html.shell.document import PAGE_FILE, unbroken

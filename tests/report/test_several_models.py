@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.listing import runs_under
-from batchtune.archive.run import JOINT_RECOMMENDATION, RECOMMENDATION, Run, create_run, own_file
+from batchtune.archive.run import JOINT_RECOMMENDATION, RECOMMENDATION, Run, create_run
+from batchtune.archive.server_files import own_file
 from batchtune.cli.commands.report import write_report
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario

@@ -18,7 +18,9 @@ from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.comparison import (
     comparison_facts,
+    comparison_text,
     noise_lines,
+    pace_text,
     pair_sentence,
     print_comparison,
     small_print,
@@ -29,9 +31,7 @@ from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import (
     comparison_seconds,
-    comparison_text,
     leaves_duration_open,
-    pace_text,
     probed_pace,
     probed_paces,
     run_seconds,

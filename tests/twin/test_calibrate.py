@@ -14,6 +14,7 @@ from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
+from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text
 from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
 from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
@@ -226,12 +227,12 @@ def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
     inside = serial_twin.predict(batcher_of(32, 1.0), Traffic(clients=32))
     assert not inside.extrapolated
     wide = serial_twin.predict(batcher_of(256), Traffic(clients=512))
-    assert any("rows" in reason for reason in wide.extrapolations)
+    assert any("rows" in text_of(reason) for reason in wide.extrapolations)
     threads = serial_twin.predict(batcher_of(32, 0.0, 8), Traffic(clients=256))
-    assert any("batch threads" in reason for reason in threads.extrapolations)
+    assert any("batch threads" in text_of(reason) for reason in threads.extrapolations)
     saturation = serial_twin.saturation_rps(batcher_of(32), POISSON)
     near = serial_twin.predict(batcher_of(32), Traffic(rate_rps=0.95 * saturation))
-    assert any("above 90 %" in reason for reason in near.extrapolations)
+    assert any("above 90 %" in text_of(reason) for reason in near.extrapolations)
 
 
 def test_the_highest_rate_is_where_the_limit_is_met(serial_twin: Twin) -> None:

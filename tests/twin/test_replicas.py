@@ -10,6 +10,7 @@ import pytest
 
 from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
+from batchtune.report.findings import text_of
 from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.replicas import POOL_MOST
 from batchtune.twin.model.service_time import linear_service_time
@@ -104,7 +105,7 @@ def test_a_pool_stands_for_a_large_fleet(twin: Twin, routing: Routing) -> None:
     tight = Limit(name="p95", quantile=0.95, seconds=0.006)
     plan = plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e6, limits=(tight,), routing=routing)
     assert plan.advised > POOL_MOST == plan.simulated_replicas
-    assert any(f"a pool of {POOL_MOST} replicas" in note for note in plan.notes)
+    assert any(f"a pool of {POOL_MOST} replicas" in text_of(note) for note in plan.notes)
     assert plan.latency_s["p95"].value <= 0.0062
 
 
@@ -133,7 +134,7 @@ def test_a_wider_twin_gives_a_wider_interval() -> None:
 def test_more_threads_than_were_measured_are_labelled(twin: Twin) -> None:
     plan = plan_replicas(twin, batcher_of(64, 0.0, 4), POISSON, rate_rps=1e4, limits=(P95,), routing="random")
     assert plan.extrapolated
-    assert any("batch threads" in reason for reason in plan.extrapolations)
+    assert any("batch threads" in text_of(reason) for reason in plan.extrapolations)
 
 
 def test_a_limit_that_no_rate_keeps_is_an_error_with_a_hint(twin: Twin) -> None:

@@ -26,7 +26,8 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.measure.slo import limits_of
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import as_text, to_plain
+from batchtune.report.findings import worded
 from batchtune.report.twin_text import Simulated, accuracy_text, note_when_slow, print_plan, print_simulations
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
@@ -361,7 +362,7 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
                 "label": point.configuration.label(),
                 "configuration": point.configuration.to_dict(),
                 "traffic": point.traffic.to_dict(),
-                **point.prediction.to_dict(),
+                **worded(point.prediction.to_dict()),
                 "measured": to_plain(point.measured),
                 "twin_rps": to_plain(point.twin_rps),
             }
@@ -452,14 +453,14 @@ def run_plan(
     with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):
         plan = fleet.plan(rate_rps)
     notes = [*notes_on(configurations), *notes_on_lengths(calibrated)]
-    plan = replace(plan, notes=(*plan.notes, *(note.rstrip(".") for note in notes)))
+    plan = replace(plan, notes=(*plan.notes, *(as_text(note.rstrip(".")) for note in notes)))
     if json:
         document = {
             "run": str(calibrated.run.path),
             "label": configurations[0].label(),
             "configuration": configurations[0].to_dict(),
             "twin": twin_document(calibrated),
-            **plan.to_dict(),
+            **worded(plan.to_dict()),
         }
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:

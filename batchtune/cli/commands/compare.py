@@ -19,14 +19,20 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.comparison import print_comparison, print_noise, variant_line
+from batchtune.report.comparison import (
+    comparison_text,
+    pace_text,
+    print_comparison,
+    print_noise,
+    variant_line,
+)
 from batchtune.report.findings import worded
 from batchtune.report.gate.statement import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
-from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
+from batchtune.tune.compare.pace_probes import probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
 from batchtune.tune.trials.trial import parts_of
 

@@ -12,17 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from batchtune.archive.run import (
-    RECOMMENDATION,
-    SCENARIO,
-    Run,
-    parameters_name,
-    parameters_text,
-    server_files,
-    tritons_file,
-    write_server_files,
-    write_whole,
-)
+from batchtune.archive.run import RECOMMENDATION, SCENARIO, Run, write_server_files, write_whole
+from batchtune.archive.server_files import parameters_name, parameters_text, server_files, tritons_file
 from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
 from batchtune.batching.triton_config import dropped

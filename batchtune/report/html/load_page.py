@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import CHECK, Run
@@ -137,7 +137,7 @@ def _latencies(points: Sequence[LoadPoint], quantile: str) -> list[Estimate]:
 
 
 def _against(
-    points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float, **more: object
+    points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float, **more: Any
 ) -> list[Trace]:
     """The line through the points that count, and the points, a trace a kind."""
     traces = [_joined(points, shown, scale)]

@@ -18,7 +18,6 @@ from batchtune.tune.one_capacity import search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Source, Trial, TrialRequest
-from batchtune.units import rounded_duration
 
 TURN_S: Final = 0.008
 """Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most
@@ -142,27 +141,6 @@ def probed_paces(
     return {variant.name: by_scenario[variant.scenario.model_dump_json()] for variant in variants}
 
 
-def pace_text(variant: Variant, pace: Pace) -> str:
-    """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
-    if variant.scenario.target.models:
-        takes = rounded_duration(run_seconds(variant, pace))
-        return f"{variant.name}: all models at once, at their stated loads, each run {takes}"
-    if math.isnan(pace.lone_s):
-        return f"{variant.name}: a lone request was not answered"
-    times = times_of(pace, variant.scenario, variant.configuration)
-    what = "a request" if variant.configuration.batching is None else "a batch"
-    run_s = rounded_duration(run_seconds(variant, pace))
-    most = "at most " if _is_most(variant, pace) else ""
-    return f"{variant.name}: {what} takes about {rounded_duration(times.batch_s)}, each run {most}{run_s}"
-
-
-def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
-    """`in all about 7 min 05 s, …`, or at most so long, where that is all that is known of a variant."""
-    most = any(_is_most(variant, paces[variant.name]) for variant in variants)
-    takes = rounded_duration(comparison_seconds(variants, paces, blocks=blocks))
-    return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
-
-
 def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
     """What so many blocks take, repeats left out."""
     return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
@@ -180,14 +158,14 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
     load = scenario.load
     if load.requests is None:
         return times.run_s
-    if _is_most(variant, pace):
+    if is_most(variant, pace):
         return load.warm_up_s + load.duration_s + times.turn_s
     clients = load.concurrency or 1
     rate_rps = min(pace.full_rps, clients / (load.think_time_s + pace.lone_s))
     return load.warm_up_s + clients / rate_rps + min(load.requests / rate_rps, load.duration_s)
 
 
-def _is_most(variant: Variant, pace: Pace) -> bool:
+def is_most(variant: Variant, pace: Pace) -> bool:
     """Whether a run of it may end long before `run_seconds`."""
     if variant.scenario.objective == "capacity":
         return not variant.scenario.target.models

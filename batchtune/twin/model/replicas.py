@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchtune.errors import TwinError
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import Coded, coded, fields_to_plain
 from batchtune.twin.model.saturation import PRECISION, highest_rates
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
@@ -148,8 +148,8 @@ class ReplicaPlan:
     failure: Failure | None = None
     measured: MeasuredRates | None = None
     twin_rps: float | None = None
-    extrapolations: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    extrapolations: tuple[Coded, ...] = ()
+    notes: tuple[Coded, ...] = ()
 
     @property
     def extrapolated(self) -> bool:
@@ -275,14 +275,12 @@ class Replicas:
             busy_ratio=float(np.median(without.busy_ratio)),
         )
 
-    def _notes(self, advised: int) -> tuple[str, ...]:
+    def _notes(self, advised: int) -> tuple[Coded, ...]:
         notes = []
         if self._traffic.load is not None and self._traffic.load.arrivals == "trace":
-            notes.append("the trace is played faster or slower to reach the rate of each replica")
+            notes.append(coded("trace_stretched"))
         if advised > POOL_MOST:
-            notes.append(
-                f"a pool of {POOL_MOST} replicas with its share of the rate represents all {advised:,}"
-            )
+            notes.append(coded("pool_represents", pool=POOL_MOST, replicas=advised))
         return tuple(notes)
 
     def _shares(self, rate_rps: float) -> NDArray[np.float64]:

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
-from batchtune.plain_values import to_plain
+from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device, Routing, Summary
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.units import percentage, rounded
 
 MOST_REQUESTS = 40_000
 
@@ -150,7 +149,7 @@ class Prediction:
     mean_batch_rows: NDArray[np.float64]
     error_ratio: NDArray[np.float64]
     busy_ratio: NDArray[np.float64]
-    extrapolations: tuple[str, ...] = ()
+    extrapolations: tuple[Coded, ...] = ()
 
     @property
     def extrapolated(self) -> bool:
@@ -171,7 +170,7 @@ class Prediction:
             **{name: to_plain(estimate_of(getattr(self, name))) for name in figures},
             "latency_s": {name: to_plain(self.latency(name)) for name in self.latency_s},
             "extrapolated": self.extrapolated,
-            "extrapolations": list(self.extrapolations),
+            "extrapolations": to_plain(self.extrapolations),
         }
 
 
@@ -244,27 +243,23 @@ class Twin:
 
     def _extrapolations(
         self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int
-    ) -> tuple[str, ...]:
+    ) -> tuple[Coded, ...]:
         extrapolations = []
         rows_most = int(played.batch_rows_max.max())
         if rows_most > self.rows_max:
-            extrapolations.append(f"batches of up to {rows_most} rows; calibrated to {self.rows_max}")
+            extrapolations.append(coded("rows_beyond", most=rows_most, calibrated=self.rows_max))
         in_flight = math.inf if traffic.clients is None else traffic.clients
         threads = min(batcher.batch_threads, in_flight)
         if threads > self.threads_max:
-            extrapolations.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
+            extrapolations.append(coded("threads_beyond", threads=threads, calibrated=self.threads_max))
         rate_rps = traffic.offered_rps
         if rate_rps is not None:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > saturation:
-                completed = rounded(saturation)
-                extrapolations.append(
-                    f"overload: {rounded(rate_rps)} requests/s are more than the {completed} completed"
-                )
+                extrapolations.append(coded("overload", rate_rps=rate_rps, completed_rps=saturation))
             elif rate_rps > NEAR_SATURATION * saturation:
-                extrapolations.append(
-                    f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
-                )
+                figures = {"rate_rps": rate_rps, "near_ratio": NEAR_SATURATION, "saturation_rps": saturation}
+                extrapolations.append(coded("near_saturation", **figures))
         return tuple(extrapolations)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.archive.samples_file import read_parquet, to_parquet
+from batchtune.archive.run import read_parquet, to_parquet
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
 from batchtune.load.calibration import NullServer

@@ -24,7 +24,7 @@ from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.plain_values import as_text
-from batchtune.report.comparison import variant_line
+from batchtune.report.comparison import pace_text, variant_line
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
@@ -36,7 +36,6 @@ from batchtune.tune.compare.pace_probes import (
     DUET_S,
     comparison_seconds,
     leaves_duration_open,
-    pace_text,
     probed_paces,
 )
 from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX

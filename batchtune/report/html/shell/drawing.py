@@ -168,11 +168,11 @@ def section(
     def text(name: str) -> str:
         return texts.get(f"{name}_{variant}", texts.get(name, "")).format(**figures)
 
-    named = {"anchor": anchor or key, "title": text("title")}
     if not content:
-        return Section(**named, missing=text("missing"))
+        return Section(anchor=anchor or key, title=text("title"), missing=text("missing"))
     return Section(
-        **named,
+        anchor=anchor or key,
+        title=text("title"),
         lead=text("lead"),
         how=text("how"),
         figure=content if isinstance(content, Figure) else None,
@@ -213,7 +213,7 @@ def trace(
     bars: Mapping[str, object] | None = None,
     hover: str = "",
     of: str = "",
-    **more: object,
+    **more: Any,
 ) -> Trace:
     """Points with a `marker`, a `line`, or both, in a colour; estimates have error bars, which look as `bars` say.
 
@@ -233,7 +233,7 @@ def trace(
 def intervals(
     rows: Sequence[tuple[str, str, Estimate, str]],
     looks: Mapping[str, tuple[str, str, str]],
-    **more: object,
+    **more: Any,
 ) -> list[Trace]:
     """A trace for each group of estimates with their intervals: group, name, estimate, text of each; `looks` has the
     name, colour and symbol of each group."""

@@ -131,9 +131,8 @@ def slices(account: SweepResults) -> Section:
             )
         ]
         if len(beside) > 1:
-            sliced[knob] = sorted(
-                beside, key=lambda pair, knob=knob: _sortable(_value(account, pair[0], knob))
-            )
+            beside.sort(key=lambda pair: _sortable(_value(account, pair[0], knob)))
+            sliced[knob] = beside
     panels = [
         Panel(
             traces=[_slice(account, beside, knob, chosen.configuration)],

@@ -1,0 +1,96 @@
+"""Files that a server takes: those that give it the recommended parameters, of one model or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.batching.parameters import Configuration
+from batchtune.batching.tfserving_file import parameters_file, rendered
+from batchtune.batching.triton_config import format_config_pbtxt, format_triton, with_batching
+from batchtune.scenario.spec.served_models import ServedModelSpec
+from batchtune.system import absolute
+from batchtune.target.launch.container import OWN_PARAMETERS, model_config_text, own_text
+from batchtune.target.model_files import lies_bare
+from batchtune.tune.answer.recommendation import Recommendation
+
+BATCHING_PARAMETERS: Final = "batching_parameters.txt"
+CONFIG_PBTXT: Final = "config.pbtxt"
+PARAMETERS_JSON: Final = "parameters.json"
+
+
+def parameters_name(configuration: Configuration) -> str:
+    """File name of the parameters, in the run and for the server: that of TensorFlow Serving, of Triton, or of kind
+    http."""
+    names = {"triton": CONFIG_PBTXT, "http": PARAMETERS_JSON}
+    return names.get(configuration.dialect, BATCHING_PARAMETERS)
+
+
+def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
+    """Write the parameters file for the server that was measured, with a comment that says what is in it."""
+    if recommendation.configuration.dialect == "triton":
+        return tritons_file(recommendation, model_config)
+    if recommendation.configuration.dialect == "http":
+        rows = recommendation.rows_per_request
+        return rendered(recommendation.configuration, "http", model="", rows_per_request=rows)
+    return parameters_file(recommendation.configuration).text
+
+
+MODELS_CONFIG: Final = "models.config"
+UNKNOWN: Final = "PATH"
+"""Stands before a model's name where its directory of versions is not known: a sample model, one that is gone."""
+
+
+def versions_of(model: str) -> list[Path]:
+    """List the version directories of a model; none where its directory is not known."""
+    path = absolute(model)
+    if not path.is_dir() or lies_bare(path):
+        return []
+    return sorted(
+        (below for below in path.iterdir() if below.name.isdigit()), key=lambda below: int(below.name)
+    )
+
+
+def beside(file: Path, *names: str) -> Path:
+    """Where a further file of several models lies: in a run by its own name, else by that of the server's `file`."""
+    head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
+    return file.parent.joinpath(f"{head}{names[0]}", *names[1:])
+
+
+def own_file(file: Path, name: str) -> Path:
+    """Path of the parameters of one of several models, which every version directory of it gets."""
+    return beside(file, "models", name, OWN_PARAMETERS)
+
+
+def server_files(
+    file: Path,
+    recommendation: Recommendation,
+    models: Sequence[ServedModelSpec],
+    *,
+    model_config: Mapping[str, Any] | None = None,
+) -> dict[Path, str]:
+    """Make the files that the server takes, by path, `file` first; without batching TF Serving takes none."""
+    configuration = recommendation.configuration
+    if not models:
+        is_none = configuration.batching is None and configuration.dialect == "tfserving"
+        return {} if is_none else {file: parameters_text(recommendation, model_config)}
+    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
+    base_paths = {
+        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
+        for own in models
+    }
+    return {
+        file: parameters_file(shared).text,
+        beside(file, MODELS_CONFIG): model_config_text(base_paths),
+        **{own_file(file, name): own_text(own) for name, own in configuration.models},
+    }
+
+
+def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
+    """Write the whole config.pbtxt if the model's configuration was kept in the run, else only its batching part."""
+    configuration = recommendation.configuration
+    if model_config is None or configuration.dialect != "triton":
+        return format_triton(configuration.batching, rows_per_request=recommendation.rows_per_request)
+    config = with_batching(model_config, configuration)
+    return f"# batchtune: {configuration.label()}\n{format_config_pbtxt(config)}"

@@ -37,6 +37,9 @@ BACK = 0.85
 UNCONFIRMED = 0.9
 """Of a rate that the search held, what is stated before fresh runs held it: the best of many is too good."""
 
+STEP_DOWN = 0.95
+"""The next rate of a leader that failed its fresh runs."""
+
 WIDTH, UNSTEADY = 1.14, 1.35
 """No stated bracket is narrower; nor than the second where runs differ (noisy.py, harsh)."""
 
@@ -187,10 +190,17 @@ class Bracket:
             if run.fresh and run.held and _rate(run) >= 0.999 * rate_rps
         )
 
+    def has_failed(self, rate_rps: float) -> bool:
+        """Whether fresh runs missed a rate more than a third as often as they held it: those that held it count for a
+        lower one too, so that a step down costs one run, and three times the same rate would cost more."""
+        return self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True) / 3
+
     @cached_property
     def stated_rps(self) -> float:
-        """What is stated: the confirmed rate, or less than what the search held."""
-        return max(self.confirmed_rps, UNCONFIRMED * self.held_rps)
+        """What is stated: the confirmed rate, or less than what the search held and than what fresh runs missed."""
+        missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
+        failed_rps = min(filter(self.has_failed, missed), default=math.inf)
+        return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
 
     @cached_property
     def stated_missed_rps(self) -> float:

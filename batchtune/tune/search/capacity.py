@@ -21,11 +21,11 @@ from batchtune.tune.evidence.bracket import (
     BACK,
     LEVEL,
     RIVAL,
+    STEP_DOWN,
     TINY_S,
     UNCONFIRMED,
     WIDEST,
     WIDTH,
-    Bracket,
     BracketRun,
     next_rate,
     of_limit,
@@ -48,8 +48,9 @@ OPEN = 1.10
 """A rival whose upper end lies this far above the answer is open."""
 
 NEIGHBOUR = 1.03
-"""The rate, times what the leader held, at which one that the curve does not favour must prove itself: who misses it is
-no open rival once SAFE of the leader's is stated."""
+"""The rate, times what the leader held, at which one that the curve does not favour must prove itself; LEVEL where the
+leader is what the server has or would have by default: a change must gain something. Who misses it is no open rival
+once SAFE of the leader's is stated."""
 
 BEAT = 1.095
 """The rate, times what is stated, at which a rival that is open must prove itself."""
@@ -63,9 +64,6 @@ threads, which is there because the curve may be wrong, and of references."""
 
 SAFE = 0.94
 """The first fresh runs are at this share of what the search found."""
-
-STEP_DOWN = 0.95
-"""The next rate of a leader that failed its fresh runs."""
 
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
@@ -97,22 +95,8 @@ class CapacitySearch(Search):
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
-        """The highest rate held, else the best hope; of equals the simplest.
-
-        Where what the server has, or would have by default, holds nearly as much, that: a change must gain something.
-        """
-        best = self._best_of(list(self.contenders))
-        least = self.worth(best) / LEVEL
-        present, defaults = self.contenders.of("present"), self.contenders.of("defaults")
-        if present is not None and self.worth(present) >= least > 0.0:
-            return present
-        if (
-            defaults is not None
-            and defaults.simplicity < best.simplicity
-            and self.worth(defaults) >= least > 0.0
-        ):
-            return defaults
-        return best
+        """The highest rate held, else the best hope; of equals the simplest."""
+        return self._best_of(list(self.contenders))
 
     def best(self) -> Contender | None:
         top = self.leader()
@@ -404,23 +388,28 @@ class CapacitySearch(Search):
         ]
         if rivals and not self.of_models:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
-            return rival, self._rivals_rate(rival, lo), "it is hoped to hold more than the leader"
+            return rival, self._rivals_rate(rival, top), "it is hoped to hold more than the leader"
         near = self._untried_near(top, taken, widely=self.of_models)
         closed = ROUGHLY if near is not None and self.is_first(near) else CLOSED
         if top not in taken and bracket.missed_rps > closed * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader holds"
         if near is None:
             return None
-        return near, NEIGHBOUR * lo, "whether it holds more than the leader"
+        return near, self._more_than(top), "whether it holds more than the leader"
 
-    def _rivals_rate(self, rival: Contender, lo: float) -> float:
+    def _more_than(self, top: Contender) -> float:
+        """The rate at which another must prove itself."""
+        stands = {"present", "defaults"} & set(top.sources)
+        return (LEVEL if stands else NEIGHBOUR) * top.bracket.held_rps
+
+    def _rivals_rate(self, rival: Contender, top: Contender) -> float:
         """Nearly all that is hoped of it at first; then by bisection above what the leader holds, and what it missed
         once is tried once more."""
-        bracket, belief = rival.bracket, self._belief(rival)
+        bracket, belief, least_rps = rival.bracket, self._belief(rival), self._more_than(top)
         if not bracket.open_runs:
-            return max(NEIGHBOUR * lo, 0.95 * belief)
-        least = max(bracket.held_rps, lo)
-        return max(NEIGHBOUR * lo, min(math.sqrt(least * belief), bracket.missed_once(least)))
+            return max(least_rps, 0.95 * belief)
+        least = max(bracket.held_rps, top.bracket.held_rps)
+        return max(least_rps, min(math.sqrt(least * belief), bracket.missed_once(least)))
 
     def _first_rate(self, top: Contender) -> float:
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
@@ -503,8 +492,7 @@ class CapacitySearch(Search):
             contender.rows > top.rows
             and contender.threads == top.threads
             and contender.model_says == top.model_says
-            and top.bracket.held_rps
-            <= OPEN * top.model_says  # else the curve is wrong about the leader itself
+            and top.bracket.held_rps <= OPEN * top.model_says  # else the curve is wrong about the leader
         )
         return never_filled or self._belief(contender) < least * self._belief(top)
 
@@ -556,19 +544,13 @@ class CapacitySearch(Search):
             rate = self._below_near_misses(CAUTIOUS * min(likely, BOLDEST * bracket.loop_rps or likely))
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
         if tried and not bracket.confirmed_rps:
-            failed = [known for known in tried if self._has_failed(bracket, known)]
+            failed = [known for known in tried if bracket.has_failed(known)]
             return tried[0] * STEP_DOWN ** len(failed) if tried[0] in failed else tried[0]
         near = [known for known in tried if rate and abs(math.log(known / rate)) < SAME]
         rate = near[0] if near else rate
-        while self._has_failed(bracket, rate):
+        while bracket.has_failed(rate):
             rate *= STEP_DOWN
         return rate
-
-    def _has_failed(self, bracket: Bracket, rate_rps: float) -> bool:
-        """Whether fresh runs missed a rate more than a third as often as they held it: those that held it count for a
-        lower one too, so that a step down costs one run, and three times the same rate would cost more."""
-        missed = bracket.missed(rate_rps, fresh=True)
-        return missed > bracket.held(rate_rps, fresh=True) / 3
 
     def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """After the fresh runs: who may still hold a tenth more than is stated?"""
@@ -583,7 +565,7 @@ class CapacitySearch(Search):
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return (
                 rival,
-                max(BEAT * stated, NEIGHBOUR * bracket.held_rps),
+                max(BEAT * stated, self._more_than(top)),
                 "whether it holds a tenth more than the answer",
             )
         near = self._untried_near(top, taken, widely=True)

@@ -1,4 +1,4 @@
-"""What did the user ask for? Parse, call the rooms in order, print, exit with the code that says how it went.
+"""The command line: parses, calls the rooms in order, prints, exits with the code that says how it went.
 
 `app` holds the command line, `ending` how it ends, `commands` one file a command, `arguments` what its words mean.
 """

@@ -1,4 +1,4 @@
-"""Which words do the commands take that read a kept run, or all of them?"""
+"""Options of the commands that read a kept run, or all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands are there?
+"""Lists the commands.
 
 Nothing heavy is imported here: every command imports the rooms it needs, so that `--help` answers at once.
 """

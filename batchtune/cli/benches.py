@@ -1,4 +1,4 @@
-"""Which servers, load processes and benches do the variants of a comparison share, and until when do they live?"""
+"""The servers, load processes and benches that the variants of a comparison share, and how long they live."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Benches:
         self.stack.enter_context(self._launched)
 
     def reached(self, variants: Sequence[Variant]) -> list[Variant]:
-        """The variants with what the model has of batching on the Triton that serves it; others as they are.
+        """Return the variants, those on a running Triton with the batching that its model has now.
 
         Raises:
             TargetError: nobody answers, no such model, or the server did not start.
@@ -76,7 +76,7 @@ class Benches:
         self._turn = turn
 
     def bench(self, variant: Variant) -> Bench:
-        """What runs its trials; each of several models is loaded by processes of its own."""
+        """Return the bench that runs a variant's trials; each of several models is loaded by processes of its own."""
         if variant.name not in self._benches:
             scenario = variant.scenario
             names = [own.name for own in scenario.target.models] or [""]
@@ -97,8 +97,8 @@ class Benches:
     def duet(
         self, pair: Sequence[Variant], trials: Sequence[Trial], paces: Mapping[str, Pace], *, block: int
     ) -> tuple[float, float] | None:
-        """CPU seconds a request of both variants, loaded in turn after the runs of a block; None where that cannot be
-        told: other processes serve, other machines send, or answers take too long for short turns.
+        """Measure the CPU seconds a request of both variants, loaded in turn after the runs of a block; None where that
+        cannot be told: other processes serve, other machines send, or answers take too long for short turns.
 
         Raises:
             TargetError: a server failed.
@@ -123,7 +123,7 @@ class Benches:
         return cost
 
     def launch(self, variant: Variant) -> None:
-        """Start its server now.
+        """Start the server of a variant now.
 
         Raises:
             TargetError: it does not start, or its dialect cannot say the configuration.
@@ -215,7 +215,7 @@ def _naming(variant: Variant) -> Iterator[None]:
 
 
 def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
-    """The variants with CPUs for server and client; says once which."""
+    """Return the variants with CPUs for server and client, and print once which."""
     placements = [(variant, *placed(variant.scenario)) for variant in variants]
     for note in dict.fromkeys(note for _, _, note in placements if note):
         view.event(note)
@@ -223,7 +223,7 @@ def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
 
 
 def check_targets(variants: Sequence[Variant], view: View) -> None:
-    """Find every model before the first server is launched.
+    """Check that every model exists, before the first server is launched.
 
     Raises:
         UsageError: a model that does not exist, a protocol that no such server speaks, a server that takes no

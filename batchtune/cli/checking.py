@@ -1,4 +1,4 @@
-"""Which words do the commands take that guard what was reached?"""
+"""Options of the commands that guard what was reached."""
 
 from __future__ import annotations
 

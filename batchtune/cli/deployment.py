@@ -1,4 +1,4 @@
-"""Which command line starts a server with what was recommended?"""
+"""Writes the command line that starts a server with what was recommended."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def deployment(
     *,
     recommend: str = "batchtune recommend",
 ) -> str:
-    """The whole command, for a server that is here (`server_of`).
+    """Write the command that deploys what is recommended, for a server that is installed here (`server_of`).
 
     The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
@@ -125,7 +125,8 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
 
 
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
-    """The program that was measured; TensorFlow's own for ours where it is installed and can do the same."""
+    """Return the server's program to deploy with: the one that was measured; TensorFlow's own for ours where it is
+    installed and can do the same."""
     if target.runs in ("local", "command"):
         return shlex.join(target.command or (_TENSORFLOWS,))
     able = not BUNDLED_FLAGS & _flags(configuration, target).keys() and all(map(_is_saved_model, models))
@@ -135,13 +136,14 @@ def server_of(configuration: Configuration, target: TargetSpec, models: Iterable
 
 
 def deployed_name(configuration: Configuration, target: TargetSpec) -> str:
-    """The name that the model was measured under."""
+    """Return the name under which the model was measured."""
     flags = {**target.flag_texts, **dict(configuration.flags)}
     return (flags.get("model_name") if target.kind == "tfserving" else "") or served_name(target.model)
 
 
 def as_started(configuration: Configuration, scenario: Scenario) -> Configuration:
-    """With the flags, too, that the server had in every trial; of Triton they are no part of a configuration."""
+    """Return the configuration with the flags, too, that the server had in every trial; of Triton they are no part
+    of a configuration."""
     if configuration.dialect == "triton":
         return configuration
     target = scenario.target
@@ -207,7 +209,7 @@ def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
 
 
 def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:
-    """The `docker run` that starts a server with what was recommended; one line, and a newline.
+    """Write the `docker run` that starts a server with what was recommended; one line, and a newline.
 
     The model, and the parameters file, are mounted read-only; a path that is gone stands under PATH.
     """
@@ -238,7 +240,8 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
 
 
 def build_command(configuration: Configuration, scenario: Scenario) -> str:
-    """What builds the image of `docker_command` in a clone of batchtune; empty where the image is another's."""
+    """Write the command that builds the image of `docker_command` in a clone of batchtune; empty where the image is
+    another's."""
     target = scenario.target
     model = _lying(target)
     if configuration.dialect == "triton" or not _needs_ours(configuration, target, model):

@@ -1,4 +1,4 @@
-"""Does this machine have the CPUs, the quiet, the memory and the room that a sweep needs?"""
+"""Checks that this machine has the CPUs, the quiet, the memory and the room that a sweep needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Question: TypeAlias = Callable[[], Check]
 
 
 def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tuple[str, Check]]:
-    """What each question found, in their order; all are asked at once.
+    """Ask all questions at once. Returns what each found, in their order.
 
     None is waited for beyond `limit_s`: its thread is left behind and ends with this process.
     """
@@ -81,7 +81,7 @@ DISK_BYTES: Final = 2**30
 
 
 def cpus(root: Path = Path("/")) -> Check:
-    """How many by affinity, and how many by the quota of the control groups."""
+    """Report how many CPUs there are by affinity, and by the quota of the control groups."""
     count, quota = len(schedulable_cpus()), quota_cpus(root)
     text = (
         f"{count} of {os.cpu_count()} may be used, {'no quota' if quota is None else f'a quota of {quota:g}'}"
@@ -98,7 +98,8 @@ def cpus(root: Path = Path("/")) -> Check:
 
 
 def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], None] = time.sleep) -> Check:
-    """How noisy the CPUs are while nothing of ours runs; `on_window` is told how many windows were watched."""
+    """Measure how noisy the CPUs are while nothing of ours runs; `on_window` is called with the number of windows
+    watched."""
     guard, windows = HostGuard(), []
     for count in range(WATCHED_WINDOWS):
         on_window(count)
@@ -109,7 +110,7 @@ def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], Non
 
 
 def host_noise(windows: Sequence[HostNoise]) -> Check:
-    """The worst of the windows, if enough of them were noisy."""
+    """Return the worst of the windows, if enough of them were noisy."""
     taken = max(window.foreign_ratio for window in windows)
     stolen = max(window.steal_ratio for window in windows)
     slower = max(0.0, *(window.canary_change for window in windows))
@@ -132,7 +133,7 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
 
 
 def pressure(root: Path = Path("/")) -> Check:
-    """Whether the kernel reports how long tasks wait for a CPU (PSI)."""
+    """Report whether the kernel says how long tasks wait for a CPU (PSI)."""
     pressed = read_host(root=root).pressed
     if pressed is None:
         advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
@@ -141,7 +142,7 @@ def pressure(root: Path = Path("/")) -> Check:
 
 
 def memory(root: Path = Path("/")) -> Check:
-    """What is free, of the machine and of the control groups."""
+    """Report the free memory of the machine and of the control groups."""
     free_bytes = _free_memory_bytes(root)
     text = f"{free_bytes / 2**30:.1f} GiB free"
     memory_bytes = 2 * 2**30  # TensorFlow's server, two load processes and the search hold 1.5 GiB together.
@@ -172,7 +173,7 @@ def _entry(path: Path, name: str) -> int:
 
 
 def room_for_results(results: Path) -> Check:
-    """Whether results can be written there, and how much of them."""
+    """Report whether results can be written there, and how much room there is."""
     folder = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
     elsewhere = "name another folder with --results"
     if not folder.is_dir():
@@ -188,7 +189,7 @@ def room_for_results(results: Path) -> Check:
 
 
 def open_files() -> Check:
-    """The hard limit: load processes and the bundled server raise their own to it."""
+    """Report the hard limit of open files, to which load processes and the bundled server raise their own."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (resource.RLIM_INFINITY, -1):
         return Check("ok", "no limit of a process")
@@ -207,7 +208,7 @@ def open_files() -> Check:
 
 
 def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
-    """Whether its engine answers, which takes 0.1 s: the program alone runs no container."""
+    """Report whether a container engine answers: the program alone runs no container."""
     if shutil.which(program) is None:
         return Check("missing", "not installed", "needed only where target.command runs a container")
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
@@ -221,14 +222,14 @@ def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
 
 
 def tensorflow_model_server() -> Check:
-    """Google's server, which a scenario may launch instead of the bundled one."""
+    """Report whether Google's server is installed, which a scenario may launch instead of the bundled one."""
     return _program(
         "tensorflow_model_server", "target: {command: [tensorflow_model_server]} in a scenario launches it"
     )
 
 
 def tritonserver() -> Check:
-    """NVIDIA's server, which can be loaded where it runs."""
+    """Report whether NVIDIA's server is installed, which can be loaded where it runs."""
     return _program("tritonserver", "start it, then: batchtune load SCENARIO.yaml --grpc-url HOST:8001")
 
 
@@ -240,7 +241,7 @@ def _program(name: str, use: str) -> Check:
 
 
 def gpu(root: Path = Path("/")) -> Check:
-    """The NVIDIA GPUs, and whether their use can be measured."""
+    """Report the NVIDIA GPUs, and whether their use can be measured."""
     devices = gpus(root)
     names: list[str] = devices["names"]
     if not names:
@@ -299,7 +300,7 @@ print(json.dumps({"version": numba.__version__, "cache": simulate.stats.cache_pa
 def backend(
     wanted: Backend, *, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S, root: Path = Path("/")
 ) -> Check:
-    """Whether it is installed and can be imported, and whether it sees the GPU that the kernel sees."""
+    """Report whether a framework is installed and can be imported, and whether it sees the GPU that the kernel sees."""
     if find_spec(wanted.module) is None:
         return Check("missing", "not installed", f"to serve its models: {wanted.install}")
     code = _IMPORT.format(module=wanted.module, gpus=wanted.gpus)
@@ -318,7 +319,7 @@ def backend(
 
 
 def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
-    """Whether numba works, and keeps what it compiles of the simulator."""
+    """Report whether numba works, and keeps what it compiles of the simulator."""
     answer, values = _asked(_SIMULATOR, python=python, limit_s=limit_s)
     if values is None:
         return Check("problem", f"import fails: {answer.failure}", "reinstall it: pip install numba")

@@ -1,4 +1,4 @@
-"""With which exit code does a command end, and what is said last?"""
+"""The exit code of a command, and what is said last."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Output(io.FileIO):
 
 
 def guard() -> None:
-    """From now on what is printed may raise ReaderGoneError or UsageError.
+    """From now on let printing raise ReaderGoneError or UsageError instead of an OSError.
 
     A stream that was closed from the start is one that nobody wants; characters that its encoding lacks become `?`.
     """
@@ -64,7 +64,7 @@ def guard() -> None:
 
 
 def end_by_sigpipe() -> NoReturn:
-    """End as a tool that leaves SIGPIPE alone: what is still buffered is dropped, a shell sees 141."""
+    """End as a tool does that leaves SIGPIPE alone: what is still buffered is dropped, a shell sees 141."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPIPE})
     os.kill(os.getpid(), signal.SIGPIPE)

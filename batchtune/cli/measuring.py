@@ -1,4 +1,4 @@
-"""Which words do the commands take that measure: sweep, load, compare, noise?"""
+"""Options of the commands that measure: sweep, load, compare, noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which words do the commands take that come before the first measurement, or serve without one?"""
+"""Options of the commands that come before the first measurement, or serve without one."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class MeasuringSession:
     _begun: bool = False
 
     def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
-        """Open the run, once, for this process alone, and say where it is; None: nothing is kept.
+        """Open the run, once, for this process alone, and print where it is; None: nothing is kept.
 
         `provenance`: as collected before; None: it is collected now.
 
@@ -109,7 +109,7 @@ class MeasuringSession:
 
     @contextmanager
     def serving(self, target: LaunchedTarget | ExternalTarget) -> Iterator[None]:
-        """The life of a server: at its end one that is not ours is as it was, and ours is stopped."""
+        """Within, the server lives: at its end one that is not ours is put back as it was, and ours is stopped."""
         try:
             yield
         finally:
@@ -119,7 +119,8 @@ class MeasuringSession:
                 target.close()
 
     def found_on(self, scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> Scenario:
-        """The scenario with what the server that it attaches to has of batching; the run keeps what to put back.
+        """Return the scenario with the batching that the server which it attaches to has; the run keeps what to put
+        back.
 
         Raises:
             TargetError, UsageError: as `fitted`, or the server does not answer.
@@ -152,14 +153,14 @@ class MeasuringSession:
             target.keep_log(run.path / SERVER_LOG)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
-        """The run, opened if it is not yet, of a command that keeps what it measures in any case."""
+        """Return the run, opened if it is not yet, for a command that keeps what it measures in any case."""
         run = self.begin(scenario, provenance=provenance)
         if run is None:
             raise UsageError("the runs have no folder", hint="give --results DIR")
         return run
 
     def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:
-        """Each trial goes to the run, to the others and, if `shown`, to the view, as it ends."""
+        """Give each trial to the run, to the others and, if `shown`, to the view, as it ends, and yield it."""
         for finished in finished_trials:
             if self.run is not None:
                 self.run.append(finished.trial, finished.samples)
@@ -168,7 +169,8 @@ class MeasuringSession:
                 self.view.trial(finished.trial)
 
     def watcher(self) -> Watcher:
-        """Who hears of a sweep: the view, and at its end the run, beside what it says of a sweep of before."""
+        """Return the listener of a sweep: the view, and at the end the run, which gets what the search says of
+        itself."""
         run, view = self.run, self.view
         earlier = run.search() if run is not None and self.trials else None
 
@@ -184,7 +186,8 @@ class MeasuringSession:
         )
 
     def exit_code(self, code: int) -> int:
-        """That of what ended it early, else `code`; a server that could not be put back counts more than either."""
+        """Return the exit code of what ended the session early, else `code`; a server that could not be put back
+        counts more than either."""
         if not self.restored:
             return TargetError.exit_code
         if self.fault is None:
@@ -222,8 +225,8 @@ def session(
     run: Run | None = None,
     trials: Sequence[Trial] = (),
 ) -> Iterator[MeasuringSession]:
-    """A session, of an interrupted run with its `trials` so far: Ctrl-C, or an error after a trial that worked, ends it
-    and nothing more; what ended it is then reported.
+    """Within, a session, of an interrupted run with its `trials` so far; Ctrl-C, or an error after a trial that worked,
+    ends it and nothing more, and is then reported.
 
     Raises:
         TargetError, MeasurementInvalidError: no trial worked.
@@ -265,7 +268,8 @@ def gravest(codes: Collection[int]) -> int:
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:
-    """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
+    """Write the summary of the search into the run; an error of that costs no recommendation: the trials are what
+    counts."""
     try:
         run.write_search(summary)
     except ArchiveError as error:
@@ -273,7 +277,7 @@ def keep_account(run: Run, summary: SearchSummary) -> None:
 
 
 def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
-    """Only the budget may differ from what the run was asked before, and the machine must be the same.
+    """Check that a resumed run is asked the same as before, but for the budget, on the same machine.
 
     Raises:
         UsageError: something else differs.
@@ -303,7 +307,7 @@ DIFFERENCES = (
 
 
 def beginning(scenario: Scenario) -> str:
-    """What is said while the server is launched or attached to."""
+    """Return the line that is shown while the server is launched or attached to."""
     target = scenario.target
     if target.kind == "http" and target.launch is None:
         return f"attaching to {target.url}"
@@ -315,7 +319,8 @@ def beginning(scenario: Scenario) -> str:
 
 
 def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
-    """The scenario with what an attached server of kind http has now, which is told; `keep` as in `reached`."""
+    """Return the scenario with the parameters that an attached server of kind http has now, which are printed;
+    `keep` as in `reached`."""
     present = target.attach(keep)
     if not present:
         return scenario
@@ -326,7 +331,7 @@ def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Ke
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
-    """What the model's configuration says of batching, which is told, with what sets such a server apart.
+    """Return the batching of the model's configuration, which is printed, with what sets such a server apart.
 
     `keep` is told before a model that is not served is loaded to learn that.
     """
@@ -341,7 +346,7 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
 
 
 def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
-    """The scenario with what was found, unless it says that already.
+    """Return the scenario with what was found, unless it says that already.
 
     Raises:
         UsageError: requests that the model does not take as it is configured.
@@ -370,13 +375,14 @@ def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
 
 
 def not_put_back(run: Run) -> OriginalModel | None:
-    """What the run found on a server that it attached to and could not restore; None: nothing is to be restored."""
+    """Return what the run found on a server that it attached to and could not restore; None: nothing is to be
+    restored."""
     original = read_original(run)
     return None if original is None or original.restored or not original.attached else original
 
 
 def run_restore(path: Path) -> int:
-    """Put back the server of a run that was killed; the exit code, 0.
+    """Run `batchtune restore`, which puts back the server of a run that was killed. Returns the exit code, 0.
 
     Raises:
         ArchiveError: there is no such run, or a process measures for it.
@@ -414,7 +420,7 @@ def run_restore(path: Path) -> int:
 
 
 def asked_run(path: Path | None, *, results: Path) -> Run:
-    """The run in `path`, or the newest in that folder of runs; None: the latest under `results`.
+    """Open the run in `path`, or the newest in that folder of runs; None: the latest under `results`.
 
     Where there are runs of other scenarios too, the latest may be of another than the one that is meant: stderr says
     of which it is, and how to ask for another.
@@ -436,7 +442,7 @@ def asked_run(path: Path | None, *, results: Path) -> Run:
 
 
 def kept_trials(run: Run) -> list[Trial]:
-    """The trials of a run; what could not be read of it is told on stderr."""
+    """Read the trials of a run; what of it cannot be read is told on stderr."""
     trials = run.ledger()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
-    """A line where variants say what is batched (`--batching_stage`), else none."""
+    """Write a line that says, for variants that set it, what is batched (`--batching_stage`); none where no variant
+    does."""
     if not any("batching_stage" in dict(variant.configuration.flags) for variant in variants):
         return []
     shares = [
@@ -72,7 +73,7 @@ def _boundary(bucket: str) -> float:
 
 
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
-    """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
+    """Print the table, the pairs, the answer, and the caveats, with a letter at each figure that one touches."""
     # Columns that go first where there is little room.
     dispensable = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
@@ -105,7 +106,7 @@ def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, b
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
-    """The spread of one configuration against itself, and the smallest change that blocks detect."""
+    """Print how far one configuration differs from itself, and the smallest change that blocks detect."""
     marks = Marks(caveats={"A/A": floor.caveats})
     tables.print_rows(noise_rows(floor, marks), stream=stream)
     lines = ["", *noise_lines(floor), *marks.lines(), f"Saved in {path}"]
@@ -113,7 +114,7 @@ def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) 
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
-    """The headings, then a row a figure; `marks` are of "A/A"."""
+    """Return the headings, then a row for each figure; `marks` are those of "A/A"."""
     shown = next(iter(floor.floors.values())).smallest
     rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks, %" for blocks in shown)]]
     for name, figure in floor.floors.items():
@@ -129,7 +130,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
 
 
 def noise_lines(floor: NoiseFloor) -> list[str]:
-    """What the table means, in plain words."""
+    """Explain the table of a noise floor in sentences."""
     name, first = next(iter(floor.floors.items()))
     changes = ", ".join(f"{percentage(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [
@@ -147,13 +148,14 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
 
 
 def variant_line(trial: Trial) -> str:
-    """One finished trial of a comparison in one line."""
+    """Describe one finished trial of a comparison in one line."""
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
     return trial_line(trial, head=f"block {trial.block}, {trial.reason}{load}")
 
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
-    """One variant against the baseline: `B: ×1.83 [1.79, 1.88] throughput`, or why no factor can be given."""
+    """Compare one variant with the baseline in a sentence, such as `B: ×1.83 [1.79, 1.88] throughput`, or say why no
+    factor can be given."""
     what = labels("compared")[pair.metric]
     match pair.outcome:
         case "different":
@@ -183,7 +185,7 @@ _HELPS: Final = {
 
 
 def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
-    """Does batching help here, by how much, how sure is that, what limits?"""
+    """State whether batching helps, by how much, how sure that is, and what limits the server."""
     first = _batching(comparison.answers) if comparison.answers else _best(comparison)
     return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
 
@@ -303,12 +305,12 @@ def _p95(figures: VariantFigures) -> str:
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
-    """Whether it is known that what batching gains or costs is hardly anything."""
+    """Whether batching is known to change the figure by HARDLY at most."""
     return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
-    """The headings, then a row a variant; columns without any value are not left out."""
+    """Return the headings, then a row for each variant; columns without any value are not left out."""
     variants = comparison.variants
 
     def marked(kind: Touches, texts: Iterable[str]) -> list[str]:
@@ -361,7 +363,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 
 def small_print(comparison: Comparison) -> list[str]:
-    """Parameters and limits of the variants, how much is padding, how busy the device is, what the wall time is of."""
+    """Write what limits which variants, how much is padded, how busy the device is, what the wall time is spent on,
+    and the noise."""
     named: dict[str, list[str]] = {}
     for variant in comparison.variants:
         named.setdefault(variant.configuration.label(), []).append(variant.name)
@@ -408,7 +411,7 @@ def _padding_lines(comparison: Comparison) -> list[str]:
 
 
 def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
-    """How often the host disturbed the runs; nothing where it did not."""
+    """Say how often the host disturbed the runs; no line where it did not."""
     if not repeats and not noisy:
         return []
     sentence = (
@@ -423,7 +426,7 @@ def _figure(estimate: Estimate | None) -> str:
 
 
 def bounded(estimate: Estimate | None) -> Estimate | None:
-    """Without the ends that too few blocks cannot give."""
+    """Return the estimate without the ends that too few blocks cannot give."""
     if estimate is None or math.isfinite(estimate.high):
         return estimate
     return replace(estimate, low=math.nan, high=math.nan)

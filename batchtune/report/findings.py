@@ -20,7 +20,7 @@ from batchtune.units import percentage, rounded, rounded_duration
 
 @cache
 def texts() -> Mapping[str, str]:
-    """The text of each code, with its figures in braces."""
+    """Return the text of each code from findings.toml, with its figures in braces."""
     return {code: text for code, text in _document().items() if isinstance(text, str)}
 
 
@@ -40,7 +40,7 @@ _TRITONS: Final = {**WORDS, "max_enqueued_batches": "default_queue_policy.max_qu
 
 
 def text_of(finding: Coded) -> str:
-    """A finding as a clause.
+    """Write a finding as a clause.
 
     Figures named `_s` are durations, `_ratio` shares, `_rows` rows; an interval has its ends, any other number three
     digits. A figure may be a finding, or several.
@@ -89,7 +89,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def worded(document: Any) -> Any:
-    """A document for JSON in which every finding is the text that it reads as; a caveat has its code and advice too."""
+    """Return a document for JSON with every finding replaced by its text; a caveat has its code and advice too."""
     if isinstance(document, dict):
         if document.keys() == {"code", "figures"}:
             finding = Coded(document["code"], document["figures"])

@@ -60,7 +60,8 @@ def panel(
     limit_s: float | None,
     console: Console,
 ) -> RenderableType:
-    """The rows (label, text, style), and below them the points where there is room; `limit_s` is that of the p95."""
+    """Draw rows of (label, text, style), and below them the points where there is room; `limit_s` is that of the
+    p95."""
     # A plot has at least and at most so many lines; where there is no room for the least there is none.
     # Lines of the panel that are neither row nor plot: border, gap, title, axis, its labels, legend.
     around_plot = 7
@@ -85,7 +86,8 @@ def panel(
 
 
 def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequence[str]) -> str:
-    """The seconds spent in each phase, the `current` one in brackets, then those of the `expected` that follow it."""
+    """Write the seconds spent in each phase, the `current` one in brackets, then the `expected` phases that follow
+    it."""
     phases = [
         f"[{name} {seconds:.0f} s]" if name == current else f"{name} {seconds:.0f} s"
         for name, seconds in phases_s.items()
@@ -95,7 +97,7 @@ def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequen
 
 
 def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, height: int) -> list[Text]:
-    """Throughput to the right, p95 upwards on a logarithmic scale, with the limit as a line."""
+    """Draw throughput to the right, p95 upwards on a logarithmic scale, with the limit as a line, as text."""
     # A limit that is further above the slowest point is told below the plot, so that the points keep
     # their room.
     limit_shown = 4.0
@@ -175,7 +177,8 @@ class View:
 
 
 def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO | None = None) -> View:
-    """The view that fits the stream (default: stderr): live on a terminal, plain lines elsewhere, nothing when quiet.
+    """Choose the view that fits the stream (default: stderr): live on a terminal, plain lines elsewhere, nothing when
+    quiet.
 
     `scenario` is that of its trials, as of `trial_line`.
     """
@@ -186,7 +189,7 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
 
 
 def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
-    """One finished trial in one line; `head` says which it is, if not number, source, configuration and load.
+    """Describe one finished trial in one line; `head` says which it is, if not number, source, configuration and load.
 
     `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
     """
@@ -247,7 +250,7 @@ def _numbered(trial: Trial) -> str:
 
 
 def measured_load(measured: Measurement) -> str:
-    """Under which load it was measured."""
+    """Describe the load under which a trial was measured."""
     if measured.concurrency is not None:
         return counted(measured.concurrency, "client")
     return (
@@ -413,7 +416,7 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
-    """Under which load a trial runs that has not ended yet."""
+    """Describe the load under which a running trial is measured."""
     if scenario is not None and scenario.target.models:
         return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
     if plan.request.rate_rps is not None:
@@ -429,7 +432,7 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
 
 
 def models_load(request: TrialRequest) -> str:
-    """Of several models `reader alone, ×1.15`."""
+    """Describe the load of several models, such as `reader alone, ×1.15`."""
     who = f"{' and '.join(request.models)} alone" if request.models else "together"
     if request.concurrency is not None:
         return f"{who}, {counted(request.concurrency, 'client')} each"
@@ -437,6 +440,6 @@ def models_load(request: TrialRequest) -> str:
 
 
 def live_line(live: LiveAggregate) -> str:
-    """What the running load test sees at this moment."""
+    """Describe what the running load test has measured up to now, in one line."""
     text = f"{rounded(live.throughput_rps)} requests/s, p95 {rounded_duration(live.p95_s)}, {live.in_flight} in flight"
     return f"{text}, {live.errors} errors" if live.errors else text

@@ -91,7 +91,8 @@ _CSV_COLUMNS: Final = {
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
-    """For --json: `{"points": [...], "best": ...}`, each point a trial as in trials.jsonl with two keys more.
+    """Return load points for --json: `{"points": [...], "best": ...}`, each point a trial as in trials.jsonl with two
+    keys more.
 
     `best` is `{number, why}`, null where no point counts.
 
@@ -108,7 +109,7 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
 def print_points(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
-    """One row a load point, with the columns that perf_analyzer's users know, then limits and caveats."""
+    """Print one row for each load point, with the columns that perf_analyzer's users know, then limits and caveats."""
     # Left out in this order where the terminal is too narrow.
     dispensable = (
         "compute ms",
@@ -149,7 +150,7 @@ def print_points(
 def print_points_csv(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
-    """The same as CSV in plain units: requests and rows per second, milliseconds, ratios."""
+    """Print the points as CSV in plain units: requests and rows per second, milliseconds, ratios."""
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
     writer = csv.DictWriter(stream or sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
     writer.writeheader()
@@ -158,7 +159,7 @@ def print_points_csv(
 
 
 def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
-    """The headings, then a row for each point that was measured, without letters for caveats."""
+    """Return the headings, then a row for each point that was measured, without the letters of caveats."""
     measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "offered /s"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
@@ -166,7 +167,7 @@ def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> 
 
 
 def spoilt_message(points: Sequence[Trial]) -> str | None:
-    """Why no point counts; None when one does, or when none was measured."""
+    """Say why no point counts; None when one does, or when none was measured."""
     measured = [point for point in points if point.measurement is not None]
     causes = {spoilt_by(point) for point in measured}
     if not measured or None in causes:
@@ -273,7 +274,7 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
 
 
 def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
-    """The points that were measured, by their clients or rate; of two alike the second is told apart by a mark."""
+    """Return the points that were measured by a text of their clients or rate; of two alike the second gets a mark."""
     measured: dict[str, Trial] = {}
     for point in points:
         if point.measurement is not None:
@@ -305,7 +306,7 @@ Trials = Mapping[str, Trial]
 def print_models(
     together: Trials, alone: Trials, server: ServerActivity | None, *, stream: TextIO | None = None
 ) -> None:
-    """A row for each model, what the others cost it, and what the server did meanwhile."""
+    """Print a row for each model, what the others cost it, and what the server did meanwhile."""
     measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
     if measured:
@@ -338,19 +339,19 @@ def print_models(
 
 
 def measured_of(trials: Trials) -> dict[str, Measurement]:
-    """Without those that failed."""
+    """Return the trials that did not fail."""
     return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
 
 
 def parameter_lines(together: Trials) -> Iterator[str]:
-    """What each is batched with, where they differ."""
+    """Write each model's batching parameters, where they differ."""
     labels = {name: trial.configuration.label() for name, trial in together.items()}
     if len(set(labels.values())) > 1:
         yield from (f"{name} with {label}." for name, label in labels.items())
 
 
 def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
-    """What each model pays for the company of the others."""
+    """Write what each model loses by the load of the others."""
     for name, measurement in measured.items():
         trial = alone.get(name)
         apart = None if trial is None else trial.measurement

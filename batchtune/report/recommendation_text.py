@@ -34,7 +34,7 @@ def print_answer(
     why: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Paragraphs at most as wide as the stream; a command, or the name of a run, stands whole.
+    """Print the answer as paragraphs at most as wide as the stream; a command, or the name of a run, is not broken.
 
     `run` names the run and its age where nobody named it. `next_step` is the command that would establish what is
     open, `offer` the options with which a longer search may find more, `deployment` the command that serves it, None
@@ -69,7 +69,7 @@ def print_answer(
 
 
 def use_text(chosen: Recommendation) -> str:
-    """The parameters in one breath."""
+    """Write the recommended parameters in one sentence."""
     whole = chosen.configuration
     parts = [replace(whole, models=()), *(Configuration(batching=own) for _, own in whole.models)]
     heads = ["", *(f"{name}: " for name, _ in whole.models)]
@@ -119,7 +119,8 @@ def print_recommendation(
     offer: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """The parameters, what they give beside all others, whether batching helps, the confidence, how to deploy them.
+    """Print the parameters, their figures beside all others, whether batching helps, the confidence, and how to deploy
+    them.
 
     `run` names the run and its age where nobody named it; `next_step` is what would establish what is open, `offer`
     the options with which a longer search may find more; `deployment` is the command line, None where another dialect
@@ -226,7 +227,7 @@ GAIN = "gain [least, most]"
 
 
 def compared_table(chosen: Recommendation) -> list[list[str]]:
-    """What is recommended and each reference, without their parameters."""
+    """Return a table of what is recommended and of each reference, without their parameters."""
     others = [
         (labels("references")[other.name], other, words.gain_cell(other))
         for other in words.other_references(chosen)
@@ -238,7 +239,7 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
 
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
-    """All that was tried, what is recommended first, then the references, then the best."""
+    """Return a table of all that was tried: what is recommended first, then the references, then the best."""
     first = ", ".join(filter(None, (RECOMMENDED, words.names_text(chosen.names))))
     others = (*words.other_references(chosen), *chosen.contenders)
     shown: list[_Row] = [
@@ -249,7 +250,7 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
 
 
 def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str]]:
-    """All that was tried where nothing is recommended, in this order."""
+    """Return a table of all that was tried where nothing is recommended, in this order."""
     return _table(_columns([(_name(other), other, "") for other in tried], objective=objective))
 
 
@@ -283,7 +284,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def outside_text(others: Iterable[Compared]) -> str:
-    """What the star behind a name of the table means; empty where there is none."""
+    """Explain the star behind a name of the table; "" where there is none."""
     return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
 
 

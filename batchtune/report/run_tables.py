@@ -43,7 +43,7 @@ _NAMES: Final = {
 
 
 def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None = None) -> None:
-    """One line a run, the newest first."""
+    """Print one line for each run, the newest first."""
     if json:
         document = {"runs": [entry.to_dict() for entry in entries]}
         print(json_text.dumps(document, indent=2), file=stream or sys.stdout)
@@ -72,7 +72,8 @@ def print_trials(
     lower_is_better: bool = False,
     stream: TextIO | None = None,
 ) -> None:
-    """The trials, sorted by a column (best first), as whatever is wanted; `lower_is_better` of the objective.
+    """Print the trials, sorted by a column (best first), in the format that is asked for; `lower_is_better` is that of
+    the objective.
 
     Raises:
         UsageError: no such column, or Parquet to a terminal.
@@ -104,7 +105,7 @@ def print_trials(
 
 
 def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
-    """By a column, or `p95`, `throughput`: the best first, what has no value last.
+    """Sort trials by a column, or by `p95` or `throughput`: the best first, those without a value last.
 
     Raises:
         UsageError: no such column.
@@ -128,7 +129,8 @@ def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
 
 
 def short_label(label: str | None) -> str:
-    """`size 8 · 500 µs · 2 threads` of a configuration's label, for a table; of several models a part for each."""
+    """Shorten a configuration's label for a table to `size 8 · 500 µs · 2 threads`; of several models a part for
+    each."""
     return "; ".join(map(_short_part, (label or "").split("; ")))
 
 
@@ -146,7 +148,7 @@ def _short_part(part: str) -> str:
 
 
 def brief_labels(labels: Sequence[str]) -> tuple[list[str], str]:
-    """Short labels for a column, without the parameters that all which set any have in common, and these parameters."""
+    """Return short labels without the parameters that all which set any have in common, and those parameters."""
     whole = [short_label(label) for label in labels]
     setting = [_words(label) for label in dict.fromkeys(labels) if "=" in label]
     if len(setting) < 2:

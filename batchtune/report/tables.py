@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined.
+    """Write an estimate as `value [low, high]`, each times `scale`; a value alone when its interval is undefined.
 
     Without an upper end `value [≥ low]`; without a value, as where too many requests failed, `≥ low`.
     """
@@ -35,7 +35,7 @@ def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
 
 
 def span(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """The range of some runs, `8.90-9.40`, each end times `scale`; one figure where both ends read alike."""
+    """Write the range of some runs, `8.90-9.40`, each end times `scale`; one figure where both ends read alike."""
     if estimate is None or not math.isfinite(estimate.low):
         return "–"
     low = three_digits(estimate.low * scale)
@@ -46,12 +46,12 @@ def span(estimate: Estimate | None, *, scale: float = 1.0) -> str:
 
 
 def milliseconds(estimate: Estimate | None) -> str:
-    """An estimate in seconds, written in milliseconds."""
+    """Write an estimate in seconds as milliseconds."""
     return interval(estimate, scale=1e3)
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """A factor: `×1.83 [1.79, 1.88]`, or `at least ×1.83` where it has no upper end."""
+    """Write a factor: `×1.83 [1.79, 1.88]`, or `at least ×1.83` where it has no upper end."""
     if estimate is None:
         return "–"
     return (
@@ -60,7 +60,7 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def latency(estimate: Estimate | None) -> str:
-    """An estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
+    """Write an estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
     told_s = estimate.value if math.isfinite(estimate.value) else estimate.low
@@ -104,7 +104,8 @@ def print_rows(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line a row: columns of numbers to the right, the first one and those of words to the left."""
+    """Write a line for each row: columns of numbers aligned to the right, the first one and those of words to the
+    left."""
     columns = list(zip(*rows, strict=True))
     to_right = [at > 0 and any(map(_NUMBER.match, cells[1:])) for at, cells in enumerate(columns)]
     widths = [max(map(len, cells)) for cells in columns]
@@ -129,7 +130,7 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Headings and rows without the columns in which no row has a value; the first one stays."""
+    """Return headings and rows without the columns in which no row has a value; the first one stays."""
     kept = [
         at
         for at in range(len(rows[0]))
@@ -141,7 +142,7 @@ def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 def rows_that_fit(
     rows: Sequence[Sequence[str]], *, width: int, dispensable: Sequence[int]
 ) -> list[list[str]]:
-    """The rows, without as many of the `dispensable` columns, in that order, as the width calls for."""
+    """Return the rows without as many of the `dispensable` columns, in that order, as the width requires."""
     kept = list(range(len(rows[0])))
     for column in dispensable:
         if sum(max(len(row[index]) for row in rows) + _GAP for index in kept) - _GAP <= width:
@@ -164,7 +165,8 @@ def print_text(
 
 
 def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
-    """A console on the stream (default: stdout), at least `wide`: a narrow terminal wraps a table, nothing cuts it.
+    """Make a rich console on the stream (default: stdout), at least `wide` columns: a narrow terminal wraps a table,
+    nothing cuts it.
 
     Brackets and colons are text: a variant may be called `m[int8]`.
     """
@@ -175,12 +177,12 @@ def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
 
 
 def width_of(stream: TextIO | None = None) -> int:
-    """Columns that a table may take on the stream (default: stdout)."""
+    """Number of columns that a table may take on the stream (default: stdout)."""
     return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else TABLE_WIDTH
 
 
 def text_width(stream: TextIO | None = None) -> int:
-    """How wide paragraphs are on this stream (default: stdout)."""
+    """Number of columns that paragraphs may take on the stream (default: stdout)."""
     # A terminal's paragraphs are at least and at most so wide.
     # Where there is no terminal.
     log_width = 80

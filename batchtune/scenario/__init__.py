@@ -1,4 +1,4 @@
-"""What is asked: which model, on which target, under which traffic, within which SLO, over which space?
+"""What is asked: the model, the target, the traffic, the SLO and the space that is searched.
 
 Out goes `spec.scenario.Scenario`, checked, with file, line and key in every complaint.
 Start with `reader.read_scenario`, `arrivals.draw`, `payloads.build_requests`.

@@ -1,4 +1,4 @@
-"""When is each request due? The whole schedule, drawn once from one seed before anything is sent.
+"""Draws when each request is due: the whole schedule, once, from one seed, before anything is sent.
 
 Every kind is the same three steps: positions between 0 and 1 (random or even), the rate over time, and the
 inverse of its integral. The number of requests is exact, so the mean rate is too; given their number, the times of
@@ -33,7 +33,7 @@ class Trace:
 
 
 def read_trace(file: str) -> Trace:
-    """The trace in a .csv file with a header, or a .jsonl file with one object a line.
+    """Read a trace of arrivals: a .csv file with a header, or a .jsonl file with one object a line.
 
     Columns: one of `offset_s`, `offset_ms`, `offset_us`, `offset_ns`; if wanted `request`, the index of the
     recorded request to send, and `rows`. Others are ignored. Lines need not be in order of time.
@@ -123,7 +123,7 @@ class Schedule:
     trace_rows: NDArray[np.int32] | None = None
 
     def slice(self, worker: int, workers: int) -> Schedule:
-        """Every `workers`-th request from number `worker` on; all slices together are this schedule."""
+        """Take every `workers`-th request from number `worker` on; all slices together are this schedule."""
         due_ns = self.due_ns[worker::workers]
         return replace(
             self,
@@ -148,7 +148,7 @@ class ClosedLoop:
     turns_ns: tuple[tuple[int, int], ...] = ()
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
-        """This worker's share of the clients and requests; some have one more, and all together are this loop."""
+        """Take one worker's share of the clients and requests; some have one more, and all together are this loop."""
         share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 
@@ -165,7 +165,7 @@ def arrivals_of(
     duration_s: float | None = None,
     seed: Seed | None = None,
 ) -> Arrivals:
-    """The schedule or the closed loop of a load; arguments given here replace the load's own.
+    """Make the schedule or the closed loop of a load; arguments given here replace the load's own.
 
     `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`.
     """
@@ -189,7 +189,7 @@ def draw(
     duration_s: float | None = None,
     seed: Seed | None = None,
 ) -> Schedule:
-    """The schedule of an open loop, warm-up included; arguments given here replace the load's own.
+    """Draw the schedule of an open loop, warm-up included; arguments given here replace the load's own.
 
     `rate_rps` is the mean rate of the whole run: ramps, steps and traces keep their shape and are scaled to it.
     `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`. Ramps and steps begin after the
@@ -355,5 +355,5 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
 
 
 def share_of(total: int, worker: int, workers: int) -> int:
-    """Of one worker; the first ones take what is left over."""
+    """Divide a number among workers and return one worker's part; the first ones take what is left over."""
     return total // workers + (worker < total % workers)

@@ -1,4 +1,4 @@
-"""Which scenarios come with the program, and what does each ask?"""
+"""The scenarios that come with the program, and what each asks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ BINARY: Final = RandomRange(low=0, high=2, whole=True)
 
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Dimensions after the first for every input that leaves some open, the likeliest first; one empty: none does.
+    """Guess the dimensions after the first for every input that leaves some open, likeliest first; one empty guess
+    where no input does.
 
     Inputs change together: what belongs together (tokens and their mask) has one length.
     """
@@ -39,7 +40,8 @@ def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str
 
 
 def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, RandomRange]:
-    """Values for every input of whole numbers: those of a mask are ones, of a type 0 or 1, any other's small."""
+    """Guess ranges of values for every input of whole numbers: those of a mask are ones, of a type 0 or 1, any
+    other's small."""
     return {
         spec.name: _range(spec)
         for spec in signature.inputs
@@ -48,7 +50,8 @@ def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, Ran
 
 
 def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
-    """The same with one input after the other held to 0 and 1, then all: some table is smaller than guessed."""
+    """List the same ranges with one input after the other held to 0 and 1, then all, for tables that are smaller
+    than guessed."""
     wide = [name for name, limits in ranges.items() if limits.high is not None and limits.high > 2]
     for name in wide:
         yield {**ranges, name: BINARY}
@@ -57,7 +60,7 @@ def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
 
 
 def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> RequestSpec:
-    """The request with these dimensions and values beside its own, which win."""
+    """Return the request with these dimensions and values added; its own stay."""
     inputs = request.inputs
     if ranges and (inputs == "random" or isinstance(inputs, RandomInputs)):
         values = inputs.random if isinstance(inputs, RandomInputs) else RandomValues()
@@ -67,7 +70,8 @@ def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> 
 
 
 def inputs_with_range(request: RequestSpec, signature: Signature) -> set[str]:
-    """The inputs whose values the request says: all where it says so of all, or sends zeros or recorded ones."""
+    """List the inputs whose values the request itself says: all where it says so of all, sends zeros or recorded
+    ones."""
     every = {spec.name for spec in signature.inputs}
     if request.inputs == "random":
         return set()
@@ -124,7 +128,7 @@ class Example:
 
     @property
     def question(self) -> str:
-        """The comments up to the first question mark, in one line."""
+        """The question that the scenario answers: its comments up to the first question mark, in one line."""
         comments = re.match(r"(?:#.*\n)*", _MODELINE.sub("", self.text))
         words = comments.group().replace("#", " ").split() if comments else []
         question, mark, _ = " ".join(words).partition("?")
@@ -132,17 +136,18 @@ class Example:
 
     @property
     def command(self) -> str:
-        """`sweep` or `compare`, as the comments say."""
+        """The command that its comments run, `sweep` or `compare`."""
         named = re.search(r"batchtune (\w+) scenarios/", self.text)
         return named.group(1) if named else "sweep"
 
     def text_for(self, path: str) -> str:
-        """The text as a file of one's own: its commands name `path`, and no schema is expected beside it."""
+        """Return the scenario's text for a file of the user's: its commands name `path`, and it names no schema
+        beside it."""
         return _MODELINE.sub("", self.text).replace(f"scenarios/{self.name}.yaml", path)
 
 
 def example_names() -> list[str]:
-    """The bundled scenarios, the one to begin with first."""
+    """List the bundled scenarios, the one to begin with first."""
     return sorted(
         (path.stem for path in examples_folder().glob("*.yaml")),
         key=lambda name: (name != "quickstart", name),
@@ -150,7 +155,7 @@ def example_names() -> list[str]:
 
 
 def read_example(name: str) -> Example:
-    """The bundled scenario `name`, with `.yaml` or without.
+    """Read the bundled scenario `name`, given with `.yaml` or without.
 
     Raises:
         UsageError: there is none; the hint names those that are.
@@ -165,12 +170,12 @@ def read_example(name: str) -> Example:
 
 
 def server_names() -> list[str]:
-    """The servers that `--server` has a scenario for."""
+    """List the servers that `--server` has a scenario for."""
     return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
 
 
 def server_scenario(server: str, app: str) -> str:
-    """The scenario of a server for an app: `my_app.py:NAME`, or whatever the server serves.
+    """Make the scenario of a preset server for an app, `my_app.py:NAME`, or for whatever the server serves.
 
     Raises:
         UsageError: no such server, no such file, or no name of what the file defines.
@@ -221,7 +226,7 @@ class RunningPreset:
     others: tuple[Any, ...] = ()
 
     def scenario(self) -> str:
-        """The preset's scenario without what launches the server."""
+        """Return the preset's scenario without what launches the server."""
         words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), self.model)
         text = _preset(self.server)
         for place, there in self.places.items():
@@ -247,7 +252,8 @@ def _with_words(text: str, words: Mapping[str, str]) -> str:
 
 
 def examples_folder() -> Path:
-    """In a wheel `scenarios/` lies within the package, as pyproject.toml says; in a checkout beside it."""
+    """Find the folder of the bundled scenarios: within the package in a wheel, as pyproject.toml says; in a checkout
+    `scenarios/` beside it."""
     room = Path(__file__).parent
     packaged, checkout = room.parents[0] / "examples", room.parents[1] / "scenarios"
     return checkout if checkout.is_dir() and not packaged.is_dir() else packaged

@@ -1,4 +1,4 @@
-"""Which bytes are sent? Every request of a scenario, encoded once, outside the timed path."""
+"""Encodes every request of a scenario into bytes, once, outside the timed path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _LENGTH_MAX = 2**31 - 1
 
 
 def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """`count` lengths, one of each of as many equal shares of the distribution, in random order.
+    """Draw `count` lengths from a distribution, shape (count,): one from each of `count` equal shares of it, in random
+    order.
 
     Raises:
         ScenarioError: a file that holds no lengths.
@@ -69,7 +70,7 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
 def shapes_of_length(
     signature: Signature, shapes: Mapping[str, Sequence[int]], length: int
 ) -> dict[str, Sequence[int]]:
-    """`shapes`, and this length in every open dimension of the inputs that they leave out.
+    """Return `shapes` with this length added in every open dimension of the inputs that they leave out.
 
     Raises:
         UsageError: the model leaves no length open.
@@ -112,7 +113,7 @@ def _recorded(path: Path) -> NDArray[np.int64]:
 
 
 def concrete_shape(spec: TensorSpec, rows: int, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """The shape of an input in a request of `rows` rows; `shapes` gives the dimensions after the first.
+    """Return the shape of an input in a request of `rows` rows; `shapes` gives the dimensions after the first.
 
     Raises:
         UsageError: dimensions that stay open, or that contradict the model.
@@ -159,7 +160,8 @@ def _open_shape(spec: TensorSpec) -> UsageError:
 
 
 def http_signature(request: RequestSpec, name: str) -> Signature:
-    """What a row of such a request is made of: an array of each of `request.shapes`, a number where there are none.
+    """Make the signature of a request of protocol http: for each of `request.shapes` an array a row, or a number where
+    there are none.
 
     Values are whole numbers, or texts, where `request.inputs` says so.
     """
@@ -174,7 +176,7 @@ def http_signature(request: RequestSpec, name: str) -> Signature:
 
 
 def http_body(template: Any, inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> bytes:
-    """The template with these rows in it, as JSON."""
+    """Fill a template with these rows, as JSON."""
     columns = {name: _plain(array.tolist()) for name, array in inputs.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))
@@ -218,7 +220,7 @@ class RequestSet:
 
     @property
     def transport(self) -> Literal["grpc", "rest"]:
-        """What carries the bodies: gRPC, or HTTP/1.1."""
+        """What carries the bodies, gRPC or HTTP/1.1."""
         return transport_of(self.protocol)
 
 
@@ -231,7 +233,7 @@ def build_requests(
     seed: int = 1,
     distinct: int | None = None,
 ) -> RequestSet:
-    """The encoded requests of a scenario, the same for the same seed.
+    """Encode the requests of a scenario; the same seed gives the same bytes.
 
     `signature` is the one that the request names, or all of them by name when a mix calls several; of protocol http
     none is read. `distinct`
@@ -282,7 +284,8 @@ def build_requests(
 
 
 def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
-    """The schedule with the payload of each request in `request_index`, to be done before it is sliced.
+    """Return the schedule with the index of each request's body in `request_index`; to be called before the schedule is
+    sliced.
 
     A trace's own index counts the bodies (and starts again after the last); its rows choose among the bodies of
     that many rows in turn; without either the set's rotation holds.
@@ -461,7 +464,7 @@ def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
 
 
 def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
-    """A rotation in which each kind has its share, shuffled, and its bodies come in turn."""
+    """Make an order of bodies, as indices, in which each kind has its share, shuffled, and its bodies come in turn."""
     if len(sizes) == 1:
         return np.arange(sizes[0], dtype=np.int32)
     length = 4096

@@ -1,4 +1,4 @@
-"""Which CPUs do a launched server and its client get where the scenario leaves that open?
+"""Gives a launched server and its client CPUs where the scenario leaves that open.
 
 Apart from each other, where there are enough: a client on the server's CPUs takes from it what it measures, and makes
 runs differ (README, Measured). What is measured is then a server on those CPUs, so what is recommended is for such a
@@ -23,7 +23,8 @@ OF_A_FLEET = (
 def placed(
     scenario: Scenario, *, cpus: Collection[int] | None = None, quota: float | None = None
 ) -> tuple[Scenario, str]:
-    """The scenario with CPUs for both, and what to say of it (empty: nothing).
+    """Give server and client CPUs of their own where the scenario leaves that open. Returns the scenario, and a note
+    for the user ("": none).
 
     The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` and `quota` are those of
     this process unless given.
@@ -45,7 +46,7 @@ def placed(
 
 
 def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """The scenario on these CPUs of a node; `alone`: they are all of its machine's, which runs no other server.
+    """Give server and client CPUs of this node; `alone`: they are all of its machine's, which runs no other server.
 
     Of a machine that others share both are kept on these, too, where they are too few to be kept apart.
     """
@@ -59,7 +60,7 @@ def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> S
 
 
 def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """The scenario without the CPUs that an earlier run of it had on such a node; those that somebody named stay."""
+    """Remove the CPUs that an earlier run gave the scenario on a node; those that the user named stay."""
     still_open = _with_cpus(scenario, server=None, client=None)
     earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
     is_earlier = (scenario.target.cpus, scenario.load.cpus) == (earlier.target.cpus, earlier.load.cpus)
@@ -67,7 +68,7 @@ def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenari
 
 
 def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
-    """The scenario with the CPUs of an earlier run of it, where it leaves that open."""
+    """Give the scenario the CPUs of an earlier run of it, where it leaves them open."""
     if scenario.target.cpus is not None or scenario.load.cpus is not None:
         return scenario
     return _with_cpus(scenario, server=earlier.target.cpus, client=earlier.load.cpus)

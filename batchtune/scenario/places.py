@@ -1,4 +1,4 @@
-"""Where in a JSON document does a value stand, and what fills the places of a template?
+"""Finds values in a JSON document by their place, and fills the places of a template.
 
 A place is names and numbers with dots between them (`outputs.0.score`); `*` stands for every key of an object, or every
 item of a list. In a template {{NAME}} stands for a value, and {{2 * NAME}} for twice a number.
@@ -37,7 +37,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, bytes, Any]]:
 
 
 def values_at(document: Any, place: str) -> list[Any]:
-    """What stands there: nothing, a value, or with `*` several."""
+    """Return the values at a place of a JSON document: none, one, or with `*` in the place several."""
     there = [document]
     for step in filter(None, place.split(".")):
         there = [below for above in there for _, below in _below(above, step)]
@@ -45,7 +45,7 @@ def values_at(document: Any, place: str) -> list[Any]:
 
 
 def with_values(document: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of the document with these values at these places; a missing object on the way is made."""
+    """Copy the document with these values at these places; objects that are missing on the way are made."""
     for place, value in changes.items():
         document = _with_value(document, list(filter(None, place.split("."))), value)
     return document
@@ -75,7 +75,7 @@ def _below(document: Any, step: str) -> Iterator[tuple[Any, Any]]:
 
 
 def holes(template: Any) -> Iterator[str]:
-    """The names that a template asks for."""
+    """List the names that a template has `{{NAME}}` for."""
     if isinstance(template, Mapping):
         for value in template.values():
             yield from holes(value)
@@ -87,7 +87,8 @@ def holes(template: Any) -> Iterator[str]:
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with values in its places: a text that is one place becomes the value itself.
+    """Fill the template with values: a text that is only one place becomes the value itself, and a place without a
+    value stays.
 
     A name without a value stays as it is.
     """

@@ -38,7 +38,8 @@ class _Prompt:
 def build_prompts(
     request: RequestSpec, *, model_name: str, seed: int = 1, distinct: int | None = None
 ) -> RequestSet:
-    """The encoded requests of a scenario, the same for the same seed but for the prefixes that a client makes unique.
+    """Encode the prompts of a scenario as requests; the same seed gives the same bytes, but for the prefixes that a
+    client makes unique.
 
     Raises:
         UsageError: the package tokenizers is wanted and missing, or messages are to be completed.

@@ -21,7 +21,7 @@ from batchtune.units import (
 
 
 def problem(what: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:
-    """What a validator raises: `at` leads from the validated value to the key that is wrong."""
+    """Make the error that a pydantic validator raises; `at` is the path from the validated value to the wrong key."""
     details: Mapping[str, Any] = {"what": what, "hint": hint, "at": at}
     return PydanticCustomError("problem", "{what}", dict(details))
 

@@ -42,7 +42,8 @@ class ScenarioText:
 
 
 def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> Scenario:
-    """The scenario in a file, with `key.key=value` overrides laid over it.
+    """Read and check a scenario file with `key.key=value` overrides applied; file names in it are relative to its
+    directory.
 
     File names in it are relative to its directory. Its variants are checked too.
 
@@ -58,7 +59,8 @@ def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
 def parse_scenario(
     text: str, *, source: str = "<string>", directory: Path | None = None, overrides: Iterable[str] = ()
 ) -> Scenario:
-    """The scenario in a YAML text; `source` names it in errors, file names in it are relative to `directory`.
+    """Parse and check a scenario's YAML text; `source` names it in errors, and file names in it are relative to
+    `directory`.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -68,12 +70,12 @@ def parse_scenario(
 
 
 def lists_models(source: Path | ScenarioText) -> bool:
-    """Whether the scenario, which need not be valid, lists several models of one server."""
+    """Whether a scenario, valid or not, lists several models of one server."""
     return bool(section_of(unchecked_scenario(source), "target").get("models"))
 
 
 def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """What a file says, with its overrides, as plain data that nobody has checked.
+    """Read a scenario file with its overrides as plain data, unchecked.
 
     Raises:
         ScenarioError: no file, no YAML, or an override without a key.
@@ -90,7 +92,8 @@ def section_of(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def read_kept_scenario(path: Path) -> Scenario:
-    """The scenario that a run keeps: files that it names may be gone, and removed keys are dropped.
+    """Read the scenario in a run's folder: files that it names may be gone, and keys that were removed since are
+    dropped.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -99,7 +102,7 @@ def read_kept_scenario(path: Path) -> Scenario:
 
 
 def read_kept_variants(path: Path) -> dict[str, Scenario]:
-    """Each variant of the scenario that a run keeps, as `read_kept_scenario` reads it.
+    """Read each variant of the scenario in a run's folder, as `read_kept_scenario` does.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -111,7 +114,7 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
 
 
 def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
-    """Each variant of the scenario in a file as a scenario of its own, in the order of the file.
+    """Read each variant of a scenario file as a scenario of its own, in the order of the file.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -123,7 +126,7 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
 def read_arms(
     path: Path | str, arms: Mapping[str, Iterable[str]], *, overrides: Iterable[str] = ()
 ) -> dict[str, Scenario]:
-    """The scenario in a file once for each arm, with the overrides of that arm (`--NAME-set`); compared, not searched.
+    """Read a scenario file once for each arm of a comparison, with the overrides of that arm (`--NAME-set`).
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -135,14 +138,14 @@ def read_arms(
 
 
 def format_scenario(scenario: Scenario) -> str:
-    """The scenario as YAML with every default spelt out; `parse_scenario` reads it back as an equal scenario."""
+    """Write a scenario as YAML with every default spelt out; `parse_scenario` reads it back as an equal scenario."""
     return "# yaml-language-server: $schema=scenario.schema.json\n" + yaml.safe_dump(
         scenario.document(), sort_keys=False, allow_unicode=True, width=100
     )
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a scenario file, for editors."""
+    """Return the JSON Schema (draft 2020-12) of a scenario file, for editors."""
     schema = Scenario.model_json_schema(by_alias=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -152,7 +155,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def dotted_keys() -> list[str]:
-    """The keys of a scenario as `--set` takes them, two deep: `name`, `load.duration`."""
+    """List the keys of a scenario as `--set` takes them, two deep, such as `name` and `load.duration`."""
     return [
         ".".join(filter(None, (top, below)))
         for top in _known_keys(())
@@ -161,7 +164,7 @@ def dotted_keys() -> list[str]:
 
 
 def scenario_text(source: Path | str | ScenarioText) -> ScenarioText:
-    """What a file says, unparsed.
+    """Read a scenario file's text.
 
     Raises:
         ScenarioError: no such file, or none that can be read as text.

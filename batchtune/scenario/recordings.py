@@ -39,7 +39,7 @@ class Recording:
 
 
 def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -> list[Recording]:
-    """Every request of the file, in order; `rows` cuts an .npz into requests, the others keep their own.
+    """Read every recorded request of a file, in order; `rows` cuts an .npz into requests, the others keep their own.
 
     With `rest` the bodies of a .jsonl file are kept as they are.
 
@@ -61,7 +61,7 @@ def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -
 
 
 def read_tfrecords(path: Path) -> Iterator[bytes]:
-    """The records of a TFRecord file: length, its checksum, data, its checksum, all little-endian.
+    """Read the records of a TFRecord file: each is length, its checksum, data, its checksum, all little-endian.
 
     Raises:
         ScenarioError: a file that ends within a record, or a checksum that does not match.
@@ -91,7 +91,7 @@ def read_tfrecords(path: Path) -> Iterator[bytes]:
 
 
 def masked_crc32c(content: bytes) -> int:
-    """TFRecord's checksum: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h `Mask`)."""
+    """Compute TFRecord's checksum of data: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h `Mask`)."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -236,7 +236,8 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
 
 def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator[Recording]:
-    """A JSON body a line, sent as it is; it has one row, or as many as the list at `rows_path`."""
+    """Read recorded JSON bodies, one a line, which are sent as they are; each has one row, or as many as the list at
+    `rows_path`."""
     for number, line, body in json_lines(path):
         rows = 1
         if rows_path:
@@ -251,7 +252,7 @@ def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator
 
 
 def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None:
-    """Return if all names are inputs of the signature.
+    """Check that all names are inputs of the signature.
 
     Raises:
         UsageError: naming `key`, with the input that was probably meant.
@@ -266,7 +267,7 @@ def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None
 def fitted(
     arrays: Mapping[str, NDArray[Any]], signature: Signature, *, where: str
 ) -> dict[str, NDArray[Any]]:
-    """The arrays in the signature's types.
+    """Convert the arrays to the signature's types.
 
     Raises:
         UsageError: `where: …` for a missing or unknown input, a type that would lose something, or a shape.
@@ -292,7 +293,7 @@ def fitted(
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a signature's type name; bfloat16 comes from ml_dtypes, which TensorFlow brings."""
+    """Return the numpy dtype of a signature's type name; bfloat16 comes from ml_dtypes, which TensorFlow brings."""
     wanted: np.dtype[Any]
     if name == "bfloat16":
         import ml_dtypes
@@ -304,7 +305,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def rows_of(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """The size of the first dimension; 1 for scalars."""
+    """Return the size of the first dimension; 1 for scalars."""
     return next((len(array) for array in arrays.values() if array.ndim), 1)
 
 
@@ -324,5 +325,5 @@ def _typed(array: NDArray[Any], spec: TensorSpec, where: str) -> NDArray[Any]:
 
 
 def shown_shape(shape: Sequence[int | None]) -> str:
-    """Such as `[?, 200]`."""
+    """Write a shape as text, such as `[?, 200]`."""
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

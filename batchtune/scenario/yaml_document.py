@@ -1,4 +1,4 @@
-"""What does a YAML text say, and on which line does each key stand?"""
+"""Parses a YAML text into values and the line of each key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH: Final = 118
 
 
 def commented(document: Mapping[str, Any], *, head: Iterable[str], comments: Mapping[str, str]) -> str:
-    """The document as YAML, sections two deep and anything below in one line.
+    """Write a document as YAML, sections two deep and anything below in one line.
 
     `head` are lines of comment above it, `comments` those beside a key (`load`, `search.space`).
     """
@@ -78,18 +78,18 @@ class Document:
     places: dict[Path, str] = field(default_factory=dict)
 
     def place_of(self, path: Path) -> str:
-        """The place of the path, or of the nearest enclosing key that has one."""
+        """Return the file and line of a key's path, or of the nearest enclosing key that has one."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, "")
 
     def overlaid(self, other: Document) -> Document:
-        """This document with the other's mappings merged in, over a list by the numbers of its items from 0 on; any
-        other value of the other replaces ours."""
+        """Return this document with another's mappings merged in, over a list by its items' numbers from 0 on; any
+        other value replaces ours."""
         return Document(data=_merged(self.data, other.data), places={**self.places, **other.places})
 
     def under(self, *prefix: str | int) -> Document:
-        """The part below `prefix` as a document of its own."""
+        """Return the part below `prefix` as a document of its own."""
         data: Any = self.data
         for part in prefix:
             data = data[part]
@@ -105,7 +105,7 @@ def too_deep(error: yaml.YAMLError) -> bool:
 
 
 def parse_yaml(text: str, *, source: str) -> Document:
-    """The document of one YAML mapping.
+    """Parse one YAML mapping into a document with the line of each key.
 
     Keys are taken as they are written, so that `on` stays `on`.
 
@@ -134,7 +134,7 @@ def parse_yaml(text: str, *, source: str) -> Document:
 
 
 def parse_override(text: str, *, option: str = "--set") -> Document:
-    """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), its keys as in a file.
+    """Parse one override `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), with its keys as in a file.
 
     Raises:
         ScenarioError: no `=`, an empty key or value, or a value that is no YAML.
@@ -163,7 +163,7 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
 
 
 def overridden(document: Document, overrides: Iterable[str], side: str = "") -> Document:
-    """The document with each `a.b.c=value` laid over it; `side` names the option: `--SIDE-set`, else `--set`.
+    """Apply overrides `a.b.c=value` to a document; `side` names the option in errors: `--SIDE-set`, else `--set`.
 
     Raises:
         ScenarioError: as `parse_override`.
@@ -177,7 +177,7 @@ def overridden(document: Document, overrides: Iterable[str], side: str = "") -> 
 
 
 def empty_value(key: str, *, option: str) -> ScenarioError:
-    """The error of `KEY=`, as an unset variable of the shell leaves it."""
+    """Make the error for `KEY=` without a value, as an unset variable of the shell leaves it."""
     return ScenarioError(
         f"{option}: {key} is empty",
         hint=f"give it a value (is a variable of the shell unset?), or write {key}=null where null is meant",

@@ -1,4 +1,4 @@
-"""Whom do we ask: how is a server launched, found ready, given parameters, read and stopped?
+"""Servers to load: launching them, finding them ready, giving them parameters, reading and stopping them.
 
 Out goes `endpoint.Endpoint`; while it serves, `telemetry.ServerActivity`.
 Start with `choice.target_of`, `urls.external_endpoint`, `telemetry.activity`.

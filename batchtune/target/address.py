@@ -1,4 +1,4 @@
-"""Who answers at an address that somebody gives: over which protocol, for which model?"""
+"""Finds out what answers at an address that the user gives: over which protocol, for which model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether it reads as HOST:PORT or a URL, and is no file."""
+    """Whether a word given for a model is an address, HOST:PORT or a URL, and not the path of an existing file."""
     if "://" not in text and _ADDRESS.fullmatch(text) is None:
         return False
     with readable(Path(text)):
@@ -59,7 +59,8 @@ def is_address(text: str) -> bool:
 
 
 def answering_at(text: str) -> Address:
-    """The model behind `HOST:PORT/MODEL`, or a URL of its API; the protocol is found out unless the scheme tells.
+    """Ask the server at `HOST:PORT/MODEL`, or at a URL of its API, for its model; the protocol is found out by trying
+    unless the scheme tells.
 
     Raises:
         UsageError: no address, or none that says which of several models is meant.
@@ -93,8 +94,8 @@ def answering_at(text: str) -> Address:
 
 
 def attachable(address: Address) -> dict[str, Any] | None:
-    """The keys of `target` for a sweep of this server, which it takes parameters for and gets what it had at the end;
-    None: nobody may reconfigure it through its address."""
+    """Return the keys of a scenario's `target` for a sweep that changes this running server and puts it back at the
+    end; None: it cannot be reconfigured through its address."""
     if address.rest_url is None:
         return None
     if address.protocol == "kserve_rest":
@@ -114,8 +115,8 @@ def attachable(address: Address) -> dict[str, Any] | None:
 
 
 def preset_at(text: str) -> RunningPreset | None:
-    """What answers at `HOST:PORT[/MODEL]` and has a preset: a Ray Serve behind its dashboard, or an MLServer of this
-    machine; None: neither.
+    """Return which preset server answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its dashboard, or an MLServer of
+    this machine; None: neither.
 
     Raises:
         UsageError: there are several models, or the server could not be told parameters.

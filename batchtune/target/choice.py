@@ -1,4 +1,4 @@
-"""Which target does a scenario describe?"""
+"""Chooses the target that a scenario describes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def target_of(
     clients_most: int = 0,
     several_models: bool = False,
 ) -> LaunchedTarget:
-    """The target that takes the scenario's configurations, not started yet.
+    """Make the target that takes the scenario's configurations; it is not started yet.
 
     `original` is what an interrupted run found on a Triton that it attached to, `clients_most` how many clients some
     load will have beyond those of the scenario. `several_models`: the scenario may list several.
@@ -70,7 +70,7 @@ def target_of(
 
 
 def refuse_several_models(scenario: Scenario) -> None:
-    """What is asked for is of one model.
+    """Check that a scenario has one model, for commands that can only ask about one.
 
     Raises:
         UsageError: the scenario lists several.
@@ -85,7 +85,8 @@ def refuse_several_models(scenario: Scenario) -> None:
 def external_target(
     scenario: Scenario, *, rest_url: str | None = None, grpc_url: str | None = None
 ) -> ExternalTarget:
-    """A running server that is loaded as it is: that of the URLs, else that of the scenario's target.
+    """Make a target of a running server that is loaded as it is: at the given URLs, else at those of the scenario's
+    `target`.
 
     Raises:
         UsageError: a URL without host or port, or two URLs of different hosts.

@@ -1,4 +1,4 @@
-"""Who changes a running server now, and what did it have before a sweep that was killed?
+"""Locks a running server against other sweeps, and keeps what it had before a sweep that was killed.
 
 A file of this user's for each server, whatever folder a sweep is started in: locked (flock) while a process changes the
 server, and holding what is to be put back until that is done. The kernel unlocks it however the process ends; what it
@@ -61,7 +61,8 @@ class OriginalModel:
 
 
 def state_folder() -> Path:
-    """Where such files lie: $XDG_STATE_HOME/batchtune/servers."""
+    """Return the folder of the files that say what is to be put back on running servers:
+    $XDG_STATE_HOME/batchtune/servers."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "batchtune" / "servers"
 
 
@@ -81,7 +82,8 @@ class Claim:
     def hold(
         self, original: OriginalModel | None, on_event: Callable[[str], None] = lambda _text: None
     ) -> OriginalModel | None:
-        """Be the only process that changes the server: what is to be put back, if that is known before it is asked.
+        """Lock the server against other sweeps. Returns what a killed process noted there and did not put back, None:
+        nothing.
 
         That is the `original`, else what a killed process found there and did not put back, which is told.
 
@@ -119,15 +121,15 @@ class Claim:
         return left
 
     def keep(self, original: OriginalModel) -> None:
-        """Keep what is to be put back; on disk when this returns."""
+        """Write down what is to be put back on the server; on disk when this returns."""
         self._write(json.dumps(original.to_dict()).encode())
 
     def settle(self) -> None:
-        """Nothing is to be put back any more."""
+        """Note that the server has been put back."""
         self._write(b"")
 
     def release(self) -> None:
-        """Let others change the server; more than once is fine."""
+        """Unlock the server, so that others may change it; more than once is fine."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,4 +1,4 @@
-"""How is any server tuned, by commands of the user's that launch it, give it its parameters, ask it, and put it back?
+"""Tunes any server by commands of the user's that launch it, give it its parameters, ask it, and put it back.
 
 A Kubernetes rollout, a compose file, or a server that nobody here knows. The parameters go to a command as JSON on its
 stdin, or in files that its words name; to a server of kind http as `settings` says.
@@ -58,8 +58,8 @@ from batchtune.wire.signature import Signature
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """The variables of ours that a command gets, where they are set: what programs that talk to a cluster or an engine
-    look for, and those that are named."""
+    """Return the environment variables that a command gets: the usual ones and those of these names, where they are
+    set."""
     usual = (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
         *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
@@ -234,7 +234,7 @@ class CommandTarget:
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
-        """One reading of the server's metrics; of one that was launched also its CPU time and memory.
+        """Read the server's metrics once; of one that was launched also its CPU time and memory.
 
         Raises:
             TargetError: it died or does not answer; the next `apply` starts it anew.
@@ -256,14 +256,15 @@ class CommandTarget:
         return self._server.signature(name)
 
     def alive(self) -> bool:
-        """Of a server that was not launched here a trial's counters tell whether it answers."""
+        """Whether the launched server runs; always True of one that was not launched here, of which a trial's
+        counters tell."""
         return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
-        """None: nobody tells which processes the server is."""
+        """Return None: nothing tells which processes are the server's."""
 
     def stop(self) -> None:
-        """End what was launched; the next `apply` runs all commands anew."""
+        """End the server that was launched; the next `apply` runs all commands anew."""
         self.in_force = None
         self._process.stop()
 
@@ -273,7 +274,7 @@ class CommandTarget:
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        """What the launched server said last; where it said nothing, the commands."""
+        """Return the last lines of the launched server's log, or of the commands' where it said nothing."""
         return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
     def attach(self, keep: Callable[[OriginalModel], None] | None = None) -> dict[str, Any]:
@@ -511,7 +512,8 @@ def restored(spec: TargetSpec) -> None:
 
 
 def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) -> Settings | None:
-    """How a server of kind http is given its parameters; None: nobody says, or it is of another kind."""
+    """Return how a server of kind http is given its parameters; None: the scenario does not say, or the server is of
+    another kind."""
     if spec.set is None:
         return None
     return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)

@@ -1,4 +1,4 @@
-"""Where does a served model answer, and what does it take and give?"""
+"""Addresses and signature of a served model, and the control requests to it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _known_errors() -> dict[str, tuple[re.Pattern[str], str]]:
 
 
 def is_out_of_range(text: str) -> bool:
-    """Whether an error text says that an input is an index beyond a table."""
+    """Whether a server's error text says that an input is an index beyond the end of a table."""
     pattern, _ = _known_errors()["out_of_range"]
     return pattern.search(text) is not None
 
 
 def meaning_of(text: str) -> str:
-    """One line for an error text that is known; empty for any other."""
+    """Explain an error text of a server in one line; "" for a text that is not known."""
     return next((meaning for pattern, meaning in _known_errors().values() if pattern.search(text)), "")
 
 
 def error_text(body: str) -> str:
-    """What the server's own answer of an error says."""
+    """Return the "error" of a JSON answer, else the first 300 characters of the body."""
     import orjson
 
     try:
@@ -93,12 +93,12 @@ class Endpoint:
 
     @property
     def kserve_path(self) -> str:
-        """The model's path in KServe v2's REST."""
+        """URL path of the model in KServe v2's REST."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
         return f"/v2/models/{quote(self.model_name, safe='')}{version}"
 
     def authority(self, transport: Literal["grpc", "rest"]) -> str:
-        """Host and port that requests of this transport go to."""
+        """HOST:PORT that requests of this transport go to."""
         return self.grpc_authority if transport == "grpc" else self.rest_authority
 
     @property
@@ -118,7 +118,7 @@ def require_launched(endpoint: Endpoint | None) -> Endpoint:
 
 
 def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
-    """An HTTP client for the control plane: readiness, metadata, metrics, admin. Never used for load."""
+    """Make an HTTP client for readiness, metadata, metrics and administration; never used for load."""
     import httpx
 
     def name_server(request: httpx.Request) -> None:
@@ -160,7 +160,7 @@ def answer_of(
 
 
 def in_words(error: httpx.HTTPError) -> str:
-    """What a request of the control plane met with, for a message."""
+    """Describe the error of a control request, such as "no connection", for a message."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
@@ -176,7 +176,7 @@ NO_GRPC: Final = "what answers there speaks no gRPC"
 
 
 def grpc_words(error: grpc.RpcError) -> str:
-    """The same for a call by gRPC."""
+    """Describe the error of a control call by gRPC, for a message."""
     code, details = error.code().name, str(error.details())
     if "HTTP/2" in details or "SETTINGS frame" in details:
         return NO_GRPC
@@ -186,7 +186,7 @@ def grpc_words(error: grpc.RpcError) -> str:
 
 
 def control_channel(endpoint: Endpoint) -> grpc.Channel:
-    """A gRPC channel for the control plane, to be closed by the caller. Never used for load."""
+    """Open a gRPC channel for control calls, which the caller closes; never used for load."""
     import grpc
 
     if endpoint.tls is None:
@@ -227,7 +227,7 @@ def wait_for(
 def wait_until_ready(
     endpoint: Endpoint, *, limit_s: float = 120.0, still_alive: Callable[[], None] | None = None
 ) -> None:
-    """Return when a version of the model is AVAILABLE.
+    """Wait until the server says that a version of the model is AVAILABLE.
 
     Raises:
         TargetError: the model failed to load, or as `wait_for`.
@@ -250,8 +250,8 @@ def wait_until_ready(
 def url_failure(
     url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
 ) -> str:
-    """What the URL that tells the endpoint's readiness met with; empty: it answers with such a status, and `body` is in
-    its answer.
+    """Ask the URL that tells whether the server is ready. Returns what is wrong, "" where the answer has the expected
+    status and `body` in it.
 
     Raises:
         TargetError: it is no URL.
@@ -271,7 +271,7 @@ def url_failure(
 
 
 def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
-    """The named signature, from the model's own metadata.
+    """Read the signature of this name from the model's metadata.
 
     Raises:
         TargetError: no metadata, or no such signature (the message lists those there are).
@@ -294,7 +294,7 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
 
 
 def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> TargetError:
-    """What to raise; the message lists the signatures that the model has."""
+    """Make the error for a signature that the model lacks; its message lists those that it has."""
     there = ", ".join(sorted(known)) or "none"
     return TargetError(
         f"model {endpoint.model_name!r} has no signature {name!r}; it has: {there}",
@@ -409,7 +409,8 @@ def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> E
 def replicas_of(
     endpoint: Endpoint, addresses: Sequence[str], transport: Literal["grpc", "rest"]
 ) -> tuple[Endpoint, ...]:
-    """The same model at each HOST:PORT, where requests of this transport go; TLS as at the endpoint."""
+    """List the endpoints of the same model at each HOST:PORT, to which requests of this transport go; TLS as at
+    `endpoint`."""
     replicas = []
     for address in addresses:
         host, port, _ = _split("target.endpoints", f"grpc://{address}", ("grpc", "grpcs"))

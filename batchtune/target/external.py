@@ -1,4 +1,4 @@
-"""How do we reach a server that somebody else runs? Nothing is launched, nothing is stopped, nothing reconfigured."""
+"""Reaches a server that somebody else runs. Nothing is launched, nothing is stopped, nothing reconfigured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from batchtune.wire.tfserving.tensors import signature_from_def
 
 
 def external_signature(endpoint: Endpoint, name: str) -> Signature:
-    """The model's own metadata, by REST where there is a REST port, else by gRPC.
+    """Read the model's signature from the server, by REST where there is a REST port, else by gRPC.
 
     Raises:
         TargetError: nobody answers, or there is no such model or signature.
@@ -42,7 +42,8 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
 
 
 def read_parameters(endpoint: Endpoint) -> Configuration | None:
-    """What is in force by a batchtune server's tuning API; None: it has none, or there is no REST port."""
+    """Read the configuration in force from a batchtune server's tuning API; None: it has none, or there is no REST
+    port."""
     if endpoint.rest_port is None:
         return None
     try:
@@ -62,7 +63,8 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
 
 
 def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
-    """What the model's configuration says; None: it has no batcher of that kind, or no REST port tells it."""
+    """Read the configuration in force from a Triton's model configuration; None: it has another batcher, or there is
+    no REST port."""
     if endpoint.rest_port is None:
         return None
     try:
@@ -105,13 +107,13 @@ class ExternalTarget:
         self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
-        """Nothing is changed; what is in force is asked for, where the server has a way to tell."""
+        """Change nothing: read the configuration in force, where the server has a way to tell."""
         read = read_tritons_parameters if self._kserve else read_parameters
         self.in_force = read(self.endpoint)
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:
-        """One reading of its metrics; without a REST port a reading without series."""
+        """Read the server's metrics once; without a REST port the reading has no series."""
         return read_kserve_counters(self.endpoint) if self._kserve else read_counters(self.endpoint)
 
     def signature(self, name: str) -> Signature:
@@ -126,4 +128,4 @@ class ExternalTarget:
         return "  (its log is with its owner)"
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""

@@ -1,4 +1,4 @@
-"""Which files are a model, and how do they become the directory of numbered versions that a server wants?
+"""Finds the files of a model, and lays them out as the directory of numbered versions that a server wants.
 
 A model that lies without a version directory is laid out by links in a folder of ours; the user's stays as it is.
 """
@@ -34,7 +34,7 @@ class ModelInGit:
 
 
 def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
-    """Write the model that lay at a path in a commit below `folder`, under its own name.
+    """Write the model that was at a path in a git commit into `folder`, under its own name.
 
     Raises:
         UsageError: no git repository, no such commit, no model at that path in it, or files that git does not hold.
@@ -111,7 +111,7 @@ def _refuse_pointers(folder: Path, ref: str) -> None:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a checkout without Git LFS has left a pointer in the place of this file."""
+    """Whether a file is only a Git LFS pointer, as a checkout without Git LFS leaves it."""
     with path.open("rb") as file:
         return file.read(len(_POINTER)) == _POINTER
 
@@ -167,7 +167,8 @@ def resolve_model(
     folder: Path | None = None,
     on_event: Callable[[str], None] = lambda _text: None,
 ) -> Path:
-    """The model base directory for `target.model`: a path, or the name of a sample model, exported on first use.
+    """Return the model base directory for `target.model`: a path, or the name of a sample model, which is exported on
+    first use.
 
     What lies without a version directory is laid out in `folder`; None: it is only looked at, and its own path
     returned. `framework` chooses among those that a sample model is written in; None: the first that is installed.
@@ -190,7 +191,7 @@ def resolve_model(
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Look at what lies at a path.
+    """Within, turn an OSError into a UsageError that names the path.
 
     Raises:
         UsageError: this user may not, or nothing can have such a name.
@@ -202,7 +203,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def located_model(given: str) -> Path:
-    """Where the model lies: a directory of versions, a SavedModel's own directory, or a file.
+    """Find the model at a path: a directory of versions, a SavedModel's own directory, or a file.
 
     A version directory, and a file in one, stand for the model where they are the version that a server takes: the
     highest. A link stands under its own name.
@@ -239,7 +240,8 @@ def _located(path: Path, given: str) -> Path:
 
 
 def only_model_below(path: Path) -> Path | None:
-    """The one model in the directories of a directory that is no model itself; None: there is none, or several."""
+    """Find the one model in the subdirectories of a directory that is no model itself; None: there is none, or
+    several."""
     if _versions(path) or _holds_model(path):
         return None
     below = _models_below(path)
@@ -247,21 +249,22 @@ def only_model_below(path: Path) -> Path | None:
 
 
 def lies_bare(path: Path) -> bool:
-    """Whether it is a model that lies without a version directory."""
+    """Whether a path is a model without a version directory around it."""
     if path.is_file():
         return path.suffix in _NAME_BY_SUFFIX
     return _holds_model(path) and not _versions(path)
 
 
 def batches_inside(base_path: Path) -> str:
-    """With what the highest version batches inside its graph, in words; "": it does not."""
+    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "": it does
+    not."""
     versions = _versions(base_path)
     version = max(versions, key=lambda version: int(version.name)) if versions else base_path
     return "; ".join(batcher.in_words() for batcher in read_graph_batching(version))
 
 
 def served_name(model: str) -> str:
-    """The name under which a launched server serves `target.model`, whether that is still there or not."""
+    """Return the name under which a launched server serves `target.model`, whether that still exists or not."""
     if "/" not in model and Path(model).suffix not in _NAME_BY_SUFFIX:
         return model
     path = Path(model)
@@ -274,7 +277,7 @@ def served_name(model: str) -> str:
 
 
 def version_files(path: Path) -> dict[str, Path]:
-    """The files of a version directory, by their names there, for a model's file: itself, and what belongs to it.
+    """List the files of a version directory, by their names there, for a model's file: itself, and what belongs to it.
 
     That is the signature of TorchScript, and the weights that an ONNX graph keeps outside of itself, under its name
     (`net.onnx.data`, `net.onnx_data`).

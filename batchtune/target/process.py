@@ -1,4 +1,4 @@
-"""How does a server process live: started apart from us, watched, and never left behind?"""
+"""A server process: started apart from us, watched, and never left behind."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class ServerLog:
         self._copied_bytes = 0
 
     def keep_in(self, path: Path) -> None:
-        """Append what was said so far to this file; each `copy` adds the rest."""
+        """Copy the log so far into a file as well; each `copy` adds the rest."""
         self.kept = path
         self.copy()
 
     def copy(self) -> None:
-        """Bring the kept file up to date. A folder that cannot be written costs the log, and no measurement."""
+        """Bring the kept file up to date; a folder that cannot be written costs the log, and no measurement."""
         if self.kept is None:
             return
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
-    """The last lines of what was said from that byte on, indented; empty: nothing."""
+    """Return the last lines of a log from a byte position on, indented; "" where there are none."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(begins_at, log_path.stat().st_size - 16_384))
@@ -155,7 +155,7 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the command.
+        """Start the server's command.
 
         Raises:
             TargetError: the program does not exist or may not be executed, or its container's id file is another's.
@@ -195,8 +195,8 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        """Raises TargetError, with the log's last lines, when the process has ended, or ends within that time; where it
-        could not be started, with what `start` said."""
+        """Check that the process runs, and does not end within this time; raises TargetError with the log's last
+        lines, where it could not be started with what `start` said."""
         if self._process is None:
             raise TargetError(self._why.message, hint=self._why.hint)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -207,13 +207,13 @@ class ServerProcess:
             raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 12) -> str:
-        """The last lines of the log, indented by two spaces."""
+        """Return the last lines of the log, indented by two spaces."""
         if not self.log_path.exists():
             return "  (no log)"
         return last_words(self.log_path, lines=lines) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
-        """User and system seconds of the process, its children and its container so far; None when not known."""
+        """User and system CPU seconds of the process, its children and its container so far; None when not known."""
         if self._process is None:
             return None
         own_s = tree_cpu_s(self._process.pid)
@@ -225,14 +225,14 @@ class ServerProcess:
         return None if inside_s is None else own_s + inside_s
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """As `tree_cpu_clock`, to be read many times a second; None too where the server runs in a container or
-        elsewhere."""
+        """Make a function that reads the process's CPU seconds, as `tree_cpu_clock`; None too where the server runs
+        in a container or elsewhere."""
         if self._process is None or self._container is not None or self._serves_elsewhere:
             return None
         return tree_cpu_clock(self._process.pid)
 
     def memory_peak_bytes(self) -> int | None:
-        """The most memory that the process and its children, or its container, held so far; None when not known."""
+        """Peak memory of the process and its children, or of its container, bytes; None when not known."""
         if self._process is None or self._serves_elsewhere:
             return None
         if self._container is not None:
@@ -240,8 +240,8 @@ class ServerProcess:
         return tree_memory_peak_bytes(self._process.pid)
 
     def look_for_listener(self, port: int | None) -> None:
-        """Note whether it is the process, or a child, that listens on this port (None: nobody knows which), now that
-        somebody does.
+        """Note whether the process, or a child, is what listens on this port, now that something does; `port` None: it
+        is not known.
 
         A script that starts a container, or a client of a service manager, only waits for the server: its CPU time is
         not the server's, which is then unknown.
@@ -297,7 +297,8 @@ def coming_up(process: ServerProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launch_named(process: ServerProcess) -> Iterator[None]:
-    """A failure to get ready, of what target.launch started, names that key, its last words and what to do."""
+    """Make the error for a server of `target.launch` that did not get ready: it names that key, the log's last lines
+    and what to do."""
     try:
         yield
     except TargetError as error:
@@ -318,7 +319,7 @@ def launch_named(process: ServerProcess) -> Iterator[None]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago, and that no client's connection is given until the server listens.
+    """Find a TCP port that is free now, and that no client's connection gets until the server listens.
 
     The kernel takes the ports of connections from a range of its own; ours lies below that where there is room.
     """
@@ -346,7 +347,7 @@ def _first_port_of_connections() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones."""
+    """Find `count` different free TCP ports."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port())

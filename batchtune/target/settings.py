@@ -1,4 +1,4 @@
-"""How does a server of kind http get its parameters: by variables, flags, a file, or a request that takes them live?"""
+"""Gives a server of kind http its parameters: by variables, flags, a file, or a request that takes them live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
-    """The target with texts in place of {port} and the like, wherever they stand."""
+    """Return the target with values in place of {port} and the like in all of its texts."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -57,20 +57,20 @@ class Settings:
         self._is_written = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """The variables that a server is started with."""
+        """Return the environment variables that a server is started with."""
         values = self._values(configuration)
         return {
             variable: flag_text(values[name]) for name, variable in self._spec.env.items() if name in values
         }
 
     def flags(self, configuration: Configuration) -> list[str]:
-        """The words that follow those of launch."""
+        """Return the words that follow those of `launch`."""
         values = self._values(configuration)
         named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
         return [word for flag, value in named for word in (flag, flag_text(value))]
 
     def present(self) -> dict[str, Any]:
-        """What is in force by the server's own names, as far as `set.request.read` or the file tells.
+        """Read what is in force, by the server's own names, as far as `set.request.read` or the file tells.
 
         Raises:
             TargetError: it does not answer, or with something else.
@@ -92,25 +92,25 @@ class Settings:
 
     @property
     def tells(self) -> bool:
-        """Whether the server or its file says what it has; of what it does not say it has its own default."""
+        """Whether the server or its file says what is in force; what it does not say has the server's default."""
         request = self._spec.request
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """What is to be put back, as JSON."""
+        """Return what is to be put back, as JSON."""
         self._look()
         before = None if self._file_before is None else self._file_before.decode("utf-8", "surrogateescape")
         return {"file": before, "document": self._document}
 
     def take_original(self, original: Mapping[str, Any]) -> None:
-        """Put that back at the end, whatever is there now."""
+        """Set what is to be put back at the end, whatever is there now."""
         before = original.get("file")
         self._file_before = None if before is None else before.encode("utf-8", "surrogateescape")
         self._document = original.get("document")
         self._changed = True
 
     def write(self, configuration: Configuration) -> None:
-        """Write the file that the server reads."""
+        """Write the parameters into the file that the server reads."""
         file = self._spec.file
         if file is None:
             return
@@ -141,7 +141,7 @@ class Settings:
         )
 
     def put_back(self) -> bool:
-        """Put back the file and the document that were there; False: nothing was changed.
+        """Put back the file and the document that were there. Returns False where nothing was changed.
 
         Raises:
             TargetError: the server does not take it.

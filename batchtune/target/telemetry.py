@@ -1,4 +1,4 @@
-"""What did the server itself count between two moments?
+"""Reads what the server itself counted between two moments.
 
 Reads the Prometheus page of TensorFlow Serving and of the bundled server, which adds what TensorFlow Serving lacks:
 why batches closed, execution time per batch size, queue depth, device busy time.
@@ -98,7 +98,8 @@ class ServerActivity:
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
-    """Metric name -> label pairs (sorted) -> value. Lines that are no samples are passed over."""
+    """Parse a Prometheus page into values by metric name and sorted label pairs; lines that are no samples are
+    passed over."""
     series: dict[str, _Series] = defaultdict(dict)
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.match(line.strip())
@@ -118,7 +119,7 @@ def read_counters(
     server_cpu_s: Callable[[], float | None] = lambda: None,
     memory_peak_bytes: Callable[[], int | None] = lambda: None,
 ) -> Counters:
-    """Read the metrics page; a server without one gives a reading without series.
+    """Read a server's metrics page; a server without one gives a reading without series.
 
     Raises:
         TargetError: the server does not answer.
@@ -135,7 +136,7 @@ def read_counters(
 
 
 def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:
-    """The page of a server of kind http, under our names for what the scenario says that its names mean.
+    """Read the metrics page of a server of kind http, its series under our names as `target.means` says.
 
     Raises:
         TargetError: the page does not answer.
@@ -152,7 +153,7 @@ def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
-    """The series of a page under our names."""
+    """Rename the series of a page to ours, as `target.means` says."""
     series: dict[str, _Labelled] = {}
     for name, total, count in (
         (metrics.batch_size, "processed_batch_size_sum", "wrapped_run_count"),
@@ -188,7 +189,7 @@ def _scaled(values: _Labelled, factor: float) -> _Series:
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
-    """What happened between two readings of the same server process."""
+    """Compute what a server did between two readings of the same process."""
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
     cpu = None
     if before.server_cpu_s is not None and after.server_cpu_s is not None:

@@ -1,4 +1,4 @@
-"""How is a server that speaks TensorFlow Serving's API launched, given its parameters, and stopped?
+"""Launches a server that speaks TensorFlow Serving's API, gives it its parameters, and stops it.
 
 Launches the bundled server, a local `tensorflow_model_server`, one in a container, or `target.command`. The bundled
 server takes new batching parameters between two batches; any other is restarted for them. Unless `target.flags` say
@@ -112,7 +112,7 @@ class TfServingTarget:
         return ApplyRecord(how=how, seconds=time.monotonic() - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
-        """One reading of the server's metrics. A server that does not answer is started anew by the next `apply`.
+        """Read the server's metrics once. A server that does not answer is started anew by the next `apply`.
 
         Raises:
             TargetError: the server died or does not answer.
@@ -129,7 +129,8 @@ class TfServingTarget:
             raise
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """As `ServerProcess.cpu_clock`; None too before the launch."""
+        """Make a function that reads the server's CPU seconds, as `ServerProcess.cpu_clock`; None too before the
+        launch."""
         return self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:

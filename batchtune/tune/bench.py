@@ -157,7 +157,8 @@ class Bench:
         return FinishedTrial(trial=_whole(ended, parts, server), samples=samples)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
-        """The load of a trial of one model for so long, warm-up none, for who sends it beside another."""
+        """Make the job of a trial of one model for so long, without warm-up, for a load generator that sends it
+        beside another."""
         return self._models[""].job(plan, duration_s=duration_s)
 
     def _plans(self, plan: Plan) -> dict[str, Plan]:
@@ -538,10 +539,10 @@ class Nodes(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The nodes that are left; empty: one server, which has no name."""
+        """Names of the nodes that are left; empty: one server, which has no name."""
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
+        """Run these trials, in this order as nodes become free, and yield each as it ends, with its node.
 
         Raises:
             MeasurementInvalidError: no node is left.

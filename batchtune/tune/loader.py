@@ -1,4 +1,4 @@
-"""How is one load sent to the target as it is configured, and what does it measure?"""
+"""Sends one load to the target as it is configured, and measures it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LoadGenerator(Protocol):
     ) -> Samples: ...
 
     def retire(self, name: str, why: str) -> bool:
-        """Go on without the worker of this name; False: it stays."""
+        """Go on without the worker of this name. Returns False where the worker stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Loader:
         self._cpu_tells_rest = True
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
-        """Send one load and sum it up; where a worker of a fleet was lost or slow, once more without it.
+        """Send one load and measure it; where a worker of a fleet was lost or slow, once more without that worker.
 
         Raises:
             TargetError: the server died or cannot be reached.
@@ -257,7 +257,7 @@ class Loader:
         return (caveat("batched_twice", inside=inside),)
 
     def job(self, load: LoadRun) -> LoadJob:
-        """What the load generators are told of a load."""
+        """Make the job that tells load generators what to send."""
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
         limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")
@@ -341,7 +341,7 @@ def _longest_batch_s(moved: ServerActivity) -> float:
 
 
 def loaded_cpus(scenario: Scenario) -> frozenset[int]:
-    """The CPUs that server and client may run on."""
+    """Return the CPUs that server and client may run on."""
     anywhere = schedulable_cpus()
     server, client = scenario.target.cpus, scenario.load.cpus
     return frozenset(anywhere if server is None else server) | (

@@ -63,7 +63,7 @@ def find_capacity(
     pace: Pace,
     now_s: Callable[[], float],
 ) -> FoundCapacity:
-    """Search for what is asked of `plain`, which names no load.
+    """Search the highest rate for the trial `plain`, which names no load.
 
     `load` sends what is asked as the load of this number, from 0 on; whatever it raises ends the search.
     """
@@ -86,14 +86,15 @@ def find_capacity(
 
 
 def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace) -> float:
-    """What a search takes at most, but for the load in which its time ends."""
+    """Compute the seconds that a search takes at most, without the load in which its time ends."""
     clients = _burst_clients(scenario, configuration)
     loop = times_of(pace, scenario, configuration, clients=clients, short_s=BURST_S)
     return max(SEARCH_S, SEARCH_LOOPS * loop.run_s)
 
 
 def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
-    """The rate to try after these runs, by latency limits in seconds; None: the bracket is closed, or nothing holds."""
+    """Choose the rate to try after these runs, given latency limits in seconds; None: the bracket is closed, or
+    nothing holds."""
     # Of what the closed loop answers, the first rate.
     first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
     tried = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None]

@@ -1,1 +1,1 @@
-"""What do the words of a command line mean?"""
+"""The meaning of the words of a command line."""

@@ -1,4 +1,4 @@
-"""What does the command line of `batchtune load` ask for: which scenario, which configuration, which points?"""
+"""Reads what the command line of `batchtune load` asks for: scenario, configuration, points."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FEW = f" and at most {_RANGE_MAX:,} values"
 
 
 def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
-    """A load is open or closed.
+    """Check that not both a rate and clients are asked for: a load is open or closed.
 
     Raises:
         UsageError: both are given.
@@ -48,7 +48,7 @@ def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
 
 
 def rates_rps(text: str) -> tuple[float, ...]:
-    """The rates of `--rate`, all above 0.
+    """Parse the rates of `--rate`, requests/s, all above 0.
 
     Raises:
         UsageError: no rates.
@@ -61,7 +61,7 @@ def rates_rps(text: str) -> tuple[float, ...]:
 
 
 def client_counts(text: str) -> tuple[int, ...]:
-    """The numbers of clients of `--concurrency`.
+    """Parse the numbers of clients of `--concurrency`.
 
     Raises:
         UsageError: no whole numbers above 0.
@@ -89,7 +89,7 @@ def points_of(*, rate: str | None, concurrency: str | None) -> list[tuple[float 
 
 
 def parse_range(text: str) -> tuple[float, ...]:
-    """The values of `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
+    """Parse a range: `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
 
     For rates and concurrencies; values may carry a unit (`100/s:1k/s:100`).
 
@@ -133,8 +133,8 @@ def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple
 
 
 def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: str | None) -> list[str]:
-    """Overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for; of a range the
-    first.
+    """Make the overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for; of a
+    range the first.
 
     A rate keeps the pattern of the arrivals (gamma, on_off, ramp, steps, trace), stretched to that mean.
 
@@ -165,7 +165,7 @@ def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: st
 
 
 def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
-    """A sweep and a comparison have one load.
+    """Check that `--rate` or `--concurrency` names one load, for a sweep and a comparison.
 
     Raises:
         UsageError: both are given, or a range or a list.
@@ -287,7 +287,8 @@ def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
 
 
 def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:
-    """What a launched server is to be given: `fixed`, or the file's parameters, with the settings laid over them.
+    """Make the configuration that a launched server is given: `fixed`, or the file's parameters, with the settings over
+    them.
 
     Raises:
         BatchingParametersError: values that no server would accept.
@@ -333,7 +334,7 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
 
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
-    """One plan a point; without a range the scenario's own load."""
+    """Make one plan for each point; without a range one for the scenario's own load."""
     request = TrialRequest(configuration=configuration, source="load", reason="load")
     points = points_of(rate=wanted.rate, concurrency=wanted.concurrency)
     for number, (rate_rps, clients) in enumerate(points, 1):
@@ -344,7 +345,7 @@ def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configur
 def split_settings(
     overrides: Iterable[str], *, searched: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of the server among the `--set`, and the others, which are the scenario's."""
+    """Divide the `--set` options into settings of the server and the others, which are the scenario's."""
     searched = {*searched, *WORDS.values(), *SETTINGS}  # the server's, Triton's own words too
     settings: dict[str, Any] = {}
     others = []

@@ -1,4 +1,4 @@
-"""Which arguments and options do several commands share?"""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ takes_request = _takes(
 
 
 def examples(*lines: str) -> str:
-    """Below a command's options; the mark keeps each on its own line."""
+    """Write examples below a command's options; the mark keeps each on its own line."""
     return "\n".join(["\b", "Examples:", *(f"  batchtune {line}" for line in lines)])
 
 

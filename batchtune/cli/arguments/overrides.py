@@ -45,7 +45,7 @@ ERRORS = "errors"
 
 
 def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
-    """What was given, and nothing else set; None: nothing was given.
+    """Make an SLO of the options given, with no other limit; None: none was given.
 
     Raises:
         UsageError: a value that is no limit, or limits that contradict each other.
@@ -63,7 +63,7 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
 
 
 def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
-    """The scenario's promise with what was given in its place.
+    """Return the scenario's SLO with the options given in its place.
 
     Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
     """
@@ -75,7 +75,7 @@ def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
 
 
 def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
-    """What was given for a scenario that is still to be read, as its `--set`.
+    """Turn the SLO options into `--set` overrides of a scenario that is still to be read.
 
     Raises:
         UsageError: as `promised`.
@@ -89,7 +89,7 @@ def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
 
 
 def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
-    """The seconds of an option's text; `units` as `parse_duration_s`.
+    """Parse an option's text into seconds above 0; `units` as `parse_duration_s`.
 
     Raises:
         UsageError: no duration above 0; it names the option.
@@ -113,7 +113,7 @@ def _error_ratio(text: str) -> float:
 def request_overrides(
     *, rest: bool, rows: int | None, shapes: Sequence[str] | None, ranges: Sequence[str] | None
 ) -> list[str]:
-    """The same as `--set` of a scenario.
+    """Turn the request options into `--set` overrides of a scenario.
 
     Raises:
         UsageError: a shape or a range that is none.
@@ -163,7 +163,8 @@ Kind = Literal["scenario", "model", "address"]
 
 
 def kind_of(argument: str) -> Kind:
-    """A `.yaml` is a scenario, there or not; so is what is no plain file (/dev/stdin).
+    """Say whether an argument is a scenario or a model: a `.yaml` is a scenario, existing or not; so is what is no
+    plain file (/dev/stdin).
 
     Raises:
         UsageError: the path cannot be looked at.
@@ -174,7 +175,7 @@ def kind_of(argument: str) -> Kind:
 
 
 def scenario_source(argument: str) -> Path | ScenarioText:
-    """The scenario's file; of a stream, which can be read once, what it says.
+    """Return the scenario's file, or the text of a stream, which can be read only once.
 
     Raises:
         ScenarioError: a stream that is no text.
@@ -185,7 +186,8 @@ def scenario_source(argument: str) -> Path | ScenarioText:
 
 
 def model_of(argument: str) -> str:
-    """What a scenario's `target.model` says for it: the path of the model, or the name of a sample model.
+    """Return what a scenario's `target.model` says for an argument: the path of the model, or the name of a sample
+    model.
 
     Raises:
         UsageError: neither is there; the message says what was looked for.
@@ -224,7 +226,8 @@ def _is_stream(argument: str) -> bool:
 
 
 def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a file says, as the scenario's `fixed` would hold it, and what of it the target cannot be told.
+    """Return the parameters of a file, as the scenario's `fixed` would hold them, and which of them the target cannot
+    be told.
 
     Raises:
         BatchingParametersError: it cannot be read, or says what no server would understand, or not this one.
@@ -242,7 +245,7 @@ def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[st
 def with_file(
     source: Path | ScenarioText, overrides: Sequence[str], path: Path, *, searched: bool
 ) -> ScenarioText:
-    """The scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go to stderr.
+    """Return the scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go to stderr.
 
     A parameter that the sweep searches keeps its space, in which the file's value then is; any other is fixed, instead
     of the parameters that the scenario fixes. A comparison searches nothing: all are fixed, but for what a variant says

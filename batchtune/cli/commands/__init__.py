@@ -1,1 +1,1 @@
-"""What does each command do? One file a command: call the rooms in order, print, say the exit code."""
+"""The commands, one file each: call the rooms in order, print, return the exit code."""

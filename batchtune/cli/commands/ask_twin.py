@@ -59,7 +59,8 @@ class Calibrated:
     base_name: str
 
     def measured(self, configuration: Configuration, *, slo: SloSpec | None = None) -> MeasuredRates | None:
-        """The rates that one server held and missed with these parameters, for the scenario's SLO or another one.
+        """Return the rates that one server held and missed with these parameters, for the scenario's SLO or another
+        one.
 
         None: its runs do not say, or they were made while the rate changed, and say nothing of a steady one.
         """
@@ -117,7 +118,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
 
 
 def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """What `--set KEY=VALUE[,VALUE…]` gives for each parameter; one that is named again has these values too.
+    """Parse `--set KEY=VALUE[,VALUE…]` into values by parameter; one that is named again has these values too.
 
     Raises:
         UsageError: an unknown parameter, a value of another type, or too many combinations.
@@ -138,7 +139,7 @@ def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
 def asked_configurations(
     base: Configuration, choices: Mapping[str, list[Any]], *, by_length: bool = True
 ) -> list[Configuration]:
-    """Every combination of the values, laid over the base. `by_length`: the server has length buckets.
+    """Make every combination of the values, laid over the base; `by_length`: the server has length buckets.
 
     Raises:
         UsageError: a parameter that the server does not have.
@@ -177,14 +178,14 @@ def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation 
 
 
 def notes_on(configurations: Sequence[Configuration]) -> list[str]:
-    """What the twin leaves out of how a server of such configurations batches."""
+    """Describe what the twin leaves out of how a server with such configurations batches."""
     return [
         f"{text}." for text in dict.fromkeys(text for asked in configurations for text in left_out(asked))
     ]
 
 
 def notes_on_lengths(calibrated: Calibrated) -> list[str]:
-    """What the twin does not know of requests that differ in length."""
+    """Describe what the twin does not know about requests that differ in length."""
     request, flags = calibrated.scenario.request, calibrated.scenario.target.flags
     notes = []
     if any(name.lstrip("-") == LENGTH_BUCKETS for name in flags):
@@ -270,7 +271,7 @@ def run_simulate(
     json: bool,
     quiet: bool,
 ) -> int:
-    """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
+    """Run `batchtune simulate`. Returns the exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
     loads, choices = points_of(rate=rate, concurrency=concurrency), asked_values(settings)
     calibrated = calibrated_run(path, results=results, quiet=quiet)
     by_length = calibrated.scenario.target.runs == "bundled"
@@ -300,7 +301,8 @@ def run_simulate(
 
 
 def trusted(twin: Twin) -> int:
-    """The exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied on."""
+    """Return the exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied
+    on."""
     if twin.reliable:
         return 0
     print("warning: the model of the server is too inaccurate to rely on", file=sys.stderr)
@@ -372,7 +374,7 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
 
 
 def twin_document(calibrated: Calibrated) -> dict[str, Any]:
-    """What a reader of the figures needs to know of the twin."""
+    """Describe the twin for JSON: what a reader of its figures needs to know."""
     twin = calibrated.twin
     return {
         "reliable": twin.reliable,
@@ -389,7 +391,7 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
 
 
 def failing_of(failing: str | None) -> Failing | None:
-    """What was asked for; None: nothing may fail.
+    """Parse `--failing`; None: no replica may fail.
 
     Raises:
         UsageError: no number of replicas and no share of them.
@@ -427,7 +429,10 @@ def run_plan(
     json: bool,
     quiet: bool,
 ) -> int:
-    """The exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise."""
+    """Run `batchtune plan`.
+
+    Returns the exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise.
+    """
     rate_rps, down = _rate_rps(rate), failing_of(failing)
     promises, choices = promised(limits), asked_values(settings)
     calibrated = calibrated_run(path, results=results, quiet=quiet)

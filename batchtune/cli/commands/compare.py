@@ -54,7 +54,7 @@ def run_compare(
     json: bool,
     quiet: bool,
 ) -> int:
-    """The exit code.
+    """Run `batchtune compare`. Returns the exit code.
 
     0; with gates 1 when a variant regressed, 3 when it misses the SLO, 5 when that cannot be told; 6 when a pair is
     client-limited, or the host disturbed every run of a variant (repeats included) and none regressed; 7 when a variant
@@ -104,7 +104,7 @@ def run_blocks(
     results: Path,
     quiet: bool,
 ) -> MeasuringSession:
-    """Run the blocks, keep each trial as it ends.
+    """Run the blocks, and keep each trial as it ends.
 
     Raises:
         UsageError: a model that does not exist, or a protocol that no launched server speaks.
@@ -184,7 +184,7 @@ def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
 
 
 def void_by_host(whose: str) -> int:
-    """Say why the figures do not count; the exit code."""
+    """Say why the figures do not count. Returns the exit code."""
     print(f"invalid: the host disturbed every run of {whose}, also when it was repeated", file=sys.stderr)
     return MeasurementInvalidError.exit_code
 
@@ -192,7 +192,8 @@ def void_by_host(whose: str) -> int:
 def run_noise(
     path: Path, overrides: Sequence[str], *, blocks: int, results: Path, json: bool, quiet: bool
 ) -> int:
-    """The exit code: 0, 6 when the client was the limit or the host disturbed every run, 130 when interrupted.
+    """Run `batchtune noise`. Returns the exit code: 0, 6 when the client was the limit or the host disturbed every run,
+    130 when interrupted.
 
     Raises:
         TargetError: the server failed, or no block came to its end.

@@ -1,4 +1,4 @@
-"""`batchtune doctor`: what is installed and usable here, and what to do about the rest?"""
+"""`batchtune doctor`: says what is installed and usable here, and what to do about the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
 
 
 def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
-    """The exit code: 0, or 7 when something is broken without which nothing can be swept."""
+    """Run `batchtune doctor`.
+
+    Returns the exit code: 0, or 7 when something is broken without which nothing can be swept.
+    """
     with sweep_view(quiet=quiet) as view:
         watched_s = WATCHED_WINDOWS * WINDOW_S
         view.event(f"watching this machine for {watched_s:g} s")
@@ -76,7 +79,7 @@ def _questions(results: Path) -> dict[str, Question]:
 
 
 def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
-    """The names of what must be fixed before anything can be swept."""
+    """List the names of what must be fixed before anything can be swept."""
     return [name for name in ("results", "numba") if not _works(checks[name])]
 
 

@@ -31,7 +31,7 @@ from batchtune.units import rounded_duration
 
 
 def run_init(name: str | None, *, output: Path | None) -> int:
-    """The exit code, 0.
+    """Run `batchtune init` for an example. Returns the exit code, 0.
 
     Raises:
         UsageError: no such example, or the file is there already or cannot be written.
@@ -61,7 +61,7 @@ def _write_example(example: Example, output: Path | None) -> None:
 
 
 def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
-    """Write the scenario of a server for an app, to stdout or to a file; the exit code, 0.
+    """Write the scenario of a preset server for an app, to stdout or to a file. Returns the exit code, 0.
 
     Raises:
         UsageError: no such server or app, or a file that is there already.
@@ -119,7 +119,7 @@ _COMMENTS: Final[Mapping[str, str]] = {
 def run_init_model(
     argument: str, wanted: LoadRequest, *, write: Path | None, check: bool, quiet: bool
 ) -> int:
-    """The exit code, 0; the scenario goes to stdout, or to the file `write`.
+    """Write the scenario of a model, to stdout or to the file `write`. Returns the exit code, 0.
 
     Raises:
         UsageError: no model, options that contradict each other, or a file that is there already.

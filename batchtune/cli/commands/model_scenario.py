@@ -61,7 +61,7 @@ class LookedAt:
     guessed_limit: bool = False
 
     def text(self, source: str) -> ScenarioText:
-        """The scenario, as if it had been read from a file."""
+        """Text of the scenario, as if it had been read from a file."""
         return ScenarioText(text=yaml.safe_dump(self.document, sort_keys=False), source=source)
 
 
@@ -141,7 +141,7 @@ def look_at_running(
 def loop_of_model(
     overrides: Sequence[str], *, command: Command, rate: str | None, concurrency: str | None
 ) -> list[str]:
-    """What --rate or --concurrency lays over a bare model's load, as the overrides have made it.
+    """Make the overrides of --rate or --concurrency for a bare model's load.
 
     Raises:
         UsageError: as `loop_overrides`.
@@ -153,7 +153,7 @@ def loop_of_model(
 
 
 def wants_of(scenario: Scenario) -> str:
-    """What a sweep of it looks for, and which option said so, in one line."""
+    """Say in one line what a sweep of the model looks for, and which option said so."""
     limits = ", ".join(
         f"{name} ≤ {rounded_duration(limit_s)}" for name, limit_s in scenario.slo.limits().items()
     )
@@ -171,7 +171,7 @@ def wants_of(scenario: Scenario) -> str:
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
-    """That the budget is less than half of what a sure answer takes on so slow a model; None: it is not."""
+    """Warn that the budget is less than half of what a sure answer takes on so slow a model; None: it is enough."""
     given_s, sure_s = scenario.search.time_budget_s, usual_budget_s(tries.lone_s)
     if given_s is None or given_s >= 0.5 * sure_s or sure_s == DEFAULT_TIME_BUDGET_S:
         return None
@@ -183,7 +183,7 @@ def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
 
 
 def speed_of(tries: FirstTries) -> str:
-    """`1 row is answered in 1.2 ms, 8 rows at once in 3.4 ms`."""
+    """Describe how fast the model answered: `1 row is answered in 1.2 ms, 8 rows at once in 3.4 ms`."""
     if tries.recorded:
         return f"a recorded request answered in {rounded_duration(tries.lone_s)}"
     rows = tries.request.rows
@@ -196,7 +196,7 @@ def speed_of(tries: FirstTries) -> str:
 
 
 def inputs_of(signature: Signature) -> str:
-    """`x float32 [?, 28, 28], mask int32 [?, ?]`."""
+    """Describe the model's inputs: `x float32 [?, 28, 28], mask int32 [?, ?]`."""
     return ", ".join(f"{spec.name} {_dtype(spec)} {_shape(spec)}" for spec in signature.inputs)
 
 
@@ -369,7 +369,7 @@ def subject_of_sweep(
     resume: Path | None = None,
     quiet: bool,
 ) -> LoadRequest:
-    """The scenario of a sweep, and what to lay over it; with `server` that of its preset, for the app in `argument`.
+    """Return the scenario of a sweep; with `server` that of a preset server, for the app that is the argument.
 
     Raises:
         UsageError: neither a scenario nor a model; a server that runs already.
@@ -388,7 +388,7 @@ def subject_of_sweep(
 
 
 def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
-    """The scenario of a comparison; a bare model has no variants but with and without batching.
+    """Return the scenario of a comparison; a bare model has two variants, with and without batching.
 
     Raises:
         UsageError: as `subject_of_sweep`; a model without `--no-batching`, or a scenario with it.
@@ -410,7 +410,7 @@ def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) ->
 
 
 def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
-    """The request with its scenario; that of an address names the server that is loaded.
+    """Return the load request with its scenario; an address as argument names the server that is loaded.
 
     Raises:
         UsageError: neither a scenario, nor a model, nor an address.

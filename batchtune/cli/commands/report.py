@@ -19,7 +19,7 @@ from batchtune.report.run_tables import TableFormat, print_runs, print_trials
 
 
 def run_runs(results: Path, *, json: bool) -> int:
-    """The exit code, 0; without any run an empty list in JSON, else an error.
+    """Run `batchtune runs`. Returns the exit code, 0; without any run it prints an empty list in JSON, else an error.
 
     Raises:
         ArchiveError: there is none.
@@ -32,7 +32,7 @@ def run_runs(results: Path, *, json: bool) -> int:
 
 
 def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, results: Path) -> int:
-    """The exit code, 0."""
+    """Run `batchtune trials`. Returns the exit code, 0."""
     run = asked_run(path, results=results)
     table = trial_table(run.ledger())
     for note in run.notes:
@@ -42,7 +42,7 @@ def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, resu
 
 
 def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
-    """The exit code, 0; the file's name is printed.
+    """Run `batchtune report`, which prints the file's name. Returns the exit code, 0.
 
     Raises:
         ArchiveError: no such run, or the file cannot be written.
@@ -52,7 +52,7 @@ def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
 
 
 def write_report(run: Run, *, output: Path | None = None) -> Path:
-    """The page of a run of any kind; that of a sweep has the command that deploys what is recommended.
+    """Write the page of a run of any kind; that of a sweep has the command that deploys what is recommended.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
@@ -63,7 +63,7 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
 
 
 def report_at_end(run: Run, *, quiet: bool = False) -> None:
-    """The page at the end of a run; that it cannot be written costs neither its answer nor the exit code.
+    """Write the page at the end of a run; an error of that costs neither the run's answer nor the exit code.
 
     `quiet` says nothing of a page that was written.
     """

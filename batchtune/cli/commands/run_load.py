@@ -253,7 +253,7 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
-    """All models at once, then each alone."""
+    """Load all models at once, then each alone."""
     names = [own.name for own in scenario.target.models]
     loads: list[tuple[str, ...]] = [(), *((name,) for name in (names if len(names) > 1 else []))]
     plans: list[Plan] = []
@@ -310,7 +310,8 @@ def _bench(
 def repeated_points(
     bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
 ) -> Iterator[FinishedTrial]:
-    """Each point once; one that a noisy host disturbed is repeated, within reason, and only its last run counts."""
+    """Yield each point once; one that a noisy host disturbed is repeated, within reason, and only its last run
+    counts."""
     repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
     for plan in plans:
         finished = without_empty_verdict(bench.run(plan), scenario)
@@ -324,7 +325,8 @@ def repeated_points(
 
 
 def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
-    """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
+    """Return the trial without a verdict where the scenario has no limits; that the client or the host spoilt it is
+    no verdict."""
     scenarios, trial = scenario.of_models(), _unjudged(finished.trial, scenario)
     parts = {name: _unjudged(part, scenarios[name]) for name, part in trial.parts.items()}
     return replace(finished, trial=replace(trial, parts=parts))

@@ -58,7 +58,10 @@ def run_recommend(
     json: bool,
     why: bool = False,
 ) -> int:
-    """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
+    """Run `batchtune recommend`.
+
+    Returns the exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits).
+    """
     promise = promised(limits)
     run = asked_run(path, results=results)
     scenario = run.scenario()
@@ -105,7 +108,7 @@ def conclude(
     named: bool = True,
     swept: bool = False,
 ) -> int:
-    """Recommend from the trials and print it, with another dialect's parameters below; the exit code, 0 or 5.
+    """Recommend from the trials and print it, with another dialect's parameters below. Returns the exit code, 0 or 5.
 
     Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
     A sweep that ends without a recommendation leaves none of an earlier one in the run.
@@ -203,7 +206,8 @@ def _require_of_several(given: Sequence[str], write: Path | None) -> None:
 def to_establish(
     run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
 ) -> str | None:
-    """The command that goes on with the run, with twice what it had; for another SLO, `asked`, a sweep of its own.
+    """Return the command that goes on with the run, with twice the budget it had; for another SLO, `asked`, a sweep of
+    its own.
 
     None where every batch fails: more of the same tells nothing.
     """
@@ -259,7 +263,7 @@ def _run_line(run: Run) -> str:
 
 
 def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
-    """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
+    """Return the path of the parameters file, be it in the run; FILE where `--write` has yet to write it."""
     if written is not None:
         return written
     kept = run.path / parameters_name(chosen.configuration)
@@ -287,7 +291,7 @@ def formatted(
     *,
     scenario: Scenario | None = None,
 ) -> str:
-    """The recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
+    """Write the recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
 
     Flags and manifests start a server: they have, too, the flags and the name that the `scenario` gives it.
 

@@ -51,7 +51,8 @@ def run_sweep(
     quiet: bool,
     of_one: Sequence[str] = (),
 ) -> int:
-    """The exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when interrupted; all trials are kept.
+    """Run `batchtune sweep`. Returns the exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when
+    interrupted; all trials are kept.
 
     A sweep that ends by an error after some trials recommends from these and ends with the error's code.
 

@@ -1,1 +1,1 @@
-"""How does a check read: on a terminal, in a job's files, over time, and as the job itself?"""
+"""A check as text: on a terminal, in a job's files, over time, and the job itself."""

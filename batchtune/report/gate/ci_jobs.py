@@ -33,8 +33,8 @@ _TORCH_FOR_CPUS: Final = "pip install torch --index-url https://download.pytorch
 def job_text(
     host: Host, *, path: str, scenario: str, model: str, usual: str, minutes: int, extras: Sequence[str] = ()
 ) -> str:
-    """The file for the scenario at `path`; `scenario` is that path, `model` its model, as the shell takes them;
-    `extras` are those of the framework that runs it."""
+    """Write the file of a CI job for the scenario at `path`; `scenario` is that path and `model` its model, as a
+    shell takes them, `extras` are those of the framework that runs it."""
     template = Path(__file__).with_name(f"{host}_job.yml").read_text(encoding="utf-8")
     package = f"batchtune[{','.join(extras)}]" if extras else "batchtune"
     install = f"pip install {shlex.quote(package)}"

@@ -1,4 +1,4 @@
-"""How does a check read where a job's result is shown: JUnit, Markdown, a comment, annotations, code quality?
+"""A check in the formats of CI systems: JUnit, Markdown, a comment, annotations, code quality.
 
 Nothing here needs a token: these are files and lines that the job's own steps hand on.
 """
@@ -25,7 +25,8 @@ _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 
 
 def junit_xml(account: Account) -> str:
-    """One test case for each gate, or one for a check that has none; what is open, or void, is skipped."""
+    """Write a check as JUnit XML: one test case for each gate, or one where there is none; a gate that is open or
+    void is skipped."""
     cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
     conclusion = account.conclusion
     if not cases or conclusion.verdict in _ERRORS or conclusion.verdict == "SLO MISSED":
@@ -47,7 +48,7 @@ def junit_xml(account: Account) -> str:
 
 
 def markdown(account: Account) -> str:
-    """For a job's summary or a comment."""
+    """Write a check as Markdown, for a job's summary or a comment."""
     lines = [
         f"### {account.conclusion.verdict}: `{account.scenario}`",
         "",
@@ -61,12 +62,12 @@ def markdown(account: Account) -> str:
 
 
 def comment(account: Account) -> str:
-    """The Markdown behind a marker by which a step finds the comment that it is to update."""
+    """Write a check as Markdown behind a marker, by which a CI step finds the comment that it is to update."""
     return f"<!-- batchtune:{re.sub(r'[^A-Za-z0-9._]+', '-', account.scenario)} -->\n{markdown(account)}"
 
 
 def github_annotations(account: Account, *, file: str) -> list[str]:
-    """Workflow commands: an error for what fails the job, a warning for what is open."""
+    """Write a check as GitHub workflow commands: an error for what fails the job, a warning for what is open."""
     verdict = account.conclusion.verdict
     if verdict in ("OK", "IMPROVED"):
         return []
@@ -76,7 +77,7 @@ def github_annotations(account: Account, *, file: str) -> list[str]:
 
 
 def code_quality(account: Account, *, file: str) -> str:
-    """GitLab's code quality report: an issue for each message."""
+    """Write a check as GitLab's code quality report: an issue for each message."""
     severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
         account.conclusion.verdict, "major"
     )

@@ -40,14 +40,14 @@ STATES: Final = {"open": "undecided", "kept": "met"}
 
 
 def unit_of(figure: str) -> tuple[str, float]:
-    """Heading and scale of a figure by the name of its gate: `ranker: p95 ms`."""
+    """Return heading and scale of a gate's figure by the gate's name, such as `ranker: p95 ms`."""
     model, _, metric = figure.rpartition(":")
     title, scale = UNITS[metric]
     return f"{model}: {title}" if model else title, scale
 
 
 def print_check(account: Account, *, stream: TextIO | None = None) -> None:
-    """At most fifteen lines of one model."""
+    """Print the outcome of a check, at most fifteen lines of one model."""
     print_text(headline(account), stream=stream, indent="      ")
     if account.conclusion.findings:
         print_rows(gate_table(account), stream=stream)
@@ -60,12 +60,12 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
 
 
 def headline(account: Account) -> str:
-    """`REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    """Write verdict and outcome: `REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
     return f"{account.conclusion.verdict}  {outcome(account)}"
 
 
 def outcome(account: Account) -> str:
-    """`candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    """Write what was compared and found: `candidate against baseline: throughput −4.9 % (margin 2 %)`."""
     conclusion = account.conclusion
     head = f"{account.candidate} against {account.baseline}"
     if conclusion.reason is not None:
@@ -78,7 +78,7 @@ def outcome(account: Account) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """`throughput −4.9 % (margin 2 %)`."""
+    """Write the change of one gate with its margin: `throughput −4.9 % (margin 2 %)`."""
     margin = margin_text(finding.gate, finding.margin)
     return f"{finding.gate.name} {change_text(finding, ends=False)} (margin {margin})"
 
@@ -95,7 +95,7 @@ def gate_table(account: Account) -> list[list[str]]:
 
 
 def closing(account: Account) -> list[tuple[str, str]]:
-    """Reason, test, next step and note, each with its label, as far as there is one."""
+    """Return reason, test, next step and note of a check, each with its label, as far as there is one."""
     conclusion, attribution = account.conclusion, account.attribution
     is_tested = conclusion.findings and not conclusion.is_void
     lines = {
@@ -108,7 +108,7 @@ def closing(account: Account) -> list[tuple[str, str]]:
 
 
 def test_text(account: Account) -> str:
-    """What was measured, and with which error rate; of runs of two sessions none can be stated."""
+    """Describe what was measured, and with which error rate; for runs of two sessions none can be stated."""
     conclusion = account.conclusion
     over = f"over {counted(len(conclusion.findings), 'gate')}"
     rare = f"in at most {rounded(conclusion.error_rate * 100)} % of checks {over}"
@@ -123,7 +123,7 @@ def test_text(account: Account) -> str:
 
 
 def attribution_text(attribution: Attribution) -> str:
-    """Where a change comes from, with what moved most, in the order of a request's way."""
+    """Describe which parts of a request's time changed, in the order of its way, with the one that changed most."""
     if not attribution.parts:
         return "the server reports nothing about its batches, so the cause is not known"
     largest = attribution.largest
@@ -148,7 +148,7 @@ def _part_text(part: Part) -> str:
 
 
 def account_document(account: Account) -> dict[str, Any]:
-    """For JSON, with the texts of what it says."""
+    """Return a check's account for JSON, its findings as texts."""
     document: dict[str, Any] = worded(account.to_dict())
     if account.attribution is not None:
         document["attribution"]["text"] = attribution_text(account.attribution)
@@ -156,7 +156,7 @@ def account_document(account: Account) -> dict[str, Any]:
 
 
 def limit_text(finding: LimitFinding) -> str:
-    """`p95 21 ms [20, 23]: at most 20 ms: undecided`."""
+    """Write a figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
     metric, figure = finding.limit.metric, finding.figure
 
     def shown(value: float) -> str:
@@ -171,7 +171,7 @@ def limit_text(finding: LimitFinding) -> str:
 
 
 def advice_text(account: Account) -> str:
-    """What would settle an open check, or follows from a clear one; empty: nothing."""
+    """Say what would settle an open check, or what follows from a clear one; "" for nothing."""
     conclusion = account.conclusion
     match conclusion.verdict:
         case "REGRESSED":
@@ -185,7 +185,8 @@ def advice_text(account: Account) -> str:
 
 
 def change_text(finding: Finding, *, ends: bool = True) -> str:
-    """`−4.9 % [−5.4, −4.3]`, or `−4.9 % (at least −5.4)` where the blocks give no upper end."""
+    """Write a change with its interval: `−4.9 % [−5.4, −4.3]`, or `−4.9 % (at least −5.4)` where the blocks give no
+    upper end."""
     change = finding.change
     unit = "points" if finding.gate.is_absolute else "%"
     value = f"{_signed(change.value)} {unit}"
@@ -278,7 +279,7 @@ def _signed(share: float) -> str:
 def print_history(
     lines: Sequence[Mapping[str, Any]], series: Sequence[Series], *, stream: TextIO | None = None
 ) -> None:
-    """The checks, the oldest first, with what the candidate reached; then the changes."""
+    """Print the kept checks, oldest first, with the candidate's figures; then the changes that lasted."""
     order = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
     metrics = sorted(order, key=lambda name: (":" in name, order[name]))
     heads = ["when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics)]
@@ -298,7 +299,7 @@ def _dispensable(headings: Sequence[str]) -> list[str]:
 
 
 def change_lines(series: Sequence[Series]) -> list[str]:
-    """One sentence for each change, and what the silence of the others is worth."""
+    """Write one sentence for each lasting change, and how large a change would have been seen where there is none."""
     several = len({figure.scenario for figure in series}) > 1
     sentences = [
         f"{f'{figure.scenario}: ' if several else ''}{_change(figure, change)}"
@@ -316,7 +317,7 @@ def change_lines(series: Sequence[Series]) -> list[str]:
 
 
 def record_lines(record: TrackRecord) -> list[str]:
-    """How often failures were right, and equal sides failed."""
+    """Say how often failed checks were right, and how often equal sides failed."""
     again = record.failures - record.confirmed - record.dismissed
     failures = f"Failures: {record.failures}"
     if record.failures:

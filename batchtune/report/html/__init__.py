@@ -1,4 +1,4 @@
-"""How does a run read as a page that one shows to colleagues: one HTML file, without the network?
+"""A run as a page that one shows to colleagues: one HTML file, without the network.
 
 `shell/` is what all pages share: `document` is what a page says and `render` fills the template, `drawing` is how a
 figure is drawn, `page.html`, `page.css` and `page.js` how it looks. `sweep/` is the page of a sweep, `comparison_page`,

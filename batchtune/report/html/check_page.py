@@ -1,4 +1,4 @@
-"""What does the page of a check say: is it still as good, what moved, why, and how sure is that?"""
+"""The page of a check: whether it is still as good, what moved, why, and how sure that is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STATES: Final = {
 
 
 def gate_changes(account: Account) -> Section:
-    """Each gate's change with its interval, and its margin as a mark on the side that is worse."""
+    """Draw each gate's change with its interval, and its margin as a mark on the side that is worse."""
     shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
     if not shown:
         return drawing.section("gates", None)
@@ -84,7 +84,8 @@ def _short_name(finding: Finding) -> str:
 
 
 def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
-    """The candidates' figures from check to check, with the changes that lasted; `utc` is when this one was kept."""
+    """Draw the candidates' figures from check to check, with the changes that lasted; `utc` is when this check was
+    kept."""
     shown = [figure for figure in series if len(figure.values) > 1]
     most = max((len(figure.values) for figure in shown), default=0)
     panels = [
@@ -186,7 +187,7 @@ _VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
 
 
 def check_document(run: Run) -> Report:
-    """The page of a run of `batchtune check` that came to its end.
+    """Make the page of a run of `batchtune check` that came to its end.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.

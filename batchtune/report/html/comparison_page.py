@@ -1,4 +1,4 @@
-"""What does the page of a comparison say: does batching help, by how much, how sure is that, what limits?"""
+"""The page of a comparison: whether batching helps, by how much, how sure that is, what limits."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Arm:
 
 
 def all_pairs(comparison: Comparison) -> list[Pair]:
-    """Each variant against the baseline, then with batching against without, each once."""
+    """List the pairs to show, each once: each variant against the baseline, then with batching against without."""
     pairs = [*comparison.pairs, *(answer.pair for answer in comparison.answers)]
     return list({(pair.variant, pair.baseline): pair for pair in pairs}.values())
 
 
 def factors(comparison: Comparison) -> Section:
-    """Each pair as a factor with its interval, in the objective's figure and in p95, and a line at no change."""
+    """Draw each pair's factor with its interval, in the objective's figure and in p95, and a line at no change."""
     pairs = [pair for pair in all_pairs(comparison) if pair.ratio is not None]
     if not pairs:
         return drawing.section("factors", None)
@@ -95,7 +95,7 @@ def factors(comparison: Comparison) -> Section:
 
 
 def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Section:
-    """What each arm did in each block: the figure compared, and p95."""
+    """Draw each arm's figures in each block: the one compared, and p95."""
     if not any(arm.runs for arm in arms):
         return drawing.section("blocks", None)
     shown: list[Metric] = [metric] if metric == "p95" else [metric, "p95"]
@@ -117,7 +117,7 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
 
 
 def typical_run(runs: Mapping[int, Trial]) -> Trial | None:
-    """The run with the median p95, to stand for all in figures of single requests."""
+    """Return the run with the median p95, which stands for all in figures of single requests."""
     ranked = sorted(runs.values(), key=lambda trial: _rank(figure_of("p95")(trial)))
     return ranked[(len(ranked) - 1) // 2] if ranked else None
 
@@ -199,7 +199,7 @@ TYPICAL: Final = "Of each the run with the median p95"
 
 
 def comparison_document(run: Run) -> Report:
-    """The page of a run of `batchtune compare`, whole or interrupted.
+    """Make the page of a run of `batchtune compare`, whole or interrupted.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -237,7 +237,7 @@ def comparison_document(run: Run) -> Report:
 
 
 def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
-    """The runs that count of each name, in their order."""
+    """Return the runs that count by the name of their arm, in their order."""
     places = {trial.number: at for at, trial in enumerate(trials)}
     return [
         Arm(
@@ -251,13 +251,13 @@ def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
 
 
 def shared_slo(variants: Sequence[Variant]) -> SloSpec:
-    """The limits to draw: those that all of them have."""
+    """Return the limits to draw: those that all arms have."""
     slo = variants[0].scenario.slo
     return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
 
 
 def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
-    """One run of each arm that has one, for figures of single requests."""
+    """Return one run of each arm that has one, for figures of single requests."""
     typical = [(arm, typical_run(arm.runs)) for arm in arms]
     return [
         PlottedRun(name=arm.name, look=arm.look, trial=trial, run=run)

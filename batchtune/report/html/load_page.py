@@ -1,4 +1,4 @@
-"""What does the page of a load test say: which rate or concurrency is best within the SLO, and what does it give?"""
+"""The page of a load test: which rate or concurrency is best within the SLO, and what it gives."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class LoadPoint:
 
     @property
     def kind(self) -> str:
-        """Of `_KINDS`: who spoilt it, else its verdict."""
+        """Which of `_KINDS` the point is drawn as: what spoilt it, else its verdict."""
         spoiler = spoilt_by(self.trial)
         return spoiler or ("best" if self.is_best else self.measured.verdict or "none")
 
 
 def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: str) -> Section:
-    """Throughput and one latency quantile against the load, with the SLO, and which points are invalid."""
+    """Draw throughput and one latency quantile against the load, with the SLO, and mark the points that are invalid."""
     if not points:
         return drawing.section("load", None, latency="latency")
     in_order = sorted(points, key=lambda point: point.load)
@@ -97,7 +97,7 @@ def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: s
 
 
 def few_of(points: Sequence[LoadPoint], *, most: int) -> list[LoadPoint]:
-    """At most so many, from the least load to the greatest, the best among them: more cannot be told apart."""
+    """Choose at most so many points, from the least load to the greatest, the best among them."""
     in_order = sorted(points, key=lambda point: point.load)
     if len(in_order) <= most:
         return in_order
@@ -198,7 +198,7 @@ _VERDICTS: Final = {
 
 
 def load_document(run: Run) -> Report:
-    """The page of a run of `batchtune load`, of one point or of many, whole or interrupted.
+    """Make the page of a run of `batchtune load`, of one point or of many, whole or interrupted.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -414,8 +414,7 @@ Kind = Literal["sweep", "compare", "check", "load", "noise"]
 
 
 def kind_of(run: Run) -> Kind:
-    """By what its trials are, whatever its folder is called; without any, by the end of that name. A check that was
-    interrupted is a comparison.
+    """Return the kind of a run by what its trials are; without trials by the end of its folder's name.
 
     Raises:
         ArchiveError: the ledger cannot be read.
@@ -436,7 +435,7 @@ def kind_of(run: Run) -> Kind:
 
 
 def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Report:
-    """The page of a run that chooses nothing.
+    """Make the page of a run that recommends nothing: a load, a comparison or a check.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.

@@ -1,1 +1,1 @@
-"""Which keys may a scenario have, and which values may each of them take?"""
+"""The keys that a scenario may have, and the values that each of them may take."""

@@ -1,4 +1,4 @@
-"""Which changes for the worse does `batchtune check` guard against?"""
+"""The changes for the worse that `batchtune check` guards against, as a scenario sets them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GOODPUT: Final = "goodput"
 
 
 def limit_words(name: str, limit: float) -> str:
-    """`p95 ≤ 20 ms`, `goodput ≥ 95 %`."""
+    """Describe a limit, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`."""
     return f"{name} {'≥' if name == GOODPUT else '≤'} {value_words(name, limit)}"
 
 
 def value_words(name: str, value: float) -> str:
-    """A figure of an SLO: a duration, or of goodput the share that keeps the limits where `value` misses them."""
+    """Describe a figure of an SLO: a duration, or for goodput the share of requests that keep the limits, given the
+    share `value` that misses them."""
     return percentage(1.0 - value) if name == GOODPUT else rounded_duration(value)
 
 
@@ -61,29 +62,31 @@ class SloSpec(Spec):
     error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
 
     def limits(self) -> dict[str, float]:
-        """Every limit: latencies, first tokens and gaps in seconds; `goodput` as the share that may miss."""
+        """Return every limit by name: latencies, first tokens and gaps in seconds; `goodput` as the share that may
+        miss."""
         fields = type(self).model_fields.items()
         limits = {field.alias: getattr(self, name) for name, field in fields if name.endswith("_s")}
         limits[GOODPUT] = None if self.goodput is None else 1.0 - self.goodput
         return {str(name): limit for name, limit in limits.items() if limit is not None}
 
     def stream_limits(self) -> dict[str, float]:
-        """The limits of first tokens and gaps that are set, in seconds."""
+        """Return the limits of first tokens and gaps that are set, by name, in seconds."""
         return {name: limit for name, limit in self.limits().items() if name.startswith(("ttft_", "itl_"))}
 
     def patience_s(self, *, streams: bool) -> float | None:
-        """The longest time that an answer, of a stream the first token, may take by any limit; None: none says."""
+        """The longest that an answer, of a stream its first token, may take by any limit, in seconds; None: no limit
+        says."""
         first = (self.ttft_p95_s, self.ttft_p99_s)
         limits = [limit for limit in first if limit is not None] if streams else []
         return max([*limits, *self.e2e_limits().values()], default=None)
 
     def e2e_limits(self) -> dict[str, float]:
-        """The limits of whole answers that are set, in seconds, from `p50` to `p99.9`."""
+        """Return the limits of whole answers that are set, in seconds, from `p50` to `p99.9`."""
         return {name: limit for name, limit in self.limits().items() if name.startswith("p")}
 
     @property
     def promises(self) -> bool:
-        """Whether anything is promised: a latency limit, or a share of errors that somebody wrote down."""
+        """Whether anything is promised: a latency limit, or a share of errors that the user wrote down."""
         return bool(self.limits()) or "error_ratio" in self.model_fields_set
 
     @model_validator(mode="before")

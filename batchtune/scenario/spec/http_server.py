@@ -1,4 +1,4 @@
-"""How is a server of `target.kind: http` asked whether it is ready, given its parameters, and read?"""
+"""How a server of `target.kind: http` is asked whether it is ready, given its parameters, and read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MeansSpec(Spec):
         return self
 
     def words(self) -> tuple[ServerWord, ...]:
-        """The batching parameters that the server has, with its own words for them."""
+        """Return the batching parameters that the server has, each with the server's own word for it and its unit."""
         words = [("max_batch_size", self.rows, 1), ("num_batch_threads", self.concurrency, 1)]
         words += [
             ("batch_timeout_micros", getattr(self, unit), micros) for unit, micros in MICROS_PER_UNIT.items()
@@ -117,11 +117,11 @@ class SettingSpec(Spec):
 
     @property
     def restarts(self) -> bool:
-        """Whether a new configuration takes a new process."""
+        """Whether a new configuration needs a new process."""
         return bool(self.env or self.flag or self.request is None)
 
     def names(self) -> set[str]:
-        """The parameters that are given somewhere."""
+        """Return the names of the parameters that some setting gives to the server."""
         return {*self.env, *self.flag, *holes(self.model_dump())} - {CHANGED}
 
 

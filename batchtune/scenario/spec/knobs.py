@@ -1,4 +1,4 @@
-"""How do the named values of a scenario become the configuration of a server?"""
+"""Turns the named values of a scenario into the configuration of a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching"
 
 
 def in_house_words(knobs: Any) -> Any:
-    """The mapping of a space, or of what is fixed, with the house's names for Triton's; what is no mapping stays.
+    """Rename Triton's names in a search space, or in fixed values, to the house's; what is no mapping is returned as it
+    is.
 
     Raises:
         ValueError: a knob that is there under both names.
@@ -54,7 +55,7 @@ def in_house_words(knobs: Any) -> Any:
 def triton_configuration(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
 ) -> Configuration:
-    """The configuration of `fixed` overlaid with `point`, over the `original` one of the server.
+    """Make a configuration of Triton: `point` over `fixed` over what the server had (`original`).
 
     The size, delay and instances are always there. Without batching only the instances count. Preferred sizes beyond
     `max_batch_size` are left out, so that every combination of a space is legal.
@@ -94,7 +95,7 @@ def _is_batched(values: Mapping[str, Any]) -> bool:
 
 
 def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the values that are neither a knob nor a setting of Triton's: flags of a launched tritonserver.
+    """Return those of the values that are flags of a launched tritonserver, neither a knob nor a setting of the model.
 
     Raises:
         BatchingParametersError: a port that is none.
@@ -108,7 +109,7 @@ def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def misspelt_triton_knob(name: str, *, attached: bool) -> tuple[str, str] | None:
-    """What is wrong with a knob's name, and what to do; None: nothing.
+    """Check a knob's name for Triton. Returns what is wrong and what to do; None: nothing.
 
     A server that runs already takes no flags: there every name must be a knob.
     """
@@ -166,8 +167,8 @@ def _setting(name: str, value: Any, largest: int) -> str:
 
 
 def in_words_of(knobs: Any, words: Sequence[ServerWord]) -> Any:
-    """The mapping of a space, of what is fixed or of a server's defaults, in the house's names and units; what is no
-    mapping stays.
+    """Rename the server's own names in a search space, fixed values or defaults to the house's, in our units; what is
+    no mapping is returned as it is.
 
     Raises:
         ValueError: a parameter that is there under both names.
@@ -201,7 +202,7 @@ def http_configuration(
     *,
     words: Sequence[ServerWord],
 ) -> Configuration:
-    """The configuration of a server of kind http: `fixed` over its `defaults`, overlaid with `point`.
+    """Make a configuration of a server of kind http: `point` over `fixed` over its `defaults`.
 
     Without batching the number of batches at once counts, if the server has such a parameter.
 
@@ -233,7 +234,8 @@ KNOBS = (*PARAMETER_NAMES, "enable_batching")
 def configuration_of(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, searched: Container[str]
 ) -> Configuration:
-    """The configuration of `fixed` overlaid with `point`; names that are no batching parameter are server flags.
+    """Make a configuration of TensorFlow Serving: `point` over `fixed`; names that are no batching parameter are server
+    flags.
 
     `enable_batching: false` turns batching off and leaves its parameters and length buckets aside. So that every
     combination of a space is legal, sizes are fitted to `max_batch_size` where one of the two is among the `searched`
@@ -265,7 +267,7 @@ def configuration_of(
 
 
 def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text.
+    """Return those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text.
 
     Raises:
         BatchingParametersError: a flag that each trial writes by itself, or a port that is none.
@@ -282,7 +284,8 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def misspelt_knob(name: str) -> str | None:
-    """The batching parameter that `name` was probably meant to be; None for one, or for a server flag."""
+    """Return the batching parameter that `name` was probably meant to be; None for a known one, or for a server
+    flag."""
     known = (*KNOBS, LENGTH_BUCKETS)
     if name in known or name.startswith("--"):
         return None

@@ -1,4 +1,4 @@
-"""Which traffic does a scenario ask for?"""
+"""The traffic that a scenario asks for."""
 
 from __future__ import annotations
 
@@ -217,7 +217,8 @@ class LoadSpec(Spec):
                 )
 
     def check_spread(self, endpoints: int) -> None:
-        """So many replicas in turn: each is asked, and no more is under way than allowed; raises a problem if not."""
+        """Check that a load can be spread over so many replicas: each is asked, and no more is under way than
+        allowed; raises a problem if not."""
         if self.concurrency is not None and self.concurrency < endpoints:
             raise problem(
                 f"{counted(self.concurrency, 'client')} cannot ask all {endpoints} of target.endpoints: each keeps to "
@@ -236,5 +237,5 @@ class LoadSpec(Spec):
             )
 
     def rate_is_missing(self) -> bool:
-        """Whether nothing here says how fast to send."""
+        """Whether an open loop has no rate: nothing in it says how fast to send."""
         return self.arrivals in {"constant", "poisson", "gamma", "on_off"} and self.rate_rps is None

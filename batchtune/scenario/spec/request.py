@@ -1,4 +1,4 @@
-"""Which requests does a scenario ask to send?"""
+"""The requests that a scenario asks to send."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ what `body` says; the answers of openai are streams of tokens."""
 
 
 def transport_of(protocol: Protocol) -> Literal["grpc", "rest"]:
-    """What carries the requests: gRPC, or HTTP/1.1."""
+    """Return what carries the requests of a protocol, gRPC or HTTP/1.1."""
     return "grpc" if protocol in {"grpc", "kserve_grpc"} else "rest"
 
 
@@ -314,7 +314,7 @@ class RequestSpec(Spec):
         return max(kind.rows or 1 for kind in self.kinds())
 
     def kinds(self) -> tuple[MixSpec, ...]:
-        """The mix with everything filled in; a request without a mix is a mix of one.
+        """List the kinds of request of the mix with everything filled in; a request without a mix is a mix of one.
 
         A part whose own inputs are a file takes no lengths from the request: what was recorded has its own.
         """

@@ -1,4 +1,4 @@
-"""What does a scenario ask for? The pydantic model of a scenario file; `reader` reads one.
+"""The pydantic model of a scenario file; `reader` reads one.
 
 YAML keys are short and their values carry units (`p95: 20ms`); the attributes carry the unit in their names
 (`slo.p95_s == 0.02`). Both names are accepted from Python, only the YAML keys from files.
@@ -78,7 +78,8 @@ class Scenario(Spec):
 
     @property
     def axes(self) -> Mapping[str, ListSpace | RangeSpace]:
-        """The parameters that are searched, with their values; of several models `MODEL:NAME` is one of a single model.
+        """Return the parameters that are searched, with their values; of several models `MODEL:NAME` is one of a single
+        model.
 
         What a model's own `space` or `batching` says of a parameter comes before search.space.
         """
@@ -93,7 +94,7 @@ class Scenario(Spec):
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Every limit of the SLO by its figure, as `SloSpec.limits`; of several models as `MODEL:p95`."""
+        """Return every limit of the SLO by name, as `SloSpec.limits`; of several models as `MODEL:p95`."""
         if not self.target.models:
             return self.slo.limits()
         return {
@@ -103,7 +104,8 @@ class Scenario(Spec):
         }
 
     def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
-        """`fixed` overlaid with a point of `axes`; names that are no batching parameter are server flags.
+        """Make the configuration of a point of `axes`, over `fixed`; names that are no batching parameter are server
+        flags.
 
         Of several models each has its own parameters, but for what they share.
 
@@ -143,23 +145,24 @@ class Scenario(Spec):
         return replace(first, batching=threads, models=owned)
 
     def with_models(self, shared: Configuration) -> Configuration:
-        """These parameters with those that are a model's own, where several have some."""
+        """Add to these parameters those that are single models' own, where the server has several."""
         owners = [(m.name, m.configuration(shared).batching) for m in self.target.models if m.batching]
         return replace(shared, models=tuple((name, own) for name, own in owners if own is not None))
 
     @property
     def streams(self) -> bool:
-        """Whether answers are streams of tokens, of a server that batches continuously: no batch has a time."""
+        """Whether answers are streams of tokens from a server that batches continuously, so that no batch has a
+        time."""
         return self.request.protocol == "openai"
 
     @property
     def dialect(self) -> Dialect:
-        """Whose words and defaults its configurations have."""
+        """In whose words its configurations are, and whose defaults hold."""
         return self.target.kind if self.target.kind in ("triton", "http") else "tfserving"
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
-        """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
+        """The server flags among `fixed`, as in a Configuration; the reference points run with them too."""
         if self.target.kind == "triton":
             return tuple(sorted(server_flags_of(self.fixed).items()))
         if self.target.kind == "http":
@@ -167,7 +170,7 @@ class Scenario(Spec):
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
-        """A scenario for each of `target.models`, by name: its model, requests, rate and SLO, and all else as here.
+        """Return a scenario for each of `target.models`, by name: its model, requests, rate and SLO, all else as here.
 
         The objective is what is compared of a load at that rate.
         """
@@ -224,7 +227,7 @@ class Scenario(Spec):
             )
 
     def document(self) -> dict[str, Any]:
-        """This scenario as its YAML would say it, with every default spelt out and file names absolute.
+        """Return this scenario as its YAML would say it, with every default spelt out and file names absolute.
 
         But for the times that follow from the server's speed where nobody gave them: written down they would be given.
         """

@@ -244,7 +244,7 @@ class SearchSpec(Spec):
         return self
 
     def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
-        """Check that several servers can be under test at once, where that is asked for.
+        """Check that several servers can be tested at once, where that is asked for.
 
         Raises:
             ValueError: they cannot.
@@ -264,7 +264,7 @@ class SearchSpec(Spec):
 
     @property
     def budget_is_given(self) -> bool:
-        """Whether the scenario says when to end; else the server's speed does."""
+        """Whether the scenario says when the search ends; else the server's speed decides."""
         return bool(self.budget.model_fields_set)
 
     @property
@@ -278,6 +278,6 @@ class SearchSpec(Spec):
         return self.budget.trials
 
     def grid(self) -> list[dict[str, KnobValue]]:
-        """Every point, the last parameter running fastest."""
+        """Iterate over every point of the space, the last parameter running fastest."""
         values = product(*(knob.values for knob in self.space.values()))
         return [dict(zip(self.space, point, strict=True)) for point in values]

@@ -1,4 +1,4 @@
-"""What do all parts of a scenario have in common?"""
+"""What all parts of a scenario have in common."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Such as "CPU 3" or "CPUs 0-3, 8"."""
+    """Write CPUs as text, such as "CPU 3" or "CPUs 0-3, 8"."""
     numbers = sorted(set(cpus))
     spans: list[list[int]] = []
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Which models share the server, and what is each asked and promised?"""
+"""The models that share a server, and what each is asked and promised."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class ServedModelSpec(Spec):
     )
 
     def configuration(self, shared: Configuration) -> Configuration:
-        """What this model is batched with by a server with these parameters; without batching nothing of it counts.
+        """Return the configuration of this model on a server with these parameters; without batching none of its own
+        counts.
 
         Raises:
             BatchingParametersError: a name or a value that no server would accept.
@@ -79,7 +80,8 @@ class ServedModelSpec(Spec):
 def refuse_unheard(
     scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
 ) -> None:
-    """Of a scenario, not checked yet, with these laid over it; all as plain data.
+    """Check that no override sets what a model of the scenario has of its own, which it would go on with; all as plain
+    data.
 
     Raises:
         UsageError: one says what a model has of its own, and goes on with; not where these say that own value, too.
@@ -104,7 +106,7 @@ def refuse_unheard(
 
 
 def check_spaces(models: Sequence[ServedModelSpec]) -> None:
-    """A model's own space has a model's own parameters; raises a problem where not."""
+    """Check that a model's own search space has only a model's own parameters; raises a problem if not."""
     for at, own in enumerate(models):
         path = ("target", "models", at)
         for name in own.space:
@@ -118,7 +120,8 @@ def check_spaces(models: Sequence[ServedModelSpec]) -> None:
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
-    """Each of several models has a load of its own, of the kind that `load` names; raises a problem where not."""
+    """Check that each of several models has a load of its own, of the kind that `load` names; raises a problem if
+    not."""
     closed = not load.open_loop
     if models and load.arrivals not in ("closed", "constant", "poisson", "gamma"):
         raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))

@@ -1,4 +1,4 @@
-"""Which server is asked for: launched and how, attached to, or only loaded?"""
+"""The server that a scenario asks for: launched and how, attached to, or only loaded."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class DockerSpec(Spec):
 
 
 def takes_file(words: tuple[str, ...]) -> bool:
-    """Whether a command names a file with the parameters."""
+    """Whether a command has the placeholder of a file with the parameters."""
     return any(place in word for word in words for place in (JSON_PLACE, FILE_PLACE))
 
 
@@ -304,12 +304,12 @@ class TargetSpec(Spec):
 
     @property
     def runs_already(self) -> bool:
-        """Whether somebody else started the server, or commands do: no CPUs of this machine are given to it."""
+        """Whether the server was started by others, or is started by commands: it gets no CPUs of this machine."""
         return self.kind in ("external", "command", "http") or self.attached
 
     @property
     def attached(self) -> bool:
-        """Whether a running server, a Triton or one of kind http, is reconfigured, and put back as it was."""
+        """Whether a running server, a Triton or one of kind http, is reconfigured and put back as it was."""
         if self.kind == "http":
             return self.launch is None and self.set is not None
         return self.kind == "triton" and self.rest_url is not None
@@ -321,18 +321,19 @@ class TargetSpec(Spec):
 
     @property
     def reads_back(self) -> bool:
-        """Whether what is in force is read from the server, or it is known to take its flags and its file."""
+        """Whether what is in force is read from the server, or the server is known to take its flags and its file."""
         if self.kind == "http":
             return self.set is not None and self.set.request is not None and self.set.request.read is not None
         return self.kind != "command"
 
     @property
     def words(self) -> tuple[ServerWord, ...]:
-        """The server's own words, of kind http, for the parameters that we know too."""
+        """The server's own words, of kind http, for the parameters that TensorFlow Serving has too."""
         return self.means.words()
 
     def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:
-        """What is to be known of the parameters, by our names, that are something else than 0 and off."""
+        """Return the server's traps to warn of: those of the parameters, by our names, that have a value other than
+        0 and off."""
         ours = {word: name for name, word, _ in self.words}
         return [
             f"{word}: {text}"
@@ -341,7 +342,7 @@ class TargetSpec(Spec):
         ]
 
     def in_house_words(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by the server's names as values by ours, in our units."""
+        """Convert values by the server's names and units to ours."""
         return dict(in_words_of(values, self.words))
 
     @property
@@ -553,7 +554,7 @@ class TargetSpec(Spec):
 
 
 def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
-    """The kind of the target of a scenario that nobody has checked yet, and its words if that is http."""
+    """Return the target's kind in a scenario that nobody has checked yet, and its words if the kind is http."""
     target = given.get("target") if isinstance(given, Mapping) else None
     if isinstance(target, TargetSpec):
         return target.kind, target.words
@@ -573,7 +574,7 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
 
 
 def unsayable(target: TargetSpec) -> str:
-    """Why the server cannot be told to batch nothing, where `can_be_off` says so."""
+    """Explain why the server cannot be told to batch nothing, where `can_be_off` is False."""
     if target.kind == "http":
         return "target.means names no parameter for the rows in a batch"
     return "a tfserving file, all that target's commands name, cannot say no batching"
@@ -586,8 +587,8 @@ _HINT: Final = (
 
 
 def can_be_off(target: TargetSpec) -> bool:
-    """False for commands whose only word from here is a tfserving file: with none in it a server batches by its
-    defaults; for a server of kind http that has no parameter for the rows in a batch."""
+    """Whether the server can be told to batch nothing: not by commands that get only a tfserving file, nor a server
+    of kind http that has no parameter for the rows in a batch."""
     if target.kind == "http":
         return target.means.rows is not None
     words = [word for command in (target.launch, target.apply) for word in command or ()]
@@ -598,7 +599,7 @@ def can_be_off(target: TargetSpec) -> bool:
 
 
 def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[str, Space]) -> None:
-    """Raise a `problem` where no batching is fixed or searched and the target cannot be told so."""
+    """Check that the target can be told so where no batching is fixed or searched; raises a `problem` if not."""
     if can_be_off(target):
         return
     switch = "enable_batching"

@@ -1,1 +1,1 @@
-"""With which words, threads and limits is a server started, and what is kept of what it says?"""
+"""The words, threads and limits with which a server is started, and what is kept of its log."""

@@ -1,4 +1,4 @@
-"""Where is a server that a container program started, and how much CPU time and memory has it used?
+"""Finds a server that a container program started, and reads the CPU time and memory that it used.
 
 `docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The container
 tells its first process, and that process its control group, which counts the time of all that runs in it.
@@ -77,7 +77,7 @@ OWN_PARAMETERS: Final = "batching_params.pbtxt"
 
 
 def model_config_text(base_paths: Mapping[str, str]) -> str:
-    """A text ModelServerConfig, by the names that the models are served by; a JSON string is a text proto's too."""
+    """Write a ModelServerConfig as text protobuf, given each served model's base path by name."""
     entries = "".join(
         f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
         for name, path in base_paths.items()
@@ -86,18 +86,20 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
 
 
 def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
-    """What each of several models is batched with, by name; empty where all are with the same, or none is."""
+    """Return each model's batching parameters by name, of a server of several; empty where all have the same, or
+    none."""
     batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 
 def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
-    """By name the fields that are a model's own."""
+    """Return the fields of a model's own that are set, by name."""
     return {name: to_dict(_without_threads(own)) for name, own in models.items()}
 
 
 def own_text(parameters: BatchingParameters) -> str:
-    """A version's own file; the threads are left out: those of the server's own file count."""
+    """Write the parameters file for one model's version directories; threads are left out, since only those of the
+    server's file count."""
     return format_tfserving_text(_without_threads(parameters))
 
 
@@ -151,7 +153,7 @@ class Demand:
 
     @property
     def threads(self) -> int:
-        """A limit of threads that is none."""
+        """A limit of threads, above all clients of this demand, that is never reached."""
         return self.clients + 16  # gRPC's own pollers
 
 
@@ -159,7 +161,8 @@ NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
 
 
 def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
-    """What a search of the scenario may send: its load, and closed loops that keep the largest batches full."""
+    """Compute the most requests that a search of the scenario may have under way: its load, and closed loops that
+    keep the largest batches full."""
     rows = scenario.request.rows_most
     space = scenario.search.space
 
@@ -176,14 +179,16 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
 
 
 def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
-    """TensorFlow Serving's own limits, by flag, above what is asked at once; none for a server that may have others."""
+    """Return TensorFlow Serving's flags for its own limits of threads, above what is asked at once; none for a
+    server that may have others."""
     if target.runs not in ("local", "docker"):
         return {}
     return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
 
 
 def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
-    """What is to be said of a limit of threads that was asked for."""
+    """Warn that `max_batch_size` never fills, where the user gave a limit of threads too low for it; nothing where
+    it does."""
     name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
     text = flags.get(name, "")
     batching = configuration.batching
@@ -208,7 +213,7 @@ SCRATCH_INSIDE: Final = "/batchtune"
 
 
 def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
-    """Everything before the server's flags. Its program is named, since the image's own script sets ports.
+    """Write the `docker run` command of TensorFlow Serving, up to the server's flags.
 
     As the first process of a container it would ignore SIGTERM; `docker run --init` puts another before it.
     """
@@ -220,7 +225,8 @@ def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapp
 
 
 def tritons_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
-    """The same for NVIDIA's image, which runs the program that it is given; Python models share memory of theirs."""
+    """Write the `docker run` command of NVIDIA's Triton image, up to the program's flags; Python models get shared
+    memory."""
     docker = spec.docker or DockerSpec()
     head = _run(docker, spec, ports, mounts)
     return [*head, "--shm-size=1g", *docker.options, docker.image or "", "tritonserver"]
@@ -250,7 +256,7 @@ class Container:
         self.run_command = (*command[:at], *added, *command[at:])
 
     def cpu_s(self, *, root: Path = Path("/")) -> float | None:
-        """CPU seconds of all that runs in it so far; None where the engine, or the kernel, does not tell."""
+        """CPU seconds of all processes in the container so far; None where neither the engine nor the kernel tells."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -258,7 +264,7 @@ class Container:
         return tree_cpu_s(pid) if group_s is None else group_s
 
     def memory_peak_bytes(self, *, root: Path = Path("/")) -> int | None:
-        """The most that all that runs in it held so far; None where the engine, or the kernel, does not tell."""
+        """Peak memory of all processes in the container, bytes; None where neither the engine nor the kernel tells."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -266,7 +272,7 @@ class Container:
         return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
 
     def require_no_id_file(self) -> None:
-        """Return if the id file is yet to be written: one that is there names a container of somebody else's.
+        """Check that the container's id file does not exist yet: one that does names somebody else's container.
 
         Raises:
             TargetError: it is there; a container program would not start.
@@ -278,7 +284,7 @@ class Container:
             )
 
     def remove(self) -> None:
-        """Remove it with what runs in it, where the engine still has it, and then its id file.
+        """Remove the container with what runs in it, where the engine still has it, and then its id file.
 
         A client that was killed leaves its container behind; one that ended in good order has removed it.
         """
@@ -305,7 +311,7 @@ class Container:
 
 
 def container_of(command: Sequence[str], id_file: Path) -> Container | None:
-    """The container that a command line runs; None: it runs none.
+    """Find the container that a command line runs; None: it runs none.
 
     An id file of the command's own is taken instead of `id_file`.
     """
@@ -327,7 +333,7 @@ def _own_id_file(command: Sequence[str]) -> Path | None:
 
 
 def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
-    """CPU seconds of the control group of a process; None where it has none of its own (it shares ours)."""
+    """CPU seconds of a process's control group; None where it has no group of its own but ours."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         if not controllers:
@@ -344,7 +350,7 @@ def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
 
 
 def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
-    """The most that the control group of a process held, file cache included; None where it has none of its own."""
+    """Peak memory of a process's control group, file cache included, bytes; None where it has no group of its own."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         unified = mount / group / "memory.peak"
@@ -366,7 +372,7 @@ def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def tree_cpu_s(pid: int) -> float | None:
-    """CPU seconds of a process and its children so far; None when it is gone."""
+    """CPU seconds of a process and its children so far; None when the process is gone."""
     try:
         clock = tree_cpu_clock(pid)
         return None if clock is None else clock()
@@ -375,8 +381,8 @@ def tree_cpu_s(pid: int) -> float | None:
 
 
 def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
-    """Reads within microseconds the CPU seconds so far of a process and the children that it has now; None when it is
-    gone. It raises psutil.Error once one of them is."""
+    """Make a function that reads, within microseconds, the CPU seconds so far of a process and the children that it
+    has now; None when it is gone."""
     try:
         root = psutil.Process(pid)
         processes = (root, *root.children(recursive=True))
@@ -386,7 +392,7 @@ def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
 
 
 def process_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process so far, by its own clock (clock_getcpuclockid(3)), in nanoseconds.
+    """Read the CPU seconds of a process so far by its own clock (clock_getcpuclockid(3)), to the nanosecond.
 
     /proc counts them in ticks of 10 ms: of a run of 0.8 s that is several percent.
 
@@ -402,7 +408,7 @@ def process_cpu_s(process: psutil.Process) -> float:
 
 
 def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:
-    """The most that a process and its children held resident, summed; None when it is gone or nothing tells."""
+    """Sum the peak resident memory of a process and its children, bytes; None when it is gone or nothing tells."""
     try:
         root = psutil.Process(pid)
         processes = [root.pid, *(child.pid for child in root.children(recursive=True))]
@@ -422,7 +428,7 @@ def _peak_bytes(status: str) -> int:
 
 
 def tree_listens(pid: int, port: int) -> bool:
-    """Whether a process or one of its children listens on a TCP port; true where the system does not tell."""
+    """Whether a process or one of its children listens on a TCP port; True where the system does not tell."""
     try:
         root = psutil.Process(pid)
         return any(

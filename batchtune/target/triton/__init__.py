@@ -1,1 +1,1 @@
-"""How is a Triton launched, attached to, reconfigured and put back?"""
+"""Triton as a target: launched, attached to, reconfigured and put back."""

@@ -1,4 +1,4 @@
-"""What does a server that speaks KServe v2 (Triton) say of its model, and what did it count?"""
+"""Reads what a server that speaks KServe v2 (Triton) says of its model, and what it counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
 def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
-    """The model's inputs and outputs under `name`, by REST where there is a REST port, else by gRPC.
+    """Read the model's inputs and outputs as a signature called `name`, by REST where there is a REST port, else by
+    gRPC.
 
     Raises:
         TargetError: nobody answers, or the model tells no inputs.
@@ -55,7 +56,7 @@ def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
 
 
 def read_kserve_counters(endpoint: Endpoint) -> Counters:
-    """Triton's statistics of the model under the names that `telemetry.activity` reads.
+    """Read Triton's statistics of the model, under the names that `telemetry.activity` reads.
 
     By REST where there is a REST port, else by gRPC. A reading without series when the server keeps no statistics: they
     are an extension.

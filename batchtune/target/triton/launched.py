@@ -1,4 +1,4 @@
-"""How is a tritonserver of our own started for one model of a repository, watched and ended?
+"""Starts a tritonserver of our own for one model of a repository, watches and ends it.
 
 In explicit model control with that model loaded, on free ports of the loopback. The repository is read, never written.
 """
@@ -31,7 +31,7 @@ class LaunchedTriton:
         self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=10.0)
 
     def start(self, flags: Mapping[str, str]) -> Endpoint:
-        """Start it, with these flags over those of `target.flags`, and return when the model is ready.
+        """Start the server, with these flags over those of `target.flags`, and return when the model is ready.
 
         Raises:
             UsageError: no model with versions in a repository.
@@ -81,20 +81,20 @@ class LaunchedTriton:
         self._log.copy()
 
     def close(self) -> None:
-        """End it and remove its scratch files; more than once is fine."""
+        """End the server and remove its scratch files; more than once is fine."""
         self.stop()
         self._scratch.close()
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """As tritonserver reads them: one flag takes no value, true gives it."""
+    """Write flags as tritonserver reads them."""
     bare = "disable-auto-complete-config"
     words = [f"--{name}={text}" for name, text in flags.items() if name != bare]
     return [*words, f"--{bare}"] if flags.get(bare) == "true" else words
 
 
 def model_in_repository(model: str) -> tuple[Path, str]:
-    """The repository and the model's name for `target.model`, a folder of a model repository.
+    """Return the model repository and the model's name for `target.model`, a folder in a model repository.
 
     Raises:
         UsageError: it is no folder with a version.

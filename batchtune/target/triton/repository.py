@@ -1,4 +1,4 @@
-"""How is a model on a running Triton reconfigured, and put back as it was?
+"""Reconfigures a model on a running Triton, and puts it back as it was.
 
 By the model repository extension: `load` with a whole configuration as its parameter `config` loads the model anew with
 it, and requests under way are answered by the old instances. The files in the repository stay as they are. The server
@@ -32,13 +32,14 @@ MARK: Final = "batchtune_trial"
 
 
 def marked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a trial, for whoever finds it on the server from another machine or as another user."""
+    """Return the model's configuration with this process and machine noted in it, for whoever finds a trial's
+    parameters on the server."""
     who = f"process {os.getpid()} on {platform.node()}"
     return {**config, "parameters": {**(config.get("parameters") or {}), MARK: {"string_value": who}}}
 
 
 def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
-    """Return if nobody else's sweep gave the model this configuration.
+    """Check that no other sweep gave the model this configuration.
 
     Raises:
         TargetError: one did; what it found is kept where it runs, or was killed.
@@ -62,7 +63,7 @@ class TritonRepository:
         self._model = endpoint.model_name
 
     def states(self) -> dict[str, str]:
-        """The models of the repository with their states: READY, UNAVAILABLE, …; of several versions READY wins.
+        """List the repository's models with their states, such as READY or UNAVAILABLE; of several versions READY wins.
 
         Raises:
             TargetError: nobody answers, or it is no Triton.
@@ -81,7 +82,7 @@ class TritonRepository:
         return states
 
     def require_model(self) -> bool:
-        """Whether the model is loaded.
+        """Check that the repository has the model. Returns whether it is loaded.
 
         Raises:
             TargetError: it is not in the repository; the message lists the models that are.
@@ -95,7 +96,7 @@ class TritonRepository:
         return states[self._model] == "READY"
 
     def config(self) -> dict[str, Any]:
-        """The configuration that the loaded model runs with, spelt out by Triton.
+        """Read the configuration that the loaded model runs with, all fields spelt out by Triton.
 
         Raises:
             TargetError: nobody answers, or the model is not loaded.
@@ -103,7 +104,7 @@ class TritonRepository:
         return self._config_of(self._model)
 
     def ensembles(self) -> list[str]:
-        """The served ensembles that have the model for a step, among the first models of the repository.
+        """List the served ensembles that have the model as a step, among the first models of the repository.
 
         Raises:
             TargetError: nobody answers.
@@ -120,7 +121,7 @@ class TritonRepository:
         return document
 
     def load(self, config: Mapping[str, Any] | None = None) -> None:
-        """Load the model with this configuration; None: with that of its own files.
+        """Load the model with this configuration, as Triton's JSON; None: with that of its own files.
 
         Raises:
             TargetError: the server refused it, or takes no orders.
@@ -172,7 +173,7 @@ class TritonRepository:
 
 
 def put_back(repository: TritonRepository, original: OriginalModel) -> None:
-    """Give the model the configuration that it had, or take it out of service where it was not served.
+    """Load the model with the configuration that it had before the sweep, or unload it where it was not served.
 
     Raises:
         TargetError: the server is gone, refuses, or then says that it runs with another one.

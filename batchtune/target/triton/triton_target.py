@@ -1,4 +1,4 @@
-"""How is a Triton launched or attached to, given its configurations, read, and left as it was?
+"""Launches or attaches to a Triton, gives it configurations, reads it, and leaves it as it was.
 
 Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it, and
 no file of the repository is changed. An attached server gets back what it had when the target is closed; what that was
@@ -76,7 +76,7 @@ class TritonTarget:
         return None if self._launched is None else self._launched.process.pid
 
     def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
-        """Launch the server or reach it, and read what the model runs with.
+        """Launch the server or connect to it, and read the configuration that the model runs with.
 
         One that an attached server does not serve is loaded from its own files for that; `before_load` is told before.
 
@@ -102,7 +102,8 @@ class TritonTarget:
             ) from error
 
     def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
-        """Tell `keep` what is there, now and again once it was put back; needed before the first change.
+        """Call `keep` with the configuration to put back, now and again once it was put back; needed before the first
+        change.
 
         Raises:
             TargetError: as `start`.
@@ -142,7 +143,7 @@ class TritonTarget:
         return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
-        """One reading of the model's statistics.
+        """Read the model's statistics once.
 
         Raises:
             TargetError: the server died or does not answer, or somebody else loaded the model.
@@ -166,14 +167,15 @@ class TritonTarget:
         )
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """As `ServerProcess.cpu_clock`; None too of a server that somebody else runs."""
+        """Make a function that reads the server's CPU seconds, as `ServerProcess.cpu_clock`; None too of a server
+        that somebody else runs."""
         return None if self._launched is None else self._launched.process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Of an attached server a trial's counters tell whether it answers."""
+        """Whether the launched server runs; always True of an attached one, of which a trial's counters tell."""
         return self._launched is None or self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
@@ -327,7 +329,7 @@ def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
-    """What was kept of an attached server, put back by another process than the one that changed it.
+    """Put back what was kept of an attached server, from another process than the one that changed it.
 
     Raises:
         TargetError: it is gone, or does not take it.

@@ -21,7 +21,7 @@ class Capacities:
         self.search = search
 
     def value(self, contender: Contender) -> float:
-        """What is stated of it; 0: nothing."""
+        """Return the rate that is stated for a configuration, requests/s; 0: none."""
         capacity = self.capacity(contender)
         return 0.0 if capacity is None else capacity.held_rps
 
@@ -44,14 +44,14 @@ class Capacities:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """What it holds at least and at most."""
+        """Return the least and the most that a configuration holds, requests/s."""
         return self.value(contender), max(self.search.upper(contender), self.value(contender))
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
-        """Whether a run says something of it."""
+        """Whether a run says something about a configuration's capacity."""
         return bool(contender.runs)
 
     def keeps(self, contender: Contender) -> bool:
@@ -63,7 +63,8 @@ class Capacities:
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """The runs behind its figures, and how many are fresh: those that vote on the rate stated, if any do."""
+        """Return the runs behind a configuration's figures, and how many are fresh: those that vote on the rate
+        stated, if any do."""
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [
             run
@@ -152,7 +153,7 @@ class FixedLoads:
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
-        """Whether a run under the scenario's load, be it no scout, says something of it."""
+        """Whether a run under the scenario's load, be it no scout, says something about a configuration."""
         return self.search.standing(contender) is not None
 
     def keeps(self, contender: Contender) -> bool:
@@ -170,7 +171,7 @@ class FixedLoads:
         )
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """The runs of the scenario's own load; the fresh ones alone, once there are FRESH of them."""
+        """Return the runs under the scenario's own load; the fresh ones alone, once there are FRESH of them."""
         runs = self.search.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
         return (fresh if len(fresh) >= FRESH else runs), len(fresh)

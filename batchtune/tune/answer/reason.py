@@ -42,7 +42,7 @@ def explain_gain(
     missed: tuple[str, float, float] | None,
     configuration: Configuration,
 ) -> Coded:
-    """The best batched configuration against no batching.
+    """Compare the best batched configuration with no batching, as a finding.
 
     `absence` is why there is none, where `batched` is None. `gain` None: it is not known. `unbatched_rows_per_s` is
     what the server does without batching when it is kept busy; NaN when it was not measured. `missed`: the limit that
@@ -79,7 +79,8 @@ def _worth(gain: Estimate) -> Coded | None:
 def padding_note(
     runs: Sequence[Trial], configuration: Configuration, trials: Sequence[Trial]
 ) -> tuple[Coded, ...]:
-    """What its length buckets save of the padding in one queue; of the same parameters, else of the fastest without.
+    """State how much padding the length buckets of a configuration save; of the same parameters, else of the fastest
+    without buckets.
 
     A scout will do: padding depends on the batches, not on what is compared.
     """
@@ -111,7 +112,7 @@ def padding_note(
 
 
 def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -> Coded:
-    """Why no configuration with batching can be recommended."""
+    """Say why no configuration with batching can be recommended."""
     failure = failure_with_batching(trials)
     if failure is not None:
         return coded("batches_failed", why=failure)
@@ -119,7 +120,7 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 
 
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
-    """The model's own words, where every trial with batching failed; None: one worked, or none was made."""
+    """Return the model's own error, where every trial with batching failed; None: one worked, or none was made."""
     batched = [trial for trial in trials if trial.configuration.batching is not None]
     worked = [
         trial
@@ -171,7 +172,7 @@ def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) 
 
 
 def closing(reason: str, configuration: Configuration) -> Coded:
-    """Why batches of this configuration go, by the server's word for it."""
+    """Say why batches of this configuration close, by the server's word for it."""
     if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
         return coded("closed_at_once")
     known = reason in ("full", "timeout", "no_room", "closed")
@@ -191,7 +192,8 @@ BATCHED_LEAST = 3
 
 
 def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
-    """7 where all failed, 3 where what was tried misses the SLO, 5 where that is not known."""
+    """Make the error for a search without an answer: exit code 7 where all failed, 3 where what was tried misses the
+    SLO, 5 where that is not known."""
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(
             _failed(trials), hint="the failed trials are in the ledger; see whether the server works by hand"
@@ -256,7 +258,7 @@ def _failed(trials: Sequence[Trial]) -> str:
 
 
 def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
-    """How far a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
+    """Compute by how much a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
     errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
     unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf

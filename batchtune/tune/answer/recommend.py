@@ -97,7 +97,7 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
 def trades(
     configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
 ) -> tuple[Alternative, ...]:
-    """Those of `others` that trade throughput against p95 beyond the noise of both, smallest p95 first.
+    """List those of `others` that trade throughput against p95 beyond the noise of both, smallest p95 first.
 
     figures: `throughput_rps` and `p95_s` of the recommended configuration. spread: standard deviation between runs, in
     logs.
@@ -152,7 +152,7 @@ def recommend(
     slo: SloSpec | None = None,
     search: SearchSummary | None = None,
 ) -> Recommendation:
-    """Choose among the configurations measured, for the scenario's SLO or another one given later.
+    """Choose the best of the configurations measured, for the scenario's SLO or another one given later.
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
@@ -168,7 +168,7 @@ def recommend(
 
 
 def nearest_first(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
-    """Every configuration with figures, for where none is recommended: what misses the SLO least is first.
+    """Sort the configurations with figures by how little they miss the SLO, where none is recommended.
 
     Nothing is gained over any of them, and none is open.
     """
@@ -185,7 +185,7 @@ def _accounts(trials: Sequence[Trial], scenario: Scenario, slo: SloSpec) -> Capa
 
 
 def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Search:
-    """What a search knows after these trials, judged by the SLO."""
+    """Return what a search knows after these trials, judged by the SLO."""
     judged_by = scenario if slo is None else scenario.model_copy(update={"slo": slo})
     state = search_of(judged_by, budget_s=math.inf)
     state.observe(

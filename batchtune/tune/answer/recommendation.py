@@ -48,7 +48,7 @@ class Alternative:
 
     @property
     def trade(self) -> Coded:
-        """What it gives up, and for what."""
+        """What the alternative gives up against the recommended one, and for what."""
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
         same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
         more = coded("more_throughput" if throughput > 0 else "less_throughput", change_ratio=abs(throughput))
@@ -137,7 +137,7 @@ class Promise:
 
     @property
     def spare_ratio(self) -> float:
-        """How far the worst stays below the limit, as a share of it; negative: it missed."""
+        """How far the worst run stays below the limit, as a share of the limit; negative: it missed."""
         return 1.0 - self.worst_s / self.limit_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,16 +256,16 @@ class Recommendation:
 
     @property
     def scale(self) -> float:
-        """Of several models, how many times the stated rates."""
+        """Of several models, the factor on the stated rates that was held."""
         return self.models[0].rate_rps / self.models[0].stated_rps if self.models else 1.0
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
-        """Over each reference, by its name."""
+        """Gain over each reference, by the reference's name."""
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
+        """Return plain types, safe for JSON."""
         return {
             "schema_version": SCHEMA_VERSION,
             "label": self.configuration.label(),
@@ -277,7 +277,7 @@ class Recommendation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
-        """The inverse of `to_dict`.
+        """Make a recommendation from what `to_dict` returns.
 
         Raises:
             ValueError: another schema version.
@@ -288,7 +288,7 @@ class Recommendation:
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:
-    """Of all latencies that have a limit the largest share of it."""
+    """Return the latency that takes the largest share of its limit."""
     shares = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
     return Estimate(
         value=max((latency.value / limit for latency, limit in shares), default=math.nan),
@@ -298,7 +298,8 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
 
 
 def range_of(values: Sequence[float]) -> Estimate:
-    """Median, least and most of these; with five or more the ends of a 95 % prediction interval, on a log scale.
+    """Return median, least and most of these values; of five or more the ends of a 95 % prediction interval, on a log
+    scale.
 
     Source of the interval: mean ± t(n-1) · s · sqrt(1 + 1/n) of the logarithms.
     """
@@ -325,7 +326,7 @@ PREDICTION_RUNS = 5
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
-    """`p95 ≤ 20 ms, errors ≤ 1 %`."""
+    """Write the limits of an SLO: `p95 ≤ 20 ms, errors ≤ 1 %`."""
     wanted = [limit_words(name, limit) for name, limit in limits.items()]
     return ", ".join([*wanted, f"errors ≤ {percentage(error_ratio)}"])
 
@@ -338,7 +339,8 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
 def capacity_of(
     configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
 ) -> Capacity | None:
-    """The capacity of a configuration by all of its trials, for the scenario's SLO or another one.
+    """Compute the capacity of a configuration from all of its trials, for the scenario's SLO or another one; None: no
+    run of it says anything.
 
     None: no run of it says anything.
     """
@@ -354,7 +356,8 @@ def capacity_of(
 
 
 def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> Capacity | None:
-    """The rate that is stated as held, and the lowest that was missed; held 0: only misses are known."""
+    """Return the rate that is stated as held, and the lowest that was missed, requests/s; held 0: only misses are
+    known."""
     held_rps, missed_rps = bracket.stated_rps, bracket.stated_missed_rps
     by_loops = not held_rps and bracket.loop_rps > 0.0
     if not held_rps:

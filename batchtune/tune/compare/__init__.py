@@ -1,1 +1,1 @@
-"""By which factor do the variants of a scenario differ, block by block?"""
+"""The factor by which the variants of a scenario differ, block by block."""

@@ -1,4 +1,4 @@
-"""How are the variants of a scenario run, so that only what varies can make the difference?
+"""Runs the variants of a scenario so that only what varies can make the difference.
 
 In blocks: each runs every variant once, side by side and under one seed, in an order drawn at random and mirrored in
 the next block (ABBA). A trial on a noisy host is repeated, and every attempt is kept. A variant that fails twice in a
@@ -70,17 +70,17 @@ class VariantFigures:
 
     @property
     def client_limited(self) -> bool:
-        """Whether its figures are the load generator's."""
+        """Whether the load generator, not the server, limited the variant's figures."""
         return self.bottleneck is not None and self.bottleneck.kind == "client"
 
     @property
     def disturbed(self) -> bool:
-        """Whether the host disturbed every run that counts."""
+        """Whether the host disturbed every run of the variant that counts."""
         return 0 < self.runs == self.noisy
 
 
 def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
-    """Sum up what the trials say of one variant, failed ones included."""
+    """Sum up the trials of one variant, failed ones included."""
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
     measured = [trial.measurement for trial in counted if trial.measurement is not None]
@@ -117,7 +117,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
 
 
 def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
-    """The trial that counts in each block: the variant's last complete attempt."""
+    """Return the trial that counts in each block: the variant's last complete attempt."""
     return {
         trial.block: trial
         for trial in parts_of(trials)
@@ -139,7 +139,7 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
 
 
 def figure_of(metric: Metric) -> Callable[[Trial], float]:
-    """The figure of a run that a metric compares; NaN without one."""
+    """Return the figure of a run that a metric compares; NaN without one."""
 
     def value(trial: Trial) -> float:
         measured = trial.measurement
@@ -159,7 +159,7 @@ def figure_of(metric: Metric) -> Callable[[Trial], float]:
 
 
 def latency_of(quantile: str) -> Callable[[Trial], float]:
-    """One latency quantile of a run, in seconds."""
+    """Return one latency quantile of a run, in seconds."""
 
     def value(trial: Trial) -> float:
         return math.nan if trial.measurement is None else trial.measurement.latency_s[quantile].value
@@ -203,19 +203,20 @@ class Variant:
 
     @property
     def configuration(self) -> Configuration:
-        """With the parameters that are a model's own, where several have some."""
+        """Configuration of the variant, with the parameters that are a model's own, where several have some."""
         return self.scenario.with_models(self.scenario.configuration())
 
     @property
     def server_key(self) -> str:
-        """Equal for variants that one server can serve: they differ at most in what it takes hot, or by commands."""
+        """Key that is equal for variants which one server can serve: they differ at most in what it takes while it
+        runs, or by commands."""
         target = self.scenario.target.model_dump_json(exclude={"found"})
         given = () if self.scenario.target.kind == "command" else self.configuration.server_flags.items()
         flags = [item for item in given if item[0] != LENGTH_BUCKETS]
         return f"{target} {flags}"
 
     def arms(self) -> list[Variant]:
-        """Itself; of several models the part of each, `VARIANT/MODEL`, at its stated load."""
+        """The variant itself; of several models the part of each, `VARIANT/MODEL`, at its stated load."""
         if not self.scenario.target.models:
             return [self]
         batches = self.configuration.batching is not None
@@ -239,7 +240,7 @@ class Turn:
 
 
 def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
-    """The variants with the baseline first: the one named, else the first of the file.
+    """Return the variants with the baseline first: the one named, else the first of the file.
 
     Raises:
         UsageError: fewer than two, a baseline that is none of them, or variants with different objectives or models.
@@ -271,7 +272,7 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
 
 
 def paired_arms(before: Variant, after: Variant) -> list[tuple[Variant, Variant]]:
-    """Which of both are compared with each other: those of the same model."""
+    """Return the pairs of arms to compare of two variants: those of the same model."""
     by_model = {arm.model: arm for arm in after.arms()}
     return [(arm, by_model[arm.model]) for arm in before.arms()]
 
@@ -326,14 +327,14 @@ def compare(
 
 
 def is_noisy(trial: Trial) -> bool:
-    """Whether the host disturbed it."""
+    """Whether the host disturbed a trial."""
     return any(
         caveat.code in HOST_CODES for measured in trial.measurements.values() for caveat in measured.caveats
     )
 
 
 def plan_of(turn: Turn, pace: Pace | None) -> Plan:
-    """The trial of a turn; all of a block have the seed of the block."""
+    """Return the trial to run in a turn; all of a block have the seed of the block."""
     return Plan(
         number=turn.number,
         seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,

@@ -1,4 +1,4 @@
-"""How fast is a server of which nothing was measured yet, and how long will its loads be?"""
+"""Probes how fast a server is of which nothing was measured yet, and how long its loads will be."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ DUET_S: Final = 3.5
 
 
 def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
-    """The duet of a block, by what the runs of both variants showed of their latencies; None: turns that are long
-    enough are so long that too few of them fit in the time of two runs."""
+    """Plan the duet of a block by the latencies of both variants' runs; None: too few turns that are long enough fit
+    in the time of two runs."""
     both_s = sum(variant.scenario.load.duration_s for variant in variants)
     typical_s, late_s = (_latency_s(variants, trials, name) for name in ("p50", "p95"))
     if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
@@ -60,7 +60,8 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
 
 
 def request_cost(pairs: Sequence[tuple[float, float]], *, planned: int) -> tuple[float, float] | None:
-    """CPU seconds a request of both servers, whose ratio is typical of the pairs; None: most could not be told."""
+    """Compute the CPU seconds a request of both servers, whose ratio is typical of the pairs; None: most could not
+    be told."""
     ratios = log_ratios(pairs)
     if 2 * len(ratios) < planned:
         return None
@@ -121,15 +122,15 @@ def probed_pace(
 
 
 def leaves_duration_open(scenario: Scenario) -> bool:
-    """Whether nobody said how long a load is to last, by its time or by its requests."""
+    """Whether the scenario leaves open how long a load lasts, by time and by number of requests."""
     return "duration_s" not in scenario.load.model_fields_set and scenario.load.requests is None
 
 
 def probed_paces(
     variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
 ) -> dict[str, Pace]:
-    """The pace of each variant by its name; those that differ in nothing but the name are probed once, those of several
-    models never: their loads last as long as the scenario says."""
+    """Probe the pace of each variant, by its name; those that differ in nothing but the name are probed once, those
+    of several models never: their loads last as long as the scenario says."""
     by_scenario: dict[str, Pace] = {}
     for variant in variants:
         if variant.scenario.target.models:
@@ -142,13 +143,13 @@ def probed_paces(
 
 
 def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
-    """What so many blocks take, repeats left out."""
+    """Compute the seconds that so many blocks take, without repeats."""
     return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
 
 
 def run_seconds(variant: Variant, pace: Pace) -> float:
-    """What one run of a variant takes; of a capacity the whole search, at most, and of a number of requests at most
-    what its duration allows."""
+    """Compute the seconds that one run of a variant takes; of a search for the capacity at most, of a number of
+    requests at most its duration."""
     scenario, configuration = variant.scenario, variant.configuration
     if scenario.target.models:
         return scenario.load.warm_up_s + scenario.load.duration_s

@@ -1,4 +1,4 @@
-"""What do the blocks of a comparison say: by which factor, how sure, and does batching help?"""
+"""Sums up the blocks of a comparison: the factor, how sure it is, and whether batching helps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Comparison:
         return next(variant for variant in self.variants if variant.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
+        """Return plain types, safe for JSON."""
         plain = fields_to_plain(self)
         schema_version = 1
         return {"schema_version": schema_version, "batching": plain.pop("answers"), **plain}
@@ -118,7 +118,7 @@ def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Compariso
 def block_pairs(
     before: Mapping[int, Trial], after: Mapping[int, Trial], value: Callable[[Trial], float]
 ) -> list[tuple[float, float]]:
-    """(before, after) of one figure, for every block that has both."""
+    """Return (before, after) of one figure, for every block that has both."""
     return [(value(before[block]), value(after[block])) for block in sorted(before.keys() & after.keys())]
 
 
@@ -219,7 +219,8 @@ class Floor:
 
     @property
     def differs(self) -> bool:
-        """Whether one configuration seems to differ from itself: 1 in 20 does by chance, more say drift."""
+        """Whether one configuration seems to differ from itself, which 1 figure in 20 does by chance; more mean
+        drift."""
         return not self.ratio.low <= 1.0 <= self.ratio.high
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,14 +242,14 @@ class NoiseFloor:
     caveats: tuple[Coded, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
+        """Return plain types, safe for JSON."""
         plain = fields_to_plain(self)
         schema_version = 1
         return {"schema_version": schema_version, "figures": plain.pop("floors"), **plain}
 
 
 def arms_of(scenario: Scenario) -> list[Variant]:
-    """The scenario's own configuration, twice."""
+    """Return the scenario's own configuration twice, as the two arms of a noise floor."""
     return [Variant(name=name, scenario=scenario) for name in ARMS]
 
 

@@ -1,1 +1,1 @@
-"""What do all runs of a configuration say together, and which configuration leads?"""
+"""What all runs of a configuration say together, and which configuration leads."""

@@ -1,4 +1,4 @@
-"""Which point of a load test is best, and why?"""
+"""Chooses the best point of a load test, and says why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from batchtune.tune.trials.trial import Trial
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
-    """What limits a load test of its own, a noisy host and a slow client included; None: it measured nothing."""
+    """Find what limits a load test by its own figures, a noisy host and a slow client included; None: it measured
+    nothing."""
     if trial.measurement is None:
         return None
     configuration = trial.configuration
@@ -34,7 +35,7 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
 def usual_bottleneck(
     configuration: Configuration, measured: Sequence[Measurement], *, scenario: Scenario | None = None
 ) -> Bottleneck | None:
-    """What limits most of the runs, in the words of the last of them; None without runs.
+    """Find what limits most of the runs, in the words of the last of them; None without runs.
 
     `scenario` tells the server's flags, so that its request threads are known. Noise of the host is left out: it
     comes and goes between runs and is told as a caveat.
@@ -53,7 +54,8 @@ def searched_bottleneck(
     tried: Iterable[Configuration],
     scenario: Scenario,
 ) -> Bottleneck | None:
-    """The same of what a search chose: no advice to do what was tried, `tried`, and not chosen."""
+    """Find what limits the runs of what a search chose, without advice to try what was tried (`tried`) and not
+    chosen."""
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
     # The parameter that is advised to change, and whether it is advised to be less.
     searched = {
@@ -75,7 +77,7 @@ def searched_bottleneck(
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
-    """Who made its figures void; None: they are the server's, or there are none.
+    """Return who made a run's figures void, the client or the host; None: nobody, or it has none.
 
     A verdict that was reached in spite of a late client or a noisy host stands.
     """
@@ -90,7 +92,7 @@ def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
 
 
 def rows_per_request(measured: Measurement) -> float | None:
-    """The mean; None when no request was answered."""
+    """Compute the mean rows of a request; None when no request was answered."""
     requests_per_s = measured.throughput_rps.value
     return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
 
@@ -130,7 +132,7 @@ class BestPoint:
 
 
 def best_point(points: Sequence[Trial]) -> BestPoint | None:
-    """The most throughput within the SLO; None: no point counts.
+    """Choose the load point with the most throughput within the SLO; None: no point counts.
 
     Of points whose throughput cannot be told apart it is the one with the least load. Where no point keeps the SLO for
     sure, one that may comes before those that break it; of these the one that breaks it least.

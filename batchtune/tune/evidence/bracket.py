@@ -106,20 +106,20 @@ class Bracket:
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
-        """Runs that held this rate or a higher one."""
+        """Return the runs that held this rate or a higher one."""
         return sum(
             run.held and _rate(run) >= 0.999 * rate_rps and run.fresh >= fresh for run in self.open_runs
         )
 
     def missed(self, rate_rps: float, *, fresh: bool = False) -> int:
-        """Runs that missed this rate or a lower one."""
+        """Return the runs that missed this rate or a lower one."""
         return sum(
             not run.held and _rate(run) <= 1.001 * rate_rps and run.fresh >= fresh for run in self.open_runs
         )
 
     @cached_property
     def held_rps(self) -> float:
-        """The highest rate with more holds at or above it than misses at or below it.
+        """Highest rate with more holds at or above it than misses at or below it, requests/s.
 
         0: no run held. Where runs held, but no rate won its vote, a little below the lowest that was missed.
         """
@@ -130,17 +130,19 @@ class Bracket:
         return BACK * self.missed_once(0.0)
 
     def missed_once(self, rate_rps: float) -> float:
-        """The lowest rate above this one that a run missed, surely or not; inf: none."""
+        """Return the lowest rate above this one that a run missed, surely or not; inf: none."""
         missed = (_rate(run) for run in self.open_runs if not run.held)
         return min((rate for rate in missed if rate > rate_rps), default=math.inf)
 
     @cached_property
     def missed_rps(self) -> float:
-        """The lowest rate above `held_rps` that is surely missed; inf: none, and nothing saturated it."""
+        """Lowest rate above `held_rps` that is surely missed, requests/s; inf: none, and nothing saturated the
+        server."""
         return self.missed_above(self.held_rps)
 
     def missed_above(self, rate_rps: float) -> float:
-        """The lowest rate above this one missed by far, or twice and more often than held; else saturation."""
+        """Return the lowest rate above this one missed by far, or twice and more often than held; else the
+        saturation."""
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
         missed += [(run.answered_rps, 1) for run in self.runs if run.full]
@@ -152,21 +154,22 @@ class Bracket:
 
     @cached_property
     def saturated_rps(self) -> float:
-        """What it cannot answer, by loads that fill every batch: closed loops, rates missed by far; inf: none did."""
+        """Rate that the server cannot answer, by loads that fill every batch: closed loops, rates missed by far;
+        inf: none did."""
         if not any((run.full or run.far) and run.answered_rps > 0.0 for run in self.runs):
             return math.inf
         return SATURATED * max(run.answered_rps for run in self.runs)
 
     @cached_property
     def loop_rps(self) -> float:
-        """The most that was answered within the SLO's limits by a closed loop, or of a rate that was not answered in
-        full: about as much holds; 0: nothing was."""
+        """Most requests/s that were answered within the SLO's limits in a closed loop, or at a rate not answered in
+        full; 0: none."""
         kept = (run for run in self.runs if (run.held if run.rate_rps is None else run.kept and not run.held))
         return max((run.answered_rps for run in kept), default=0.0)
 
     @cached_property
     def confirmed_rps(self) -> float:
-        """The highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
+        """Highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
         # Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a
         # row).
         confirming = 200
@@ -197,14 +200,14 @@ class Bracket:
 
     @cached_property
     def stated_rps(self) -> float:
-        """What is stated: the confirmed rate, or less than what the search held and than what fresh runs missed."""
+        """Rate that is stated as held: the confirmed one, or less than what the search held."""
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
         return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
 
     @cached_property
     def stated_missed_rps(self) -> float:
-        """The upper end of what is stated; no closer than runs of one configuration differ."""
+        """Upper end of what is stated, requests/s; no closer to the lower than runs of one configuration differ."""
         stated = self.stated_rps
         width = UNSTEADY if self.is_unsteady else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)
@@ -212,13 +215,13 @@ class Bracket:
 
     @cached_property
     def has_fresh_misses(self) -> bool:
-        """Whether fresh runs at the rate stated missed it, and not a quarter as often as they held it."""
+        """Whether fresh runs at the stated rate missed it, and not a quarter as often as they held it."""
         stated = self.stated_rps
         return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
 
     @cached_property
     def is_unsteady(self) -> bool:
-        """Whether fresh runs missed the rate stated, or several runs missed a rate below one that another held."""
+        """Whether fresh runs missed the stated rate, or several runs missed a rate below one that another held."""
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
         return self.has_fresh_misses or (
             len(self.fresh) < 2 * FRESH and self.missed(INVERTED * highest) >= CONTRADICTIONS
@@ -226,7 +229,7 @@ class Bracket:
 
     @property
     def fresh(self) -> tuple[BracketRun, ...]:
-        """Fresh runs at the rate stated."""
+        """Fresh runs at the stated rate."""
         return tuple(
             run
             for run in self.open_runs
@@ -235,8 +238,8 @@ class Bracket:
 
 
 def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | None:
-    """The rate at which the latencies of a configuration's runs cross the nearest of these limits, by a line through
-    their logs; None: too few runs say so, or none of them lies above it.
+    """Estimate the rate at which the latencies of a configuration's runs reach the nearest of these limits, by a line
+    through their logs; None: too few runs say so, or none of them lies above it.
 
     Of streams latencies rise slowly with the rate, so that the rates held and missed lie far apart.
     """
@@ -261,7 +264,8 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
 def next_rate(
     bracket: Bracket, limits: Mapping[str, float], *, belief_rps: float = 0.0, most_rps: float = math.inf
 ) -> float:
-    """The rate above the one held that tells most: what is believed, or as much more as the latency leaves room for.
+    """Choose the rate above the one held that tells most: the believed one, or as much more as the latency leaves room
+    for.
 
     By bisection once a rate was missed; one that was missed, but not surely, is tried again where it is near.
     `most_rps`: what it can answer at most.
@@ -293,7 +297,7 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
 
 
 def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
-    """Every load of these trials, judged by this SLO: each rate of an older search for a capacity too.
+    """Judge every load of these trials by this SLO, each rate of an older search for a capacity included.
 
     A trial that failed is a miss by far at the rate that was asked. One of several models is a run of all of them, at
     the sum of their rates; where the client was the limit of one it says nothing.
@@ -330,7 +334,7 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
 
 
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
-    """The largest share of its limit that a latency takes; inf where one is not known."""
+    """Return the largest share of its limit that a latency takes; inf where one is not known."""
     shares = [latency_s.get(name, math.inf) / limit for name, limit in limits.items()]
     return max((math.inf if math.isnan(share) else share for share in shares), default=0.0)
 

@@ -95,7 +95,7 @@ class CapacitySearch(Search):
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
-        """The highest rate held, else the best hope; of equals the simplest."""
+        """The contender with the highest rate held, else the best hope; of equals the simplest."""
         return self._best_of(list(self.contenders))
 
     def best(self) -> Contender | None:
@@ -110,7 +110,8 @@ class CapacitySearch(Search):
         return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
 
     def upper(self, contender: Contender) -> float:
-        """The upper end of its bracket; closer by its closed loop, where others say that this was not disturbed."""
+        """Return the upper end of a contender's bracket; closer by its closed loop, where others say that this was
+        not disturbed."""
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
@@ -127,7 +128,8 @@ class CapacitySearch(Search):
         return len(full) > 1 and full[-1] <= RIVAL * full[-2]
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether it was tried, and may hold a tenth more than is stated and more than the leader ever held."""
+        """Whether a contender was tried, and may hold a tenth more than is stated and more than the leader ever
+        held."""
         upper = self.upper(rival)
         return (
             rival is not top
@@ -138,7 +140,8 @@ class CapacitySearch(Search):
         )
 
     def is_level(self, rival: Contender, top: Contender) -> bool:
-        """Whether it can gain the user nothing, by a curve that is checked: the same curve judges both."""
+        """Whether a contender can gain nothing over the leader, by a curve that is checked: the same curve judges
+        both."""
         if not (self.trusts_curve and self.curve.is_checked):
             return False
         says = self.curve.capacity_rps

@@ -63,7 +63,7 @@ class RuleAnswer:
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
     def arithmetic(self) -> Coded:
-        """How it came to its batch size."""
+        """The arithmetic by which the rule came to its batch size, as text."""
         code = "rule_no_interval"
         if self.slo_s is None:
             code = "rule_without_slo"
@@ -82,7 +82,8 @@ class RuleAnswer:
 def throughput_interval_rule(
     *, rows_per_s: float, lone_latency_s: float, limits: Mapping[str, float], rows_per_request: int
 ) -> RuleAnswer:
-    """Apply the rule to X and L; `limits` are the SLO's quantile limits in seconds, of which p95 is used if given.
+    """Apply the throughput × interval rule to X, the rows/s without batching, and L, the latency of a lone request in
+    seconds; `limits` are the SLO's quantile limits in seconds, of which p95 is used if given.
 
     Without a limit on p95 the tightest one is used. max_batch_size is at least one request's rows: a smaller one
     would refuse every request.
@@ -143,7 +144,7 @@ class Contender:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the server refuses it or dies of it: it failed, and as often as it worked."""
+        """Whether the server refuses the configuration or dies of it: it failed, and as often as it worked."""
         return 2 * self.failures >= max(len(self.runs), 1)
 
     @property
@@ -152,7 +153,7 @@ class Contender:
 
     @property
     def simplicity(self) -> tuple[int, int, int]:
-        """Rises with what has to be deployed: no batching, the defaults, then rows and threads."""
+        """Rank that rises with what has to be deployed: no batching, the defaults, then rows and threads."""
         kind = 0 if self.configuration.batching is None else 1 if "defaults" in self.sources else 2
         return kind, self.rows, self.threads
 
@@ -189,11 +190,11 @@ class Contenders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody may be the answer: nobody is named yet, or no batch fits into memory."""
+        """Whether no contender can be the answer: none is named yet, or no batch fits into memory."""
         return next(iter(self), None) is None
 
     def all(self) -> tuple[Contender, ...]:
-        """Those outside a space that the user wrote, too."""
+        """All contenders, those outside the user's search space included."""
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
@@ -210,7 +211,7 @@ class Contenders:
     def add(
         self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
     ) -> Contender:
-        """The contender of this configuration, with one name more."""
+        """Add a contender of this configuration, or one name more to it."""
         key = self._key(configuration)
         known = self._by_configuration.get(key)
         if known is None:
@@ -231,7 +232,7 @@ class Contenders:
         return known
 
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
-        """The contender of a point; None where no server accepts it or it cannot hold a request."""
+        """Return the contender of a point; None where no server accepts it or it cannot hold a request."""
         configuration = self._configuration(point)
         return None if configuration is None else self.add(configuration, source, point)
 
@@ -251,7 +252,7 @@ class Contenders:
         return {name: base[name] for name in self.values}
 
     def scattered(self, count: int) -> list[Contender]:
-        """The middle of the space, and so many points at random: where nothing says who is better."""
+        """Return the middle of the space, and so many random points, for where nothing says who is better."""
         chance = random.Random(f"{self._scenario.search.seed} {sorted(self.values)}")
         points = [{name: _middle(values) for name, values in self.values.items()}]
         points += [
@@ -260,7 +261,7 @@ class Contenders:
         return _unique(self.at(point, "grid") for point in points)
 
     def indices(self, contender: Contender) -> tuple[int, ...] | None:
-        """Which of the values of each parameter it has; None: it lies outside the space."""
+        """Return the index of each parameter's value; None: the contender lies outside the space."""
         point = contender.point
         if point is None or any(point[name] not in values for name, values in self.values.items()):
             return None
@@ -272,7 +273,7 @@ class Contenders:
         return _unique(self.at(point, "alone") for point in points)
 
     def grid(self, most: int) -> list[Contender]:
-        """Sizes times threads, times more knobs while they are at most so many points; the rest at its base."""
+        """Return sizes times threads, times more knobs while they are at most so many points; the rest as in `base`."""
         base = self.base()
         names: list[str] = [name for name in (SIZE, THREADS) if name in self.values]
         count = 1
@@ -287,13 +288,14 @@ class Contenders:
         return _unique(named)
 
     def whole(self, most: int) -> list[Contender]:
-        """Every point, in the order of the space; at most so many."""
+        """Return every point, in the order of the space; at most so many."""
         names = list(self.values)
         points = (dict(zip(names, point, strict=True)) for point in product(*self.values.values()))
         return _unique(self.at(point, "grid") for point in islice(points, most))
 
     def neighbours(self, contender: Contender) -> list[Contender]:
-        """A step of one knob each, also beyond the edge of a space that grows; none where others name them all."""
+        """Return the points one step of one knob away, also beyond the edge of a space that grows; none where others
+        name them all."""
         point = self.point_of(contender)
         if point is None or self._scenario.search.strategy in ("rule", "optuna"):
             return []
@@ -309,7 +311,7 @@ class Contenders:
         return [other for other in _unique(near) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
-        """Whether a larger size was named, because this one is as large as any."""
+        """Add a larger size where this contender's is the largest. Returns whether one was added."""
         sizes = self.values.get(SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
@@ -317,7 +319,7 @@ class Contenders:
         return len(sizes) > before
 
     def point_of(self, contender: Contender) -> dict[str, Any] | None:
-        """The point of a contender; of one outside, such as the defaults, the nearest. None without batching."""
+        """Return the point of a contender; of one outside, such as the defaults, the nearest. None without batching."""
         if contender.point is not None:
             return contender.point
         if contender.configuration.batching is None:
@@ -374,7 +376,7 @@ class Contenders:
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """What runs now, no batching where the server can be told so, and the server's own defaults.
+    """Return the references: what runs now, no batching where the server can be told so, and the server's own defaults.
 
     Each with the scenario's fixed server flags. What runs now is an attached server's own configuration, else that of
     `fixed` where that names a size, a timeout or threads. Of a Triton the defaults are what the model's configuration
@@ -420,13 +422,13 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
 
 
 def first_configuration(scenario: Scenario) -> Configuration:
-    """What a server is started with, or an attached one is asked to keep: what it has."""
+    """Return the configuration that a server is started with, or the one that an attached server has."""
     present = reference_configurations(scenario).get("present") if scenario.target.attached else None
     return one_by_one(scenario) if present is None else present
 
 
 def one_by_one(scenario: Scenario) -> Configuration:
-    """No batching; where the server cannot be told so, batches of one request that wait for no other."""
+    """Return no batching; where the server cannot be told so, batches of one request that wait for no other."""
     alone = reference_configurations(scenario).get("no_batching")
     if alone is not None:
         return alone
@@ -441,7 +443,8 @@ def one_by_one(scenario: Scenario) -> Configuration:
 
 
 def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Where TensorFlow Serving's tuning guide begins: as many threads as cores, a large batch, no timeout.
+    """Return the point at which TensorFlow Serving's tuning guide begins: as many threads as cores, a large batch, no
+    timeout.
 
     Source: tensorflow_serving/batching/README.md, "Performance Tuning".
     """
@@ -453,7 +456,7 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 
 
 def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
-    """No batching with as many instances, of Triton or a server of kind http, as another configuration has."""
+    """Return no batching with as many instances, of Triton or a server of kind http, as another configuration has."""
     name = batched.instances_flag
     if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched

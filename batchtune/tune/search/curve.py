@@ -76,15 +76,15 @@ class Curve:
         return {reading.rows for reading in self._readings}
 
     def readings(self) -> dict[int, float]:
-        """Seconds of a batch at each size that was read."""
+        """Seconds of a batch, by each size that was read."""
         return {int(rows): self.batch_s(rows) for rows in sorted(self.rows_read)}
 
     def batch_s(self, rows: float) -> float:
-        """Time of a batch of so many rows; 0 while nothing is known."""
+        """Return the seconds of a batch of so many rows; 0 while nothing is known."""
         return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
 
     def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:
-        """Take in a load under which the device was never idle, with batches of so many rows."""
+        """Learn from a load under which the device was never idle, with batches of so many rows."""
         if not rows_per_s > 0.0:
             return
         threads = 0
@@ -94,7 +94,7 @@ class Curve:
         self._fit()
 
     def most_rps(self, configuration: Configuration) -> float:
-        """What full batches answer, whatever the limit."""
+        """Compute what full batches answer, requests/s, whatever the limit."""
         batcher = self._batcher(configuration)
         rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
@@ -109,14 +109,14 @@ class Curve:
         return len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
-        """The highest rate of Poisson arrivals within the limit, by simulation."""
+        """Simulate the highest rate of Poisson arrivals within the limit, requests/s."""
         batcher = self._batcher(configuration)
         if batcher not in self._cache:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
         return self._cache[batcher]
 
     def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
-        """What so many clients in a closed loop get, by simulation."""
+        """Simulate so many clients in a closed loop."""
         summary = closed_summary(
             clients,
             max(_CLOSED_REQUESTS, _CLOSED_TURNS * clients),
@@ -129,7 +129,7 @@ class Curve:
         return self._prediction(summary)
 
     def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
-        """What Poisson arrivals at this rate get, by simulation."""
+        """Simulate Poisson arrivals at this rate."""
         return self._open(self._batcher(configuration), rate_rps)
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:
@@ -234,7 +234,8 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """τ at 1 to 4,096 rows, through [n] sizes read: a line with no negative part, else from size to size."""
+    """Compute τ at 1 to 4,096 rows, shape (4,097,), from the sizes read, shape (n,): a line with no negative part,
+    else from size to size."""
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
     # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.
     row_guess = 0.125
@@ -259,7 +260,8 @@ def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDAr
 def plane_through(
     points: Sequence[tuple[int, ...]], values: Sequence[float]
 ) -> Callable[[tuple[int, ...]], float]:
-    """A plane through what these points gave, those near the first of them before all: a hope without a curve."""
+    """Fit a plane to what these points gave, those near the first of them before all: a hope where there is no
+    curve."""
     away = np.array(points, float) - points[0]
     weights = np.exp(-FADES * np.abs(away).sum(axis=1))
     terms = np.column_stack([np.ones(len(points)), away])

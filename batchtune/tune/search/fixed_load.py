@@ -79,7 +79,8 @@ class FixedLoadSearch(Search):
     # What runs say.
 
     def merit(self, run: BracketRun) -> float:
-        """NaN where it has none. Of several models it is the room that the tightest of all limits leaves."""
+        """Return a contender's figure, NaN where it has none; of several models the room that the tightest of all
+        limits leaves."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
             value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)
@@ -88,7 +89,7 @@ class FixedLoadSearch(Search):
         return -math.log(value) if self._is_latency else math.log(value)
 
     def own_runs(self, contender: Contender) -> list[BracketRun]:
-        """Those of the scenario's own load."""
+        """Return a contender's runs under the scenario's own load."""
         return [run for run in contender.runs if run.trial not in self._foreign]
 
     @property
@@ -104,7 +105,8 @@ class FixedLoadSearch(Search):
         return self._foreign_numbers
 
     def standing(self, contender: Contender) -> Standing | None:
-        """None without a run that can be compared. Fresh runs count alone, once there are FRESH of them."""
+        """Return a contender's figures from its comparable runs, the fresh ones alone once there are FRESH of them;
+        None without one."""
         runs = self.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
         counted = fresh if len(fresh) >= FRESH else runs
@@ -123,8 +125,8 @@ class FixedLoadSearch(Search):
         )
 
     def spread(self) -> float:
-        """Standard deviation between runs of one configuration, in logs, by the median of what they differ by: a run
-        that was disturbed is one of many. Assumed while few were repeated."""
+        """Standard deviation between runs of one configuration, in logs, by the median of their differences; assumed
+        while few were repeated."""
         if self._spread[0] == len(self.trials):
             return self._spread[1]
         differ: list[float] = []
@@ -487,6 +489,7 @@ def _is_step(contender: Contender, leader: Contender) -> bool:
 
 
 def search_of(scenario: Scenario, *, budget_s: float) -> Search:
-    """A capacity is searched by rates; throughput and latency under the scenario's own load."""
+    """Make the search for the scenario's objective: a capacity is searched by rates; throughput and latency under
+    the scenario's own load."""
     kind = CapacitySearch if scenario.objective == "capacity" else FixedLoadSearch
     return kind(scenario, budget_s=budget_s)

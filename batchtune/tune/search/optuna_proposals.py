@@ -23,7 +23,7 @@ def proposed_points(
     seed: int,
     sampler: BaseSampler | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Points of the grid of `values`, the best hope first, at most ATTEMPTS of them, no two alike.
+    """Ask Optuna for points of the grid of `values`, the best hope first, at most ATTEMPTS of them, no two alike.
 
     `known`: points with what they held, higher is better; those that are not of the grid tell nothing. None where every
     knob has one value. `sampler`: another than the usual.
@@ -52,7 +52,8 @@ def proposed_points(
 
 
 def usual_sampler(seed: int) -> BaseSampler:
-    """TPE of all parameters together: it did best beside neighbours in tests/benchmarks/noisy/proposers.py.
+    """Make the sampler that is used where the user names none: TPE of all parameters together, the best beside
+    neighbours in tests/benchmarks/noisy/proposers.py.
 
     Median share of the best after 40 proposals with 5 % noise, 30 seeds, in a space of three parameters · with six
     words · of five parameters · of five with a trap, out of which no single step leads: neighbours alone 96 · 96 · 84

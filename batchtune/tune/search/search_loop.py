@@ -120,7 +120,7 @@ class Search(ABC):
     # What was measured.
 
     def observe(self, trials: Iterable[Trial]) -> None:
-        """Take in trials that ended."""
+        """Learn from trials that ended."""
         for trial in trials:
             self.trials.append(trial)
             apart = self.alone.get(next(iter(trial.request.models), ""))
@@ -166,7 +166,8 @@ class Search(ABC):
     # What is asked next.
 
     def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
-        """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done.
+        """Return at most so many loads to send now, each of another contender but for fresh runs; none: the search is
+        done.
 
         Nothing is asked beside what decides about it: scouts tell who is compared, comparisons who is confirmed.
         """
@@ -199,7 +200,7 @@ class Search(ABC):
 
     @abstractmethod
     def leader(self) -> Contender:
-        """Who would be the answer now."""
+        """The contender that would be the answer now."""
 
     @abstractmethod
     def best(self) -> Contender | None:
@@ -207,10 +208,11 @@ class Search(ABC):
 
     @abstractmethod
     def comparison(self, left_s: float) -> TrialRequest | None:
-        """The next run that compares; None: nobody is left, or no time."""
+        """Return the next run that compares contenders; None: none is left, or no time."""
 
     def alone_comparison(self, left_s: float) -> TrialRequest | None:
-        """The next load of one of several models by itself; None: their time is spent, and the best were named."""
+        """Return the next load of one of several models by itself; None: their time is spent, and the best were
+        named."""
         most = self.scenario.search.trials
         for at, search in enumerate(self.alone.values(), 1):
             search.budget_s = self.budget_s
@@ -231,7 +233,7 @@ class Search(ABC):
             self.contenders.put_together(points)
 
     def spent_s(self, left_s: float) -> float:
-        """Of the budget; where it counts trials too, and these are spent, no time is left to compare."""
+        """Seconds of the budget that are spent; all, once a budget of trials is."""
         spent_s = self.budget_s - left_s
         return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
 
@@ -253,7 +255,7 @@ class Search(ABC):
 
     @property
     def space_size(self) -> int:
-        """Points of the space, with what it grew to."""
+        """Number of points of the space, with what it grew to."""
         return math.prod(len(values) for values in self.contenders.values.values())
 
     @property
@@ -284,7 +286,8 @@ class Search(ABC):
     # The contenders that are named once something is known.
 
     def name_points(self) -> None:
-        """The guide's point and the grid's, or whom Optuna begins with, as soon as a lone request was answered."""
+        """Name contenders: the guide's point and the grid's, or those that Optuna begins with, as soon as a lone
+        request was answered."""
         if self._named:
             return
         strategy = self.scenario.search.strategy
@@ -302,7 +305,7 @@ class Search(ABC):
         self._named = True
 
     def name_rule(self, unbatched_rps: float) -> None:
-        """The throughput × interval rule's point, from what is answered one by one."""
+        """Name the throughput × interval rule's point as a contender, from what is answered one by one."""
         if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
             return
         self.rule = throughput_interval_rule(
@@ -315,7 +318,7 @@ class Search(ABC):
             self.contenders.overlaid(self.rule.point, "rule")
 
     def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
-        """Whom Optuna's sampler names by what the others gave, one after another; nobody where others name all.
+        """Name contenders by Optuna's sampler from what the others gave, one after another; none where others name all.
 
         It is not told of the leaders' neighbours: they all lie around a leader, and there it would stay.
         """
@@ -333,7 +336,7 @@ class Search(ABC):
                 yield contender
 
     def best_trial(self) -> Trial | None:
-        """The last run of whoever leads; None: nobody ran."""
+        """The last run of the leader; None: no run was made."""
         if not any(contender.runs for contender in self.contenders):
             return None
         runs = self.leader().runs
@@ -343,7 +346,7 @@ class Search(ABC):
     # What a run costs.
 
     def overhead_s(self) -> float:
-        """What runs took beside their length: applying, warming up, draining."""
+        """Seconds that runs took beside their length: applying, warming up, draining."""
         beside = [
             trial.seconds - trial.request.duration_s
             for trial in self.trials[-8:]
@@ -387,7 +390,7 @@ class Search(ABC):
     # Scouts of an open loop, and of the rule.
 
     def lone_probe(self) -> TrialRequest | None:
-        """One client, one by one: the latency that no configuration beats."""
+        """Ask for a load of one client, one request after another: the latency that no configuration beats."""
         if any(trial.request.concurrency == 1 for trial in self.trials):
             return None
         return TrialRequest(
@@ -399,7 +402,7 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
-        """A closed loop of a contender, unless one was made or is asked for."""
+        """Ask for a closed loop of a contender, unless one was made or is asked for."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
         ):
@@ -409,7 +412,7 @@ class Search(ABC):
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
-        """A closed loop that fills every batch of a contender."""
+        """Ask for a closed loop that fills every batch of a contender."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
         # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
@@ -422,7 +425,8 @@ class Search(ABC):
         )
 
     def corners(self) -> list[Contender]:
-        """A middle size, a large one whose batches end within the limit, then the middle one with two threads."""
+        """Return three contenders to scout: a middle size, a large one whose batches end within the limit, then the
+        middle one with two threads."""
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
             return []
@@ -459,11 +463,12 @@ class Search(ABC):
                 yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
-        """What is answered one by one."""
+        """Ask for a closed loop without batching."""
         return self._patient_loop(self.unbatched(), "what is answered one by one")
 
     def present(self) -> Contender | None:
-        """What a running server has, which is measured before anything else; None: it was launched."""
+        """The contender that a running server has, which is measured before any other; None: the server was
+        launched."""
         return self.contenders.of("present") if self.scenario.target.attached else None
 
     def present_loop(self) -> TrialRequest | None:
@@ -477,11 +482,11 @@ class Search(ABC):
         return self.loop(contender, clients, why)
 
     def unbatched(self) -> Contender:
-        """Whom the rule's throughput is read from."""
+        """The contender without batching, from which the rule's throughput is read."""
         return self.contenders.of("no_batching") or self.contenders.add(self._lone, "calibration")
 
     def equal_unbatched(self, top: Contender) -> Contender | None:
-        """No batching with as many of Triton's instances as the leader has, which batching's gain is read from.
+        """No batching with as many of Triton's instances as the leader has, against which batching's gain is read.
 
         None: that is no batching as it is, or the leader does not batch.
         """
@@ -492,7 +497,7 @@ class Search(ABC):
         return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
 
     def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
-        """Whom nobody tried is hoped to give what a plane through the others says, those near the first before all.
+        """Hope of a contender that was not tried what a plane through the others says, those near the first before all.
 
         `known`: contenders with the logs of what they gave, the leader first.
         """
@@ -506,7 +511,7 @@ class Search(ABC):
                 contender.hope = math.exp(hope(at))
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
-        """What the curve says, moved by as much as this sweep's own runs moved it.
+        """Move what the curve says of each contender by as much as this sweep's own runs differ from it.
 
         `known`: contenders, what the curve says of each inside what its runs say, and what its runs say alone, in the
         unit of `model_says`. Where they contradict the curve each in a way of its own it is left aside: the hope is

@@ -1,1 +1,1 @@
-"""How is a search carried through: budget, order, confirmation, progress, export?"""
+"""Carries a search through: budget, order, confirmation, progress, export."""

@@ -35,7 +35,7 @@ _HINT = "give sqlite:///FILE"
 
 
 def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
-    """Write what was searched to a study, and return its name: of the scenario and the start of the first trial.
+    """Write the trials to an Optuna study. Returns its name: the scenario's and the start of the first trial.
 
     Raises:
         UsageError: no trials, no SQLite, or a file that cannot be written.
@@ -62,7 +62,7 @@ def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
 
 @contextmanager
 def opened_storage(url: str) -> Iterator[optuna.storages.BaseStorage]:
-    """The SQLite file behind a URL; its connections are closed in the end.
+    """Within, the Optuna storage of an SQLite URL; its connections are closed at the end.
 
     Raises:
         UsageError: another kind of storage, or a file that cannot be opened.

@@ -110,7 +110,7 @@ class NodeStation:
         return this_place()
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        """Make ready to launch the server on its share of these CPUs; the scenario as it is run here.
+        """Make ready to launch the server on its share of these CPUs. Returns the scenario as it is run here.
 
         Unless it is `alone` on its machine, the host is not watched: what the others do would look like noise. A Triton
         is launched, and what its model's configuration says of batching is found.
@@ -143,16 +143,16 @@ class NodeStation:
         self._running = _RunningTrial(self._thread.submit(self._bench.run, plan))
 
     def look(self) -> Progress:
-        """How far the trial is."""
+        """Return how far the trial is."""
         running = self._trial()
         return Progress(live=running.live, ended=running.ended)
 
     def result(self) -> FinishedTrial:
-        """The trial that has ended; raises what it raised."""
+        """Return the trial that has ended, or raise what it raised."""
         return self._trial().result()
 
     def close(self) -> None:
-        """Stop the server and the load; a trial in flight fails by that."""
+        """Stop the server and the load; a trial under way fails by that."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
@@ -318,7 +318,7 @@ class ServerNodes(NodeBenches):
         on_event(_words(names, places, on_machine, gpus=gpus))
 
     def close(self) -> None:
-        """Wait for no trial any more."""
+        """Stop waiting for trials."""
         for trials in self._trials:
             trials.closed = True
 

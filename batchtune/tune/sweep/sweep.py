@@ -78,7 +78,7 @@ NOBODY = Watcher()
 
 
 def phase_of(source: Source) -> str:
-    """The phase of a sweep in which such trials are run."""
+    """Return the phase of a sweep in which such a trial is run."""
     return _PHASES.get(source, "comparing")
 
 
@@ -128,7 +128,7 @@ def run_sweep(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """The same on any bench, with any clock: a recorded table is swept in virtual time."""
+    """Sweep on any bench, with any clock: a recorded table is swept in virtual time."""
     yield from _Sweep(scenario, finished, watcher, now_s).run(OneServer(bench))
 
 
@@ -140,7 +140,7 @@ def sweep_nodes(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """The same on several nodes, a trial on each at once; `nodes` is called with whom to tell of a live load."""
+    """Sweep on several nodes, a trial on each at once; `nodes` is called with whom to tell of a live load."""
     search = _Sweep(scenario, finished, watcher, now_s)
     yield from search.run(nodes(search.report))
 
@@ -267,7 +267,7 @@ class _Sweep:
 
 
 def usual_budget_s(batch_s: float) -> float:
-    """What a sweep may take where nobody says, for a server whose batches take so long."""
+    """Return the seconds that a sweep may take where the user does not say, for a server whose batches take so long."""
     # Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some
     # batches.
     sure_batches = 600
@@ -283,14 +283,16 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
-    """`lone_s` is the time of one request, `larger_s` of one with `larger_rows` rows."""
+    """Compute the server's pace from two probes: `lone_s` is the time of one request, `larger_s` of one with
+    `larger_rows` rows."""
     rows = scenario.request.rows
     batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
     return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
 
 
 def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
-    """What to add to a scenario's document: `load`, `search` and `fixed`, as far as the scenario leaves them open."""
+    """Return what to add to a scenario's document, under `load`, `search` and `fixed`, as far as the scenario leaves
+    them open."""
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}

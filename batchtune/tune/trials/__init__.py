@@ -1,1 +1,1 @@
-"""What was asked, what came of it, and what does a run of it take?"""
+"""What a trial was asked, what came of it, and what a run of it takes."""

@@ -1,4 +1,4 @@
-"""Why do batches fail, in the model's own words, and what does that mean?"""
+"""Finds why batches fail, in the model's own words, and what that means."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def out_of_memory(trial: Trial) -> str | None:
-    """The server's own words, shortened to a line; None when memory is not what failed.
+    """Return the server's own words for running out of memory, shortened to a line; None when something else failed.
 
     A server that was killed (137, -9) counts too: nothing else kills one under load. Batches differ in size, so some
     requests may have been answered.
@@ -39,7 +39,7 @@ def out_of_memory(trial: Trial) -> str | None:
 
 
 def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
-    """The least max_batch_size that ran out of memory, above all sizes that worked; inf: none did.
+    """Return the least max_batch_size that ran out of memory, above all sizes that worked; inf: none did.
 
     A trial worked where it was answered and no request ran out of memory.
     """
@@ -53,7 +53,7 @@ def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
 
 
 def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The points that ran out of memory, but for those that are no larger than one that worked."""
+    """Return the points that ran out of memory, but for those that are no larger than one that worked."""
     known = [trial for trial in trials if trial.point is not None]
     worked = [trial.point for trial in known if trial.state == "complete" and out_of_memory(trial) is None]
     ran_out = [trial.point for trial in known if out_of_memory(trial) is not None]
@@ -94,17 +94,17 @@ _OVERLOAD: Final = frozenset(
 
 
 def texts_by_class(samples: Samples) -> dict[str, str]:
-    """The server's words under the names that a measurement counts errors by."""
+    """Return the server's error texts by the names under which a measurement counts errors."""
     return {name.lower(): text for name, text in samples.error_texts.items()}
 
 
 def is_overload(samples: Samples) -> bool:
-    """Whether its errors are none but those of a server that gets too many requests."""
+    """Whether all of a trial's errors are those of a server that gets too many requests."""
     return {name.lower() for name in samples.errors()} <= _OVERLOAD
 
 
 def unanswered(samples: Samples) -> str:
-    """What to say of a server that answered no request."""
+    """Describe a server that answered no request."""
     classes = ", ".join(f"{count} × {name}" for name, count in samples.errors().items())
     texts = "; ".join(samples.error_texts.values())
     meaning = meaning_of(texts)
@@ -112,7 +112,7 @@ def unanswered(samples: Samples) -> str:
 
 
 def undecodable(samples: Samples) -> str:
-    """What to say of a server most of whose answers, of those that were looked at, are none; empty: they are."""
+    """Describe a server most of whose examined answers cannot be decoded; "" where they can."""
     malformed = min(int((samples.status == Status.MALFORMED).sum()), samples.answers_checked)
     if not malformed or 2 * malformed < samples.answers_checked:
         return ""
@@ -121,7 +121,7 @@ def undecodable(samples: Samples) -> str:
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:
-    """The error that most of the failed trials carry, once, and what it means where that is known; "" without one.
+    """Write the error that most of the failed trials have, once, and what it means where that is known; "" without one.
 
     A trial counts as failed when no request of it worked because of an error of the model or the server, as opposed to
     too much load.

@@ -53,7 +53,8 @@ class Pace:
     full_rps: float = math.nan
 
     def batch_s(self, rows: float) -> float:
-        """Time of a batch: between the sizes seen, beyond them on the last slope; 0 while nothing is known."""
+        """Return the seconds of a batch of so many rows: between the sizes seen, beyond them on the last slope; 0
+        while nothing is known."""
         points = sorted(self.batch_s_by_rows.items())
         if math.isfinite(self.lone_s) and not any(size <= self.lone_rows for size, _ in points):
             points.insert(0, (self.lone_rows, self.lone_s))
@@ -69,7 +70,8 @@ class Pace:
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s)
 
     def turn_s(self, in_flight_rows: float, size: float) -> float:
-        """How long the last of so many rows waits for its answer, where batches of this size run one by one."""
+        """Return how long the last of so many rows waits for its answer, where batches of this size run one by one,
+        in seconds."""
         size = max(min(size, in_flight_rows), 1.0)
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 
@@ -93,12 +95,13 @@ class RunTimes:
 
     @property
     def run_s(self) -> float:
-        """What such a run takes in all, the last answers included."""
+        """Seconds that such a run takes in all, the last answers included."""
         return self.warm_up_s + self.duration_s + self.turn_s
 
 
 def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
-    """What these trials tell of the server's speed; of each size the shortest mean: more threads share the device."""
+    """Compute the server's pace from these trials; of each size the shortest mean counts: more threads share the
+    device."""
     lone_s = math.nan
     shortest_s: dict[int, float] = {}
     for trial in trials:
@@ -140,7 +143,7 @@ def times_of(
     rate_rps: float | None = None,
     short_s: float | None = None,
 ) -> RunTimes:
-    """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
+    """Choose how long to load this configuration, by so many clients or at this rate; None: as the scenario says.
 
     `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
     the scenario sets itself stay, but where `short_s` is given.

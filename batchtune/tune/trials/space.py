@@ -1,4 +1,4 @@
-"""Which points may the search propose, and where does a configuration lie among them?"""
+"""The points that the search may propose, and where a configuration lies among them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Space:
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """The configuration of a point; None when no server would accept it, or it refuses the scenario's requests."""
+        """Return the configuration of a point; None when no server would accept it, or it refuses the scenario's
+        requests."""
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
@@ -61,7 +62,8 @@ class Space:
         return configuration if fits_requests(configuration, self._scenario) else None
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
-        """The point that means this configuration, absent parameters read as the server's defaults; else None."""
+        """Return the point that means this configuration, absent parameters read as the server's defaults; else
+        None."""
         if configuration.batching is None:
             return None
         cpus = self._scenario.target.cpus
@@ -74,7 +76,7 @@ class Space:
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
+        """Return the point nearest to these values knob by knob, and to the server's defaults where none is wanted.
 
         A knob whose values are no numbers gives its first one; of a server that batches continuously, whose smallest
         values are of no use, numbers without a default give the middle one.
@@ -93,7 +95,7 @@ class Space:
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:
-        """With the server's defaults spelt out."""
+        """Return the configuration with the server's defaults spelt out."""
         batching = configuration.batching
         if batching is None:
             return configuration
@@ -133,7 +135,7 @@ def _value_among(
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
-    """The parameter or flag if present, else the server's default; None when that is unknown.
+    """Return the parameter or flag if present, else the server's default; None when that is unknown.
 
     `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows. Of
     several models `MODEL:NAME` is a parameter of one of them.
@@ -153,7 +155,8 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
 
 
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
-    """Rows of the largest batch, of several models of the largest batch of each; without batching of a request."""
+    """Return the rows of the largest batch, of several models of the largest batch of each; without batching those
+    of a request."""
     if configuration.batching is None:
         return scenario.request.rows_most
     names = [f"{own.name}:{_SIZE}" for own in scenario.target.models]
@@ -168,7 +171,8 @@ def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
 
 
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
-    """Clients of a closed loop that keep every batch full: two batches for each thread; 16 without batching."""
+    """Return the clients of a closed loop that keep every batch full: two batches for each thread; 16 without
+    batching."""
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
     # Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences.

@@ -138,13 +138,13 @@ class Trial:
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """What was measured, by model; "": the only one."""
+        """Measurements by model; "" names the only one."""
         measured = {name: part.measurement for name, part in (self.parts or {"": self}).items()}
         return {name: own for name, own in measured.items() if own is not None}
 
     @property
     def last_number(self) -> int:
-        """The highest number in use: its own, or that of a part."""
+        """Highest number in use: the trial's own, or that of a part."""
         return max((part.number for part in self.parts.values()), default=self.number)
 
     @property
@@ -168,7 +168,7 @@ class Trial:
         return self.request.block
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON; the fields of the request stand beside the others."""
+        """Return plain types, safe for JSON; the fields of the request stand beside the others."""
         plain = fields_to_plain(self)
         request = {_key(name): value for name, value in plain.pop("request").items()}
         plain = {"schema_version": SCHEMA_VERSION, **request, **plain}
@@ -178,7 +178,7 @@ class Trial:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """The inverse of `to_dict`.
+        """Make a trial from what `to_dict` returns.
 
         Raises:
             ValueError: another schema version, a key that is missing, or a value of the wrong type.
@@ -206,7 +206,7 @@ class FinishedTrial:
 def violations(
     latency_s: Mapping[str, float], error_ratio: float, *, limits: Mapping[str, float], error_limit: float
 ) -> dict[str, float]:
-    """How far each promise is missed, as a share of it: at most 0 when kept.
+    """Compute by how much each promise is missed, as a share of it: at most 0 when kept.
 
     Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
     samplers compare constraints by position. An undefined quantile counts as missed by WORST_VIOLATION.
@@ -219,7 +219,7 @@ def violations(
 
 
 def is_feasible(constraints: Mapping[str, float]) -> bool:
-    """Whether every promise is kept."""
+    """Whether a trial keeps every promise."""
     return all(value <= 0.0 for value in constraints.values())
 
 
@@ -230,23 +230,26 @@ def _relative(value: float, limit: float) -> float:
 
 
 def spent_s(trials: Sequence[Trial]) -> float:
-    """What a sweep had spent after these; of a ledger that does not say it what the trials took."""
+    """Compute the seconds that a sweep had spent after these trials; of a ledger that does not say it the sum of
+    theirs."""
     known = [trial.elapsed_s for trial in trials if trial.elapsed_s is not None]
     return max(known) if known else sum(trial.seconds for trial in trials)
 
 
 def measuring_s(trials: Sequence[Trial]) -> float:
-    """What these took: on one server their sum, on several nodes at once the time until the last had ended."""
+    """Compute the seconds that these trials took: on one server their sum, on several nodes at once the time until
+    the last had ended."""
     return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
 
 
 def parts_of(trials: Iterable[Trial]) -> list[Trial]:
-    """Of several models the part of each; others as they are."""
+    """Return of trials of several models the part of each; others as they are."""
     return [part for trial in trials for part in trial.parts.values() or (trial,)]
 
 
 def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
-    """The trials of a ledger; in runs of before each model of a load had a line, with the `company` that it had there.
+    """Return the trials of a ledger; in older runs each model of a load had a line, with the `company` that it had
+    there.
 
     A load of which lines are missing, since the run was killed between the first and the last, is left out.
     """
@@ -292,7 +295,7 @@ def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that count: of one that was repeated and its repeats the last."""
+    """Return the trials that count: of one that was repeated and its repeats the last."""
     superseded = {trial.repeat_of for trial in trials}
     return [trial for trial in trials if trial.number not in superseded]
 
@@ -320,7 +323,7 @@ class SearchSummary:
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
 
     def continuing(self, earlier: SearchSummary) -> SearchSummary:
-        """Of a sweep that went on where `earlier` ended: the time of both counts, the rest is of all trials anyway."""
+        """Return the summary of a sweep that went on where `earlier` ended: the time of both counts."""
         phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
         spent = {
             phase: earlier.seconds_by_phase.get(phase, 0.0) + self.seconds_by_phase.get(phase, 0.0)
@@ -329,12 +332,12 @@ class SearchSummary:
         return replace(self, seconds_by_phase=spent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
+        """Return plain types, safe for JSON."""
         return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SearchSummary:
-        """The inverse of `to_dict`.
+        """Make a summary from what `to_dict` returns.
 
         Raises:
             ValueError: another schema version, a value of the wrong type, or no summary at all.

@@ -1,1 +1,1 @@
-"""Which commands guard what was reached?"""
+"""The commands that guard what was reached."""

@@ -31,7 +31,7 @@ _EXTRAS: Final = {
 
 
 def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int:
-    """The exit code, 0.
+    """Run `batchtune init --ci`. Returns the exit code, 0.
 
     Raises:
         UsageError: no such scenario, a model that no change would change, or the file is there already or cannot be

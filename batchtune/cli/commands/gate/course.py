@@ -1,4 +1,4 @@
-"""How are the runs of a check made: blocks as they are asked for, each trial kept as it ends?"""
+"""Makes the runs of a check: blocks as they are asked for, each trial kept as it ends."""
 
 from __future__ import annotations
 
@@ -270,7 +270,8 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
 
 
 def require_writable(files: CheckFiles) -> None:
-    """Try the files asked for before minutes are spent on what they are to hold: none is changed, new ones are removed.
+    """Check that the report files asked for can be written, before minutes are spent: none is changed, new ones are
+    removed.
 
     Raises:
         UsageError: one cannot be written.
@@ -289,8 +290,10 @@ def require_writable(files: CheckFiles) -> None:
 
 
 def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
-    """The files asked for, the summary of the job's page, annotations for its runner; a note for each that cannot be
-    written."""
+    """Write the report files asked for, the summary of the job's page and annotations for its runner.
+
+    Returns a note for each that cannot be written.
+    """
     summary = files.markdown
     if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
         summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
@@ -341,7 +344,7 @@ class Course:
 
     @property
     def trials(self) -> Sequence[Trial]:
-        """Those of all phases."""
+        """Trials of all phases."""
         return self.session.trials
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
@@ -378,7 +381,7 @@ class Course:
         return self.figures(trials, phase)
 
     def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
-        """Measure until it is clear; a server that fails makes the check invalid."""
+        """Measure until every gate is clear. Returns the conclusion; a server that fails makes the check invalid."""
         try:
             return run_check(
                 gates,
@@ -469,7 +472,8 @@ def check_seconds(
     blocks: int,
     launch_s: float,
 ) -> tuple[float, float]:
-    """What a check takes usually, where nothing changed on a quiet host, and at most: all blocks of both phases."""
+    """Estimate the seconds of a check: usually, where nothing changed on a quiet host, and at most, all blocks of
+    both phases."""
     block_s = comparison_seconds(variants, paces, blocks=1)
     launches = sum(look >= ONE_LAUNCH for look in looks_up_to(blocks)[:-1]) + 1
     if needs_relaunches(guarded):
@@ -483,7 +487,7 @@ def check_seconds(
 
 
 def loop_text(scenario: Scenario) -> str:
-    """What is loaded in place of the search of a capacity, and how to search all the same."""
+    """Say what is loaded in place of the search for a capacity, and how to search all the same."""
     return (
         f"objective: capacity: each run is a closed loop of {counted(scenario.load.concurrency or 1, 'client')}; "
         "--max-regress capacity=5% searches the capacity instead (up to 45 s a run)"
@@ -491,12 +495,12 @@ def loop_text(scenario: Scenario) -> str:
 
 
 def needs_relaunches(gates: Iterable[Gate]) -> bool:
-    """Whether one of them is decided by the launch: its time, or a peak since then."""
+    """Whether a gate is decided by the launch: its time, or a peak since then."""
     return any(gate.metric in OF_A_LAUNCH for gate in gates)
 
 
 def closed(stack: ExitStack) -> BatchtuneError | None:
-    """End what lives in it now; why that failed is raised only once the verdict is told and kept."""
+    """Close this now; an error of that is raised only once the verdict is told and kept."""
     try:
         stack.close()
     except BatchtuneError as error:
@@ -505,8 +509,8 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
 
 
 def look_text(phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
-    """`6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`; of the second phase `3 of at most 36 confirmation
-    blocks: …`."""
+    """Describe how far a check is: `6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`; in the second
+    phase `3 of at most 36 confirmation blocks: …`."""
     by_state: dict[str, list[str]] = {}
     for finding in findings:
         by_state.setdefault(finding.state, []).append(finding.gate.name)

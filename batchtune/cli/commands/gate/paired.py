@@ -1,4 +1,5 @@
-"""`batchtune check`: is the candidate still as good as the baseline? An exit code for a job, and why."""
+"""`batchtune check`: says whether the candidate is still as good as the baseline, with an exit code for a job, and
+why."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 
 def run_paired_check(wanted: CheckRequest) -> int:
-    """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
+    """Run `batchtune check`. Returns the exit code, as README.md lists them; 130 when interrupted, with what was
+    measured kept.
 
     Raises:
         UsageError: no such scenario, no two sides, no such gate, a file that cannot be written.
@@ -95,7 +97,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
-    """Baseline and candidate.
+    """Return the names of baseline and candidate.
 
     Raises:
         UsageError: there is none, more than two variants and nobody says which, or a variant beside options of a side.
@@ -123,7 +125,8 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
 
 
 def refuse_variant(name: str | None) -> None:
-    """Where the candidate is the scenario with its words, none of the variants counts.
+    """Check that no variant is named where the candidate is the scenario with options of its side: variants do not
+    count then.
 
     Raises:
         UsageError: a variant is asked for all the same.
@@ -136,7 +139,7 @@ def refuse_variant(name: str | None) -> None:
 
 
 def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
-    """The scenario with both sides as its variants: where they differ from it, part by part."""
+    """Return the scenario with both sides as its variants, each with the parts in which it differs."""
     ours = scenario.document()
     apart = {"name", "variants", "check", "search"}
     sides = {
@@ -151,7 +154,7 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
 
 
 def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: BatchtuneError | None) -> int:
-    """Keep the account, print it, hand it on to the job, make the page; the exit code.
+    """Keep the account, print it, hand it on to the CI job, and make the page. Returns the exit code.
 
     Raises:
         BatchtuneError: the `fault` of what followed the last run, behind all that.

@@ -1,4 +1,4 @@
-"""`batchtune check --baseline FILE`: is it still as good as what was measured before, and kept?
+"""`batchtune check --baseline FILE`: says whether it is still as good as what was measured before, and kept.
 
 A figure of another session is a weaker witness than one measured side by side: a machine is not the same on two days,
 so margins are no less than SESSION_MARGIN, and on another host the check is a tripwire at best.
@@ -52,7 +52,7 @@ from batchtune.units import counted, percentage
 
 
 def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
-    """The exit code.
+    """Run `batchtune history`. Returns the exit code.
 
     Raises:
         ArchiveError: no check was kept there.
@@ -101,7 +101,7 @@ class StoredRequest:
 
 
 def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
-    """The exit code, as README.md lists them.
+    """Run `batchtune check --baseline FILE`. Returns the exit code, as README.md lists them.
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
@@ -211,7 +211,7 @@ def comparability(
     *,
     relaunches: bool,
 ) -> tuple[str, str]:
-    """Why nothing may be compared, and what to know where it is all the same; each empty where there is none."""
+    """Say why a baseline may not be compared with, and what to know where it may; each empty where there is nothing."""
     workload, host = differences(baseline, variant.scenario, provenance, relaunches=relaunches)
     if workload:
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
@@ -225,7 +225,7 @@ def comparability(
 
 
 def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
-    """The gates with the least margins that another session, or another host, allows; errors do not depend on it."""
+    """Return the gates with the least margins that another session, or another host, allows; that of errors stays."""
     least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
     return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
 
@@ -261,7 +261,7 @@ def update_baseline(
     blocks: int,
     force: bool = False,
 ) -> int:
-    """Measure a new baseline and write it, unless it is worse than the best that was kept; the exit code."""
+    """Measure a new baseline and write it, unless it is worse than the best that was kept. Returns the exit code."""
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
     if void.verdict == "INVALID" and void.reason is not None:

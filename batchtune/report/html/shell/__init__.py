@@ -1,1 +1,1 @@
-"""What do all pages share: the document and its template, how figures are drawn, latencies, batches, trials?"""
+"""What all pages share: the document and its template, the drawing of figures, latencies, batches, trials."""

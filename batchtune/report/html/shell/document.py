@@ -1,4 +1,4 @@
-"""How is a page put together: answers first, then figures, caveats, trials, provenance, all in one file?
+"""Puts a page together: answers first, then figures, caveats, trials, provenance, all in one file.
 
 plotly.js stands compressed inside the page; the page's policy forbids it any network.
 """
@@ -59,14 +59,14 @@ class TrialTable:
 
 
 def trial_rows(trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario]) -> list[list[str]]:
-    """The rows of all trials; a scenario tells what limits a trial of it."""
+    """Return the table rows of all trials; the scenario tells what limits a trial of it."""
     return [_row(trial, scenario_of(trial)) for trial in trials]
 
 
 def table_of_single_trials(
     trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario], heading_of: Callable[[Trial], str]
 ) -> TrialTable:
-    """With a detail for each trial, in their order."""
+    """Return a table with a fold-out detail for each trial, in their order."""
     details = [
         (f"Trial {trial.number}: {heading_of(trial)}", trial.configuration, [at])
         for at, trial in enumerate(trials)
@@ -129,7 +129,7 @@ class Report:
 
     @property
     def not_shown(self) -> list[tuple[str, list[str]]]:
-        """Why sections are missing, and which: each reason once."""
+        """List the reasons for missing sections, each once, with the sections' names."""
         titles: dict[str, list[str]] = {}
         for section in self.sections:
             if section.missing:
@@ -138,7 +138,7 @@ class Report:
 
 
 def write_page(document: Report, path: Path) -> Path:
-    """Write the page as one file.
+    """Write a page as one HTML file.
 
     Raises:
         ArchiveError: the file cannot be written.
@@ -151,7 +151,7 @@ _BEFORE_UNIT: Final = re.compile(r"(?<=[\d\]]) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|p
 
 
 def render(document: Report) -> str:
-    """The template, filled; whatever comes from a scenario or a server is escaped by it."""
+    """Fill the template; text from a scenario or a server is escaped by it."""
     import jinja2
     from markupsafe import Markup
 
@@ -176,7 +176,7 @@ def render(document: Report) -> str:
 
 
 def traffic_text(scenario: Scenario) -> str:
-    """Whether requests come at a rate or from clients that wait for their answers."""
+    """Say whether requests come at a rate or from clients that wait for their answers."""
     clients = scenario.load.concurrency
     if scenario.load.open_loop or clients is None:
         return f"{scenario.load.arrivals} arrivals"
@@ -184,18 +184,18 @@ def traffic_text(scenario: Scenario) -> str:
 
 
 def slo_words(scenario: Scenario) -> list[str]:
-    """Every limit, where it is one model's: each of several has its own."""
+    """List the limits of one model's SLO in words; none for several models, each of which has its own."""
     return [] if scenario.target.models else [slo_text(scenario)]
 
 
 def slo_text(scenario: Scenario) -> str:
-    """Every limit, or that there is none."""
+    """Write every limit as one text, or that there is none."""
     limits = [limit_words(name, limit) for name, limit in scenario.limits.items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
 
 
 def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, str, str]]:
-    """Each caveat once: whom it concerns, its text and advice."""
+    """Return each caveat once, with the names that it concerns."""
     concerned: dict[str, tuple[Coded, list[str]]] = {}
     for name, caveats in by_name.items():
         for caveat in caveats:
@@ -213,12 +213,12 @@ def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, 
 
 
 def provenance_rows(run: Run, scenario: Scenario) -> list[tuple[str, str]]:
-    """Run, machine, versions, seed; nested names joined by points."""
+    """Return rows of run, machine, versions and seed; nested names are joined by points."""
     return [("run", run.path.name), ("scenario", scenario.name), *flat_rows(provenance_of(run))]
 
 
 def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every value with its name, a nested one behind the name of what holds it; what is None is left out."""
+    """Return every value with its name, a nested one's behind the name of what holds it; None is left out."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_rows(value, f"{prefix}{name}.")
@@ -230,7 +230,7 @@ def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def unbroken(text: str) -> str:
-    """With a space before each unit at which no line breaks."""
+    """Return the text with a no-break space before each unit."""
     return _BEFORE_UNIT.sub("\u00a0", text)
 
 

@@ -64,7 +64,7 @@ class PlottedRun:
         return self.trial.measurement
 
     def samples(self) -> Samples | None:
-        """Every request of it; None where they were not kept."""
+        """Every request of the run; None where they were not kept."""
         try:
             return self.run.requests(self.trial.number)
         except ArchiveError:
@@ -78,7 +78,7 @@ def is_emulated(trials: Sequence[Trial]) -> bool:
 
 
 def provenance_of(run: Run) -> Mapping[str, Any]:
-    """On what it ran; empty where nobody kept it."""
+    """Read a run's provenance; empty where it has none."""
     try:
         return run.provenance()
     except ArchiveError:
@@ -183,17 +183,17 @@ def section(
 
 
 def safe(text: object) -> str:
-    """A text for plotly, which reads tags in what it shows."""
+    """Escape a text for plotly, which reads tags in what it shows."""
     return html.escape(str(text))
 
 
 def label(configuration: Configuration) -> str:
-    """A configuration in a few words."""
+    """Describe a configuration in a few words."""
     return short_label(configuration.label())
 
 
 def finite(value: float | None, scale: float = 1.0) -> float | None:
-    """Scaled to three or so digits, for JSON; None for what is no number."""
+    """Scale a number and round it to about three digits for JSON; None for what is no number."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value * scale:.6g}")
@@ -283,7 +283,7 @@ def _along(across: str, values: Sequence[object], look: Mapping[str, object]) ->
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its unit in the title."""
+    """Make an axis with its unit in the title."""
     return {"title": {"text": title, "standoff": 12}, "automargin": True, **more}
 
 
@@ -293,13 +293,14 @@ def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, An
 
 
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
-    """A logarithmic axis; `span`, for the page's marks, is how many times its ends are apart."""
+    """Make a logarithmic axis; `span`, for the page's marks, is the ratio of its ends."""
     known = [value for value in values if value is not None and value > 0.0]
     return axis(title, type="log", span=max(known) / min(known) if known else 10.0)
 
 
 def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
-    """Logarithmic where the values lie more than WIDE times apart, else from zero."""
+    """Make an axis that is logarithmic where the largest value is more than WIDE times the least, else begins at
+    zero."""
     known = [value for value in values if value is not None and value > 0.0]
     if known and max(known) > WIDE * min(known):
         return log_axis(title, known)
@@ -307,7 +308,8 @@ def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = "") -> dict[str, Any]:
-    """The layout with the SLO's line across its panel; an annotation on a logarithmic axis stands at the exponent."""
+    """Return the layout with the SLO's line across its panel; an annotation on a logarithmic axis stands at the
+    exponent."""
     log = layout[f"yaxis{panel}"].get("type") == "log"
     note = {
         "xref": f"x{panel} domain",
@@ -342,7 +344,7 @@ def _dashed(of: str, value: float, panel: str, colour: str, width: float) -> dic
 def limited(
     slo: SloSpec, layout: dict[str, Any], *, quantiles: Sequence[str] = ("p95",), panel: str = ""
 ) -> dict[str, Any]:
-    """The layout with a line at each limit that the SLO sets for one of these quantiles."""
+    """Return the layout with a line at each limit that the SLO sets for one of these quantiles."""
     for name, limit_s in slo.limits().items():
         if name in quantiles:
             layout = with_limit(
@@ -383,12 +385,12 @@ def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, *
 
 
 def legend_above(height_px: int) -> dict[str, float]:
-    """Where the legend stands clear of the titles of panels, in a figure so high; also on paper, where it is less."""
+    """Place the legend above the panels, clear of their titles, in a figure so high."""
     return {"y": 1.0 + 28.0 / max(height_px - 120, 50)}
 
 
 def panel_title(text: str, panel: str = "") -> dict[str, Any]:
-    """An annotation at the upper left of a panel."""
+    """Make an annotation at the upper left of a panel."""
     return {
         "xref": f"x{panel} domain",
         "yref": f"y{panel} domain",

@@ -1,4 +1,4 @@
-"""Where does the time go: how long do requests take, when, and in what; and how does that grow with the load?"""
+"""Figures of where the time goes: how long requests take, when, and in what; and how that grows with the load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GAP_PX: Final = 96
 
 
 def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
-    """How many rows the batches hold, as shares of all batches; beside it why they closed."""
+    """Draw how many rows the batches hold, as shares of all batches, and beside it why they closed."""
     # The names of more bars than that stand askew on a phone.
     # Of bars side by side; more are summed up between powers of two.
     most_sizes = 20
@@ -178,7 +178,7 @@ _PARTS: Final = (
 
 
 def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
-    """Latency by the share of requests that are faster; `which` says which run stands for a name."""
+    """Draw latency by the share of requests that are faster; `which` says which run stands for a name."""
     data: list[Trace] = []
     kept = True
     for curve in shown:
@@ -229,7 +229,7 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
 
 
 def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
-    """Median and p95 of the requests that were due in each part of the run."""
+    """Draw median and p95 of the requests that were due in each part of the run."""
     data: list[Trace] = []
     for curve in shown:
         samples, name = curve.samples(), drawing.safe(curve.name)
@@ -257,7 +257,7 @@ def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Sectio
 
 
 def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
-    """Mean latency in its parts, by the server's own account."""
+    """Draw the mean latency in its parts, by the server's own account."""
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
     known = {name: parts for name, parts in parts_s.items() if parts is not None}

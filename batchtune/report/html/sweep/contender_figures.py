@@ -64,7 +64,7 @@ class SweepResults:
 
     @cached_property
     def roles(self) -> dict[str, Recommendation | Compared]:
-        """The configurations to compare, by name, the recommended one or the nearest first."""
+        """Configurations to compare, by name, the recommended one or the nearest first."""
         if self.chosen is None:
             named = {
                 labels("references")[other.name]: other
@@ -77,14 +77,14 @@ class SweepResults:
 
     @cached_property
     def contenders(self) -> list[Recommendation | Compared]:
-        """All that was tried, in the order of the table."""
+        """All configurations that were tried, in the order of the table."""
         if self.chosen is None:
             return list(self.tried)
         return [*self.roles.values(), *self.chosen.contenders]
 
     @cached_property
     def names(self) -> dict[Configuration, str]:
-        """The roles by their configurations."""
+        """Names of the compared configurations, by configuration."""
         return {contender.configuration: name for name, contender in self.roles.items()}
 
     def look(self, configuration: Configuration) -> LineStyle:
@@ -92,20 +92,21 @@ class SweepResults:
 
     @cached_property
     def runs(self) -> list[tuple[Trial, JudgedRun]]:
-        """Every load under the SLO's eyes, with its trial; of several models each load of all of them."""
+        """Every load that the SLO judges, with its trial; of several models each load of all of them."""
         by_number = {trial.number: trial for trial in self.trials if not trial.request.models}
         judged = runs_of(by_number.values(), self.scenario.slo, self.scenario)
         return [(by_number[run.trial], run) for run in judged]
 
     def latency(self, quantile: str = "p95") -> Merit:
-        """A latency as it is plotted, of several models how much of the tightest limit is used."""
+        """Return how a latency quantile is plotted (title and unit); of several models as the share of the tightest
+        limit that is used."""
         if self.scenario.target.models:
             return drawing.MERITS["room"]
         return replace(drawing.MERITS["latency"], title=f"{quantile}, ms")
 
     @property
     def merit(self) -> Merit:
-        """What is best to have more of, or of a latency less."""
+        """How the objective's figure is plotted: more is better, or of a latency less."""
         return (
             self.latency()
             if self.scenario.objective == "latency"
@@ -113,7 +114,7 @@ class SweepResults:
         )
 
     def latency_of(self, latency_s: Mapping[str, float], quantile: str = "p95") -> float:
-        """NaN: not known."""
+        """Return the latency to plot, in seconds, of several models the share of the tightest limit; NaN: not known."""
         # Where a run of several models is drawn that used more of the tightest limit: how much more
         # tells nothing.
         share_max = 10.0
@@ -122,7 +123,7 @@ class SweepResults:
         return latency_s.get(quantile, math.nan)
 
     def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
-        """Its merit: a capacity from the rate held to that missed."""
+        """Return a configuration's merit as an estimate; a capacity reaches from the rate held to that missed."""
         if self.scenario.objective == "latency" and self.scenario.target.models:
             return tightest(contender.latency_s, self.scenario.limits)
         if self.scenario.objective == "latency":
@@ -135,14 +136,15 @@ class SweepResults:
         return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
 
     def limited(self, layout: dict[str, Any], quantile: str = "p95") -> dict[str, Any]:
-        """The layout with a line at each limit of the latency as it is plotted."""
+        """Return the layout with a line at each limit of the latency as it is plotted."""
         if self.scenario.target.models:
             return drawing.with_limit(layout, 1.0, "the limit")
         return drawing.limited(self.scenario.slo, layout, quantiles=(quantile,))
 
     @property
     def shown(self) -> list[PlottedRun]:
-        """The latest run of each role; of several models each one's of the latest run of what is recommended."""
+        """Return the latest run of each compared configuration; of several models each one's of the latest run of
+        what is recommended."""
         by_number = {trial.number: trial for trial in self.trials}
         if self.chosen is not None and self.chosen.models:
             parts = by_number[self.chosen.behind[-1]].parts
@@ -159,7 +161,7 @@ class SweepResults:
 
 
 def sweep_results_of(run: Run) -> SweepResults:
-    """Read a sweep.
+    """Read the results of a sweep from its run.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -189,7 +191,7 @@ def sweep_results_of(run: Run) -> SweepResults:
 
 
 def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
-    """All that was tried and keeps the SLO, with its merit."""
+    """Return the configurations that keep the SLO, with their merit."""
     for contender in account.contenders:
         merit = account.merit_of(contender)
         if merit is not None and (
@@ -199,7 +201,7 @@ def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, 
 
 
 def contenders(account: SweepResults) -> Section:
-    """The table of all contenders."""
+    """Return the table of all configurations that were tried."""
     chosen, objective = account.chosen, account.scenario.objective
     if not account.contenders:
         return drawing.section("contenders", None)
@@ -209,7 +211,8 @@ def contenders(account: SweepResults) -> Section:
 
 
 def brackets(account: SweepResults) -> Section:
-    """From the rate held to the rate missed; of a fixed load the range of the runs."""
+    """Draw for each configuration the span from the rate held to the rate missed; of a fixed load the range of the
+    runs."""
     # The best of them; the table has all.
     bars_most = 40
     merit = account.merit
@@ -260,7 +263,7 @@ def _hover(contender: Recommendation | Compared, account: SweepResults) -> str:
 
 
 def pareto(account: SweepResults) -> Section:
-    """Throughput against p95 under the scenario's own load, a point a configuration."""
+    """Draw throughput against p95 under the scenario's own load, a point a configuration."""
     kept = {contender.configuration for contender, _ in keeping(account)}
     data: list[Trace] = []
     known = []
@@ -304,7 +307,7 @@ def pareto(account: SweepResults) -> Section:
 
 
 def rates(account: SweepResults, quantile: str = "p95") -> Section:
-    """A quantile against the rate offered: every run at a rate, filled where it held the SLO."""
+    """Draw a quantile against the rate offered: every run at a rate, filled where it held the SLO."""
     shown = account.latency(quantile)
     tried = [
         (trial, run)
@@ -345,7 +348,7 @@ def rates(account: SweepResults, quantile: str = "p95") -> Section:
 
 
 def history(account: SweepResults) -> Section:
-    """The runs in the order in which they were made."""
+    """Draw the runs in the order in which they were made."""
     capacity = account.scenario.objective == "capacity"
     merit = account.merit
     timed = all(trial.elapsed_s is not None for trial, _ in account.runs)
@@ -398,7 +401,7 @@ def _run_text(trial: Trial, run: JudgedRun) -> str:
 
 
 def told(contender: Recommendation | Compared, account: SweepResults) -> str:
-    """What a configuration gave, in the words of the table."""
+    """Describe what a configuration gave, in the words of the table."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
         held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"

@@ -29,7 +29,7 @@ Measured = list[tuple[Configuration, Estimate]]
 
 
 def heat_map(account: SweepResults) -> Section:
-    """The two knobs of which most values were tried; each cell the best over the other knobs."""
+    """Draw the two knobs with the most values tried; each cell is the best over the other knobs."""
     measured = _measured(account)
     missed = [
         contender.configuration
@@ -113,7 +113,7 @@ def _crosses(
 
 
 def slices(account: SweepResults) -> Section:
-    """For each knob those configurations that differ from the recommended one in it alone."""
+    """Draw for each knob the configurations that differ from the recommended one in it alone."""
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return drawing.section("knobs", None, variant="unbatched")
@@ -207,7 +207,7 @@ _FEW: Final = 3
 
 
 def service_time(account: SweepResults) -> Section:
-    """τ(b): how long a batch of b rows takes; beside it b rows one by one."""
+    """Draw τ(b), how long a batch of b rows takes, and beside it b rows executed one by one."""
     curves = _times_by_threads(account)
     data = _read(account)
     if not curves and not data:
@@ -288,7 +288,7 @@ def _read(account: SweepResults) -> list[Trace]:
 
 
 def answers_of(account: SweepResults) -> tuple[Fact, ...]:
-    """The four."""
+    """Return the four answers at the head of the page."""
     chosen = account.chosen
     if chosen is None:
         return _nothing(account)
@@ -351,7 +351,8 @@ def _sure(chosen: Recommendation) -> Fact:
 
 
 def notes_of(chosen: Recommendation) -> Iterator[str]:
-    """What else a reader should know: why, how the rule and the guide fared, and what weakens it."""
+    """Write what else a reader should know: the reason, the results of the rule and the guide, and what weakens the
+    answer."""
     yield words.why_sentence(chosen)
     yield from words.model_sentences(chosen)
     yield from words.named_sentences(chosen)
@@ -362,7 +363,8 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
 def sweep_document(
     account: SweepResults, *, deployment: str | None = None, step: str | None = None
 ) -> Report:
-    """The page; `deployment` is the command that serves what is recommended, `step` what would establish it."""
+    """Make the page of a sweep; `deployment` is the command that serves what is recommended, `step` what would
+    establish it."""
     chosen = account.chosen
     return Report(
         title=account.scenario.name,

@@ -25,6 +25,7 @@ WORDS_FOR_NOTHING = {"one", "found", "seen", "told", "each"}
 NAMED_AFTER_NOTHING = {"scenario": 1}  # target.found, a key that runs have kept
 """How many variables of a room are still called so: a number that only falls."""
 
+
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 

@@ -105,7 +105,8 @@ def attachable(address: Address) -> dict[str, Any] | None:
     if "enable_batching" not in _document(address.endpoint(), TUNING_PATH):
         return None
     change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in _TUNED}
-    request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}"}
+    off = {"enable_batching": False}
+    request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}", "off": off}
     return {
         "kind": "http",
         "url": address.rest_url,

@@ -79,6 +79,8 @@ class Settings:
         places: list[tuple[Any, Mapping[str, Any]]] = []
         request, file = self._spec.request, self._spec.file
         if request is not None and request.read is not None:
+            if request.off is not None and self._part() == request.off:
+                return {"enable_batching": False}
             places.append((self._part(), request.change))
         if file is not None and self._file_before is not None and file.text is None:
             places.append((_json(self._file_before, file.path), file.change))
@@ -135,10 +137,10 @@ class Settings:
             return
         self._look()
         self._changed = True
-        values = self._values(configuration)
-        self._send(
-            self._spec.request, {**values, CHANGED: _changed(self._part(), self._spec.request, values)}
-        )
+        request, values = self._spec.request, self._values(configuration)
+        is_off = configuration.batching is None and request.off is not None
+        changed = request.off if is_off else _changed(self._part(), request, values)
+        self._send(request, {**values, CHANGED: changed})
 
     def put_back(self) -> bool:
         """Put back the file and the document that were there. Returns False where nothing was changed.

@@ -36,6 +36,7 @@ from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.address import answering_at, is_address
 from batchtune.target.choice import target_of
 from batchtune.target.model_files import located_model, resolve_model
+from batchtune.tune.search.contenders import one_by_one, reference_configurations
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.load.tiny_onnx import lookup, product
@@ -366,6 +367,29 @@ def test_a_sweep_of_a_running_server_attaches_where_it_takes_parameters(
         assert (
             httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json() == before
         )
+
+
+def test_a_running_server_that_batches_nothing_is_what_runs_now(emulated: Path, tmp_path: Path) -> None:
+    """No batching is told to it as what it is, and is what it has again at the end."""
+    base_path = tmp_path / "base"
+    base_path.mkdir()
+    (base_path / "1").symlink_to(emulated)
+    with ServerProcess(base_path, "--enable_tuning_api") as server:
+        url = f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters"
+        address = f"127.0.0.1:{server.rest_port}/m"
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        asked = read_scenario(subject.scenario)
+        with target_of(asked) as target:
+            present = target.attach()
+            spec = asked.target.model_copy(update={"present": present})
+            named = reference_configurations(asked.model_copy(update={"target": spec}))
+            assert named["present"] == named["no_batching"] == one_by_one(asked)
+            target.apply(asked.configuration({"max_batch_size": 3, "num_batch_threads": 1}))
+            assert httpx.get(url).json()["max_batch_size"] == 3
+            target.apply(named["no_batching"])
+            assert httpx.get(url).json() == {"enable_batching": False}
+            target.apply(asked.configuration({"max_batch_size": 4, "num_batch_threads": 1}))
+        assert httpx.get(url).json() == {"enable_batching": False}
 
 
 def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_path: Path) -> None:

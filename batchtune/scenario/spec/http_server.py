@@ -100,6 +100,11 @@ class RequestSetting(Spec):
         description="what is sent, {{PARAMETER}} in it replaced; {{changed}} is the changed part",
         examples=[{"applications": ["{{changed}}"]}],
     )
+    off: Any = Field(
+        default=None,
+        description="that part where the server batches nothing: sent in place of the changed one for no batching",
+        examples=[{"enable_batching": False}],
+    )
     until: UntilSpec | None = None
 
 

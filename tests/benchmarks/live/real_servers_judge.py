@@ -1,13 +1,14 @@
-"""Does a sweep of Ray Serve, BentoML, LitServe or MLServer end within 10 % of the best of a grid of twelve?
+"""Does a sweep of Ray Serve, BentoML, LitServe, MLServer or `transformers serve` end within 10 % of a grid's best?
 
     python -m tests.benchmarks.live.real_servers_judge [--servers litserve mlserver] [--slo 100ms] [--budget 90s]
-        [--seconds 2.0] [--rounds 3] [--environments FOLDER] [--file FILE.jsonl]
+        [--seconds 2.0] [--rounds 3] [--environments FOLDER] [--keep FOLDER] [--file FILE.jsonl]
 
-The app's batch takes 2 ms + 0.05 ms a row (tests/real_servers/apps). First `batchtune sweep APP --server NAME`, objective
-capacity, as a user types it. Then every configuration of the grid is loaded fresh, started or configured as the sweep does
-it: a closed loop, and open loops from a little below what that answered down to the first that held. The best three of the
-grid, no batching and what was recommended then take turns in rounds; each is worth its median. Prints the share of the
-best, and what was stated beside what held. A grid's best is the luckiest of twelve: on a noisy host it is too good.
+The app's batch takes 2 ms + 0.05 ms a row (tests/real_servers/apps); `transformers serve` has a small model of random
+weights, and the limits of its preset. First `batchtune sweep APP --server NAME`, objective capacity, as a user types it.
+Then every configuration of the grid is loaded fresh, started or configured as the sweep does it: a closed loop, and open
+loops from a little below what that answered, down to the first that held or up to the last. The best three of the grid, no batching and what
+was recommended then take turns in rounds; each is worth its median. Prints the share of the best, and what was stated
+beside what held. A grid's best is the luckiest of twelve: on a noisy host it is too good.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import can_be_off
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.tune.evidence.bracket import ANSWERED, keeps
 from batchtune.tune.loader import Loader, LoadRun
-from tests.real_servers.environments import APPS, SERVERS, path_with
+from tests.real_servers.environments import SERVERS, app_of, path_with
 
 GRIDS: Final[Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     "litserve": {"max_batch_size": (8, 16, 32, 64), "batch_timeout": (0, 0.002, 0.01)},
     "bentoml": {"max_batch_size": (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100)},
     "mlserver": {"max_batch_size": (8, 16, 32, 64), "max_batch_time": (0.001, 0.005, 0.01)},
     "ray-serve": {"max_batch_size": (8, 16, 32, 64), "batch_wait_timeout_s": (0, 0.002, 0.01)},
+    "transformers-serve": {"cb_max_batch_tokens": (64, 128, 256, 1024), "cb_num_blocks": (16, 64, 256)},
 }
 """Twelve configurations each; BentoML has no wait that one could set."""
 
 CLIENTS: Final = 96
 FIRST, STEP, LEAST = 0.96, 0.94, 0.3
-"""Open loops begin at this share of what the closed loop answered, go down by this factor, and end at this share."""
+"""Open loops begin at this share of what the closed loop answered, go down or up by this factor, and end at this share."""
 
 WARM_UP_S: Final = 1.0
 FINALISTS: Final = 3
@@ -65,21 +68,27 @@ class Judge:
         try:
             self._target.apply(configuration)
             total_s = WARM_UP_S + self._seconds
+            if self._scenario.request.protocol == "openai":  # the model is loaded at the first request
+                self._load(ClosedLoop(concurrency=8, duration_s=total_s))
             answered_rps, _ = self._load(ClosedLoop(concurrency=CLIENTS, duration_s=total_s))
-            share = FIRST
-            while share > LEAST:
-                rate_rps = share * answered_rps
-                self._seed += 1
-                load = self._scenario.load.model_copy(update={"arrivals": "poisson", "rate_rps": rate_rps})
-                arrivals = draw(load, rate_rps=rate_rps, duration_s=total_s, seed=self._seed)
-                got_rps, kept = self._load(arrivals)
-                spare = 2.0 * (rate_rps / self._seconds) ** 0.5
-                if kept and got_rps >= ANSWERED * rate_rps - spare:
-                    return rate_rps
-                share *= STEP
+            rate_rps, held_rps = FIRST * answered_rps, 0.0
+            while rate_rps > LEAST * answered_rps:
+                if self._holds(rate_rps, total_s):
+                    held_rps, rate_rps = rate_rps, rate_rps / STEP  # a loop of long answers tells too little
+                elif held_rps:
+                    break
+                else:
+                    rate_rps *= STEP
+            return held_rps
         except BatchtuneError as error:
             print(f"    {configuration.label()}: {error.message}", flush=True)
         return 0.0
+
+    def _holds(self, rate_rps: float, total_s: float) -> bool:
+        self._seed += 1
+        load = self._scenario.load.model_copy(update={"arrivals": "poisson", "rate_rps": rate_rps})
+        got_rps, kept = self._load(draw(load, rate_rps=rate_rps, duration_s=total_s, seed=self._seed))
+        return kept and got_rps >= ANSWERED * rate_rps - 2.0 * (rate_rps / self._seconds) ** 0.5
 
     def _load(self, arrivals: Arrivals) -> tuple[float, bool]:
         """Requests/s answered, and whether the limits were kept."""
@@ -91,7 +100,8 @@ class Judge:
 
 def swept(server: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """What the sweep prints as JSON."""
-    words = ["sweep", str(APPS / SERVERS[server].app), "--server", server, "--slo-p95", options.slo, "--json"]
+    limits = [] if SERVERS[server].writes_app else ["--slo-p95", options.slo]
+    words = ["sweep", app_of(server, os.environ["PATH"], folder), "--server", server, *limits, "--json"]
     command = [sys.executable, "-m", "batchtune", *words, "--budget", options.budget]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -110,7 +120,9 @@ def judged(server: str, folder: Path, options: argparse.Namespace) -> dict[str, 
         f"{server}: {chosen.label()}, {stated:.0f}/s stated, {time.monotonic() - started_s:.0f} s", flush=True
     )
     scenario = open_run(folder / answer["run"]).scenario()
-    named = {chosen.label(): chosen, "no batching": scenario.configuration({"enable_batching": False})}
+    named = {chosen.label(): chosen}
+    if can_be_off(scenario.target):
+        named["no batching"] = scenario.configuration({"enable_batching": False})
     names, values = list(GRIDS[server]), GRIDS[server].values()
     for point in product(*values):
         asked = scenario.target.in_house_words(dict(zip(names, point, strict=True)))
@@ -123,7 +135,9 @@ def judged(server: str, folder: Path, options: argparse.Namespace) -> dict[str, 
         for label, rate in grid.items():
             print(f"    {label}: {rate:.0f}/s", flush=True)
         best = sorted(grid, key=grid.__getitem__)[-FINALISTS:]
-        finalists = dict.fromkeys([chosen.label(), "no batching", *best])
+        finalists = dict.fromkeys(
+            [chosen.label(), *(["no batching"] if "no batching" in named else []), *best]
+        )
         for _ in range(options.rounds):
             for label in finalists:
                 held.setdefault(label, []).append(judge.capacity_rps(named[label]))
@@ -135,7 +149,7 @@ def judged(server: str, folder: Path, options: argparse.Namespace) -> dict[str, 
         "stated_rps": stated,
         "held_rps": ours,
         "share": ours / max(medians.values()),
-        "over_no_batching": ours / (medians["no batching"] or float("nan")),
+        "over_no_batching": ours / (medians.get("no batching") or float("nan")),
         "established": answer["established"],
         "grid": grid,
         "rounds": held,
@@ -162,6 +176,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--environments", type=Path, default=os.environ.get("BATCHTUNE_SERVERS"))
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the runs; without it they go")
     parser.add_argument("--file", type=Path, help="each result is appended here")
     options = parser.parse_args()
     shares = []
@@ -170,8 +185,8 @@ def main() -> int:
         for server in options.servers:
             os.environ["PATH"] = before
             os.environ["PATH"] = path_with(server, options.environments or Path(name))
-            folder = Path(name) / f"sweep-{server}"
-            folder.mkdir()
+            folder = (options.keep or Path(name)) / f"sweep-{server}"
+            folder.mkdir(parents=True)
             row = judged(server, folder, options)
             shares.append(row["share"])
             if options.file is not None:

@@ -68,7 +68,7 @@ def test_a_ray_serve_is_attached_to_by_the_address_of_its_dashboard(launched: Ca
         target.apply(scenario.configuration({"max_batch_size": 16, "batch_timeout_micros": 2000}))
         config = {"max_batch_size": 16, "batch_wait_timeout_s": 0.002, "further": "kept"}
         now = applications(url)
-        changed = {"name": "Model", "user_config": config, "max_ongoing_requests": 64}
+        changed = {"name": "Model", "user_config": config, "max_ongoing_requests": 1600}
         assert now["main"]["deployed_app_config"]["deployments"] == [{"name": "Ingress"}, changed]
         assert now["other"] == before["other"]
     assert applications(url) == before

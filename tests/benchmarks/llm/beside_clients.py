@@ -136,17 +136,13 @@ def guidellm(
     words += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={TOKENS}"]
     words += ["--profile", f"kind=constant,rate={rate_rps:g}"]
     words += ["--constraint", f"kind=max_duration,seconds={seconds:g}", "--output", f"kind=json,path={file}"]
-    arrived, tokens, _, cpu_s = arrivals_rps(server, lambda: cpu_of(words))
-    metrics = json.loads(file.read_text())["benchmarks"][0]["metrics"]
-    told = metrics["time_to_first_token_ms"]["successful"]["percentiles"]
-    return Seen(
-        client="guidellm",
-        asked_rps=rate_rps,
-        arrived_rps=arrived,
-        chunks=tokens,
-        cpu_s=cpu_s,
-        ttft_p50_ms=told["p50"],
-        ttft_p95_ms=told["p95"],
+    return seen_of(
+        "guidellm",
+        words,
+        server,
+        rate_rps,
+        file,
+        lambda told: told["benchmarks"][0]["metrics"]["time_to_first_token_ms"]["successful"]["percentiles"],
     )
 
 
@@ -158,10 +154,23 @@ def aiperf(
     words += ["--request-rate", f"{rate_rps:g}", "--arrival-pattern", "constant"]
     words += ["--benchmark-duration", f"{seconds:g}", "--artifact-dir", str(folder)]
     words += ["--synthetic-input-tokens-mean", str(PROMPT), "--output-tokens-mean", str(TOKENS)]
+    file = folder / "profile_export_aiperf.json"
+    return seen_of("aiperf", words, server, rate_rps, file, lambda told: told["time_to_first_token"])
+
+
+def seen_of(
+    client: str,
+    words: list[str],
+    server: Server,
+    rate_rps: float,
+    file: Path,
+    ttft_ms: Callable[[Any], dict[str, float]],
+) -> Seen:
+    """Run a client that is a program; `ttft_ms` finds p50 and p95 in the JSON that it writes to `file`."""
     arrived, tokens, _, cpu_s = arrivals_rps(server, lambda: cpu_of(words))
-    told = json.loads((folder / "profile_export_aiperf.json").read_text())["time_to_first_token"]
+    told = ttft_ms(json.loads(file.read_text()))
     return Seen(
-        client="aiperf",
+        client=client,
         asked_rps=rate_rps,
         arrived_rps=arrived,
         chunks=tokens,

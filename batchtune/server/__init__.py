@@ -1,4 +1,5 @@
-"""A drop-in for tensorflow_model_server: versions that are loaded, requests that are batched and answered.
+"""A drop-in for tensorflow_model_server: loads versions of models, batches requests and answers them.
 
-Reached only over the network. Start with `__main__.main`, `model_server.ModelServer`, `sessions.pool.SessionPool`.
+The rest of the package reaches it only over the network. Begin to read at `__main__.main`,
+`model_server.ModelServer` and `sessions.pool.SessionPool`.
 """

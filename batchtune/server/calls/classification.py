@@ -1,4 +1,4 @@
-"""Classify and Regress: what they ask of a signature, of Examples and of outputs.
+"""Classify and Regress: checks of signatures, Examples as inputs, outputs as result messages.
 
 Texts and order of checks are TensorFlow Serving's (servables/tensorflow/classifier.cc, regressor.cc, util.cc).
 """
@@ -34,8 +34,9 @@ _OUTPUTS = "outputs"
 
 
 def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can classify, and return the names of the outputs that are needed; `check_method` is
-    --enable_signature_method_name_check.
+    """Check that a signature can classify; returns the outputs to ask for: ("classes",), ("scores",) or both.
+
+    check_method: the method name must be CLASSIFY_METHOD (--enable_signature_method_name_check).
 
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot classify.
@@ -59,8 +60,13 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
 
 
 def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can regress, and return the name of the output that is needed; as
-    `classification_outputs`."""
+    """Check that a signature can regress; returns the outputs to ask for: ("outputs",).
+
+    check_method: the method name must be REGRESS_METHOD (--enable_signature_method_name_check).
+
+    Raises:
+        StatusError: INVALID_ARGUMENT when the signature cannot regress.
+    """
     if check_method and signature.method_name != REGRESS_METHOD:
         raise invalid_argument(
             f"Expected regression signature method_name to be {REGRESS_METHOD}. Was: {signature.method_name}"
@@ -76,12 +82,12 @@ def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str
 
 
 def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
-    """Turn an Input message into the one input of a signature: serialised Examples, one a row.
+    """Turn a tensorflow.serving.Input message into {"inputs": array of serialised Examples, one a row}.
 
-    A context is put before each example: concatenated messages merge.
+    The bytes of a context are put before those of each example: protobuf merges concatenated messages.
 
     Raises:
-        StatusError: INVALID_ARGUMENT when there is no example.
+        StatusError: INVALID_ARGUMENT when there is no example, RESOURCE_EXHAUSTED for too many.
     """
     context = b""
     examples = message.example_list.examples
@@ -102,7 +108,10 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
 
 
 def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
-    """Build a ClassificationResult; raises StatusError when shapes or dtypes are not a classification's."""
+    """Build a ClassificationResult of the model's "classes" and "scores", for so many examples.
+
+    Raises StatusError INVALID_ARGUMENT where their shapes or dtypes are not a classification's.
+    """
     classes, scores = outputs.get(_CLASSES), outputs.get(_SCORES)
     for name, tensor, kind, wanted in (
         (_CLASSES, classes, "O", "DT_STRING"),
@@ -138,7 +147,10 @@ def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) ->
 
 
 def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
-    """Build a RegressionResult; raises StatusError when shape or dtype are not a regression's."""
+    """Build a RegressionResult of the model's "outputs", for so many examples.
+
+    Raises StatusError INVALID_ARGUMENT where shape or dtype is not a regression's.
+    """
     tensor = outputs[_OUTPUTS]
     if tensor.ndim != 1 and not (tensor.ndim == 2 and tensor.shape[1] == 1):
         raise invalid_argument(
@@ -158,8 +170,12 @@ def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What tells Classify from Regress: `api` is TensorFlow Serving's name, `request` and `response` its messages,
-    `result_field` where a MultiInference answer has the result."""
+    """The parts in which Classify and Regress differ.
+
+    api: TensorFlow Serving's name of the call; request, response: its message classes; result_field: field of
+    a MultiInference result; outputs: `classification_outputs` or `regression_outputs`; result:
+    `classification_result` or `regression_result`.
+    """
 
     api: str
     request: Any

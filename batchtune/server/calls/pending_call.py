@@ -1,15 +1,17 @@
-"""Ends each call on a model once: with its outputs, an error, or at its deadline, whichever is first.
+"""Ends each call on a model once: with its outputs, with an error, or at its deadline, whichever is first.
 
-One way for REST and gRPC, from the moment a request is known to be sound: its deadline is watched, it is submitted
-with what else arrives in this turn of the loop, counted as TensorFlow Serving counts it, and answered once.
+REST and gRPC share this path from the moment that a request has been checked: its deadline is watched, it is
+submitted together with the other requests of this turn of the event loop, counted as TensorFlow Serving does,
+and answered once.
 
-A timer of the loop per request would cost a microsecond. Calls are put into slots of 8 ms by their deadline instead,
-and one timer looks at the slots that have passed: a call fails up to 17 ms after its deadline, never before.
+An event loop timer for each call would cost 1 µs. Instead calls are put into slots of 8 ms by their
+deadlines, and one timer ends the calls of past slots: a call fails up to 17 ms after its deadline, never
+before.
 
-A batch thread that is woken by each request in turn takes batches of one or two, and every one of them costs two
-switches of threads. So requests are submitted at the end of the loop's turn in which they were read: with 64 REST
-clients and an idle device, that is 38 → 24 µs of CPU per request. Nothing waits for anything but other sockets that
-are readable already.
+A batch thread that every request wakes takes batches of one or two rows, and each batch costs two thread
+switches. So requests are submitted together, at the end of the loop turn in which they were read: with 64
+REST clients and an idle device this takes 24 µs of CPU per request instead of 38. A request waits only for
+sockets that are readable already.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _Client = TypeVar("_Client")
 
 
 class Deadlines:
-    """Ends calls; only for the thread of one event loop. Deadlines are on CLOCK_MONOTONIC."""
+    """Ends calls at their deadlines (CLOCK_MONOTONIC); only for the thread of one event loop."""
 
     def __init__(self) -> None:
         self._slots: dict[int, set[PendingCall[Any]]] = {}
@@ -54,7 +56,7 @@ class Deadlines:
         self._ticking = False
 
     def add(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Watch a call's deadline; one more than an hour away is not watched."""
+        """Call `call.expire` up to 17 ms after its deadline; a deadline more than an hour away is ignored."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -71,7 +73,7 @@ class Deadlines:
         self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
     def discard(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Stop watching a call that has ended; no error where it is not watched."""
+        """Stop watching the deadline of a call that has ended; does nothing where it is not watched."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -93,14 +95,17 @@ class Deadlines:
 
 
 class Submitted(Protocol):
-    """A call that awaits a model's outputs; `queued` stands for it in a batching queue, and it was submitted at
-    `submitted_ns` (CLOCK_MONOTONIC)."""
+    """A call that waits for a model's outputs.
+
+    queued: its request in a batching queue, None where it is in none. submitted_ns: when it was submitted
+    (CLOCK_MONOTONIC).
+    """
 
     queued: Queued | None
     submitted_ns: int
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take the model's outputs, or its error."""
+        """Accept the model's outputs, or where they are None its error."""
         ...
 
     def fail(self, error: StatusError) -> None:
@@ -114,9 +119,10 @@ _Submit = tuple[
 
 
 class PendingCalls(Generic[_Client]):
-    """What the calls of one front end share; only for the thread of one event loop.
+    """State that the calls of one front end share; only for the thread of one event loop.
 
-    `reply` answers a client OK, `refuse` with an error; `is_gone`: nobody waits for the answer any more.
+    entrypoint: "REST" or "GRPC". reply: sends a client its answer; refuse: sends it an error; is_gone:
+    whether the client has given up its request.
     """
 
     def __init__(
@@ -145,7 +151,11 @@ class PendingCalls(Generic[_Client]):
         output_names: tuple[str, ...] | None,
         deadline_ns: int | None,
     ) -> None:
-        """Submit a call at the end of this turn of the loop; `call.done` follows or, if it is refused, `call.fail`."""
+        """Submit a call to `servable` at the end of this loop turn.
+
+        `call.done` follows, or `call.fail` if it is refused. output_names None: all outputs; deadline_ns: on
+        CLOCK_MONOTONIC, None: no deadline.
+        """
         if not self._submits:
             asyncio.get_running_loop().call_soon(self._flush)
         self._submits.append((call, servable, signature_name, inputs, output_names, deadline_ns))
@@ -164,16 +174,17 @@ class PendingCalls(Generic[_Client]):
                 call.fail(StatusError("INTERNAL", FAULT))
 
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
-        """Answer with an error a request that never became a call."""
+        """Count a request that ends with an error, and send the client the error."""
         self.counts.failed(model_name, error.code)
         self._refuse(client, error)
 
 
 class PendingCall(Generic[_Client]):
-    """A call that waits for a model; `encode` makes its answer of the outputs.
+    """A call that waits for a model's outputs.
 
-    `started_ns` and `deadline_ns` (None: none) are on CLOCK_MONOTONIC; `examples` are those of a Classify or Regress
-    request, 0: it carries none. `submitted_ns` is when its turn of the loop ended.
+    started_ns: when the request arrived; deadline_ns: when the call fails, None: never; both on
+    CLOCK_MONOTONIC. encode: turns the outputs into the answer's bytes; may raise StatusError. examples:
+    number of Examples of a Classify, Regress or MultiInference request; 0: it has none.
     """
 
     __slots__ = (
@@ -218,11 +229,11 @@ class PendingCall(Generic[_Client]):
         inputs: dict[str, NDArray[Any]],
         output_names: tuple[str, ...] | None,
     ) -> None:
-        """Submit the call at the end of this turn of the loop; the answer follows."""
+        """Submit the call at the end of this loop turn; the client is answered later. output_names None: all."""
         self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Answer with the model's outputs or error, unless the call has ended before."""
+        """Answer the client with the model's outputs or error, unless the call has ended before."""
         if self.ended:
             self.queued = None
             return
@@ -252,8 +263,10 @@ class PendingCall(Generic[_Client]):
             self._calls.refuse(self._client, self._times.model_name, error)
 
     def expire(self) -> None:
-        """End the call because its deadline has passed; as in TensorFlow Serving the error tells whether it still
-        waited in its queue."""
+        """End the call because its deadline has passed, with TensorFlow Serving's two errors.
+
+        RESOURCE_EXHAUSTED where its request still waits in a batching queue, else DEADLINE_EXCEEDED.
+        """
         if self.queued is not None and not self.queued.taken:
             self.fail(StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE))
         else:
@@ -267,8 +280,10 @@ class PendingCall(Generic[_Client]):
 
 
 def check_predict_method(signature: Signature) -> None:
-    """Check the signature's method name, as --enable_signature_method_name_check asks of a Predict call; raises
-    StatusError INTERNAL."""
+    """Check that Predict may call a signature, by its method name (--enable_signature_method_name_check).
+
+    Raises StatusError INTERNAL where the name is none of PREDICT_METHODS.
+    """
     if signature.method_name not in PREDICT_METHODS:
         raise StatusError(
             "INTERNAL",
@@ -279,8 +294,10 @@ def check_predict_method(signature: Signature) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
-    """Where calls of one kind on one model leave their micros: `runtime` from submit to outputs, whatever becomes of
-    them, and `request` from arrival to an answer that is OK. Looked up once, for a look-up costs as much as the rest.
+    """The two histograms, in microseconds, to which calls of one API on one model add their times.
+
+    runtime: from submission to the outputs, of every call that has outputs; request: from arrival to the
+    answer, of calls that succeed. Callers keep the object: to look it up costs as much as to add a time.
     """
 
     model_name: str
@@ -289,8 +306,10 @@ class ModelTimes:
 
 
 class RequestCounts:
-    """Counts the requests of one front end; `entrypoint` is TF Serving's "REST" or "GRPC", `configured` gives the
-    names of the models."""
+    """Counts the requests of one front end.
+
+    entrypoint: "REST" or "GRPC", as in TF Serving's metrics; configured: returns the names of the models.
+    """
 
     def __init__(self, metrics: Metrics, entrypoint: str, configured: Callable[[], Sequence[str]]) -> None:
         self._metrics = metrics
@@ -300,9 +319,10 @@ class RequestCounts:
         self._unknown_names = 0  # of them, those that no model had
 
     def times(self, model_name: str, api: str) -> ModelTimes:
-        """Return where calls of one API, such as Predict, on a served model record their times.
+        """Return the histograms for calls of one API, such as "Predict", on a served model.
 
-        request_latency spells it in lower case for REST, runtime_latency does not (predict_util.cc, classifier.cc).
+        As in TF Serving (predict_util.cc, classifier.cc) request_latency has the API's name in lower case for
+        REST, runtime_latency never.
         """
         request_api = api.lower() if self._entrypoint == "REST" else api
         return ModelTimes(
@@ -312,14 +332,14 @@ class RequestCounts:
         )
 
     def answered(self, model_name: str) -> None:
-        """Count a request that was answered OK by no model, such as one for its status."""
+        """Count a successful request that ran no model, such as one for a model's status."""
         self._metrics.request_count(model_name, "OK")
 
     def failed(self, model_name: str, code: str) -> None:
-        """Count a request that ended with an error.
+        """Count a request that ended with an error; code: gRPC's name.
 
-        Of names that no model has, only the first 256, cut to 256 characters, are told apart: a client may invent any
-        number, of any length.
+        A client may invent any number of model names, of any length: the first 256 unknown names are counted
+        separately, cut to 256 characters, all others under "".
         """
         names_max = 256
         name_characters_max = 256
@@ -331,7 +351,7 @@ class RequestCounts:
         self._metrics.request_count(model_name, code)
 
     def examples(self, model_name: str, count: int) -> None:
-        """Count the examples of one request for which the model gave outputs."""
+        """Count the Examples of one request for which the model has returned outputs."""
         self._metrics.example_count(model_name, count)
 
 
@@ -342,7 +362,7 @@ class LoopPort:
         self._call_soon = loop.call_soon_threadsafe
 
     def deliver(self, completions: list[Completion]) -> None:
-        """Have the loop call each completion; one wake-up of the loop for all of them."""
+        """Have the loop call `done(outputs, error)` of each completion; wakes the loop once for all of them."""
         self._call_soon(_complete, completions)
 
     def run_soon(self, function: Callable[[], None]) -> None:

@@ -26,8 +26,10 @@ class QueueOptions:
 
     max_batch_size: most rows of one task, and of a batch unless splitting is on.
     batch_timeout_micros: from the first task of the open batch; 0 means as soon as a thread is free.
-    max_enqueued_batches: waiting batches, the open one included; 0 is taken as 1 where splitting is off.
+    max_enqueued_batches: most batches that wait for a thread, the open batch included; 0 is taken as 1
+    (with splitting it breaks a rule).
     max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); else ignored.
+    allowed_batch_sizes: rows, ascending, to which a batch is padded before it runs; (): no padding.
     """
 
     max_batch_size: int = 1000
@@ -39,16 +41,17 @@ class QueueOptions:
 
     @property
     def batch_size_limit(self) -> int:
-        """Most rows of an executed batch."""
+        """Most rows of a batch: with splitting max_execution_batch_size, where set, else max_batch_size."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
 
     def validate(self, *, sizes: bool = False) -> None:
-        """Raise INVALID_ARGUMENT with the texts of `SharedBatchScheduler::AddQueue`.
+        """Check the options against the rules of `SharedBatchScheduler::AddQueue`, in its words.
 
-        With `sizes` also unless the allowed sizes increase up to max_batch_size, splitting or not, as
-        `WrapSessionForBatching` of the model server asks.
+        `sizes`: check also that allowed_batch_sizes ascend and end at max_batch_size, as
+        `WrapSessionForBatching` of TF Serving does, with splitting and without. Raises StatusError
+        INVALID_ARGUMENT for a broken rule.
         """
         parameters = BatchingParameters(
             max_batch_size=self.max_batch_size,
@@ -65,9 +68,10 @@ class QueueOptions:
 
 
 def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
-    """Compute the rows of each part of a task: fill the open batch, then full batches, then the rest.
+    """Return the rows of each part of a task of `size` rows: the open batch's part, full batches, the rest.
 
-    Source: `InputSplitMetadata`.
+    open_slot: rows that the open batch still takes; limit: rows of a full batch. Source: TensorFlow's
+    `InputSplitMetadata`.
     """
     sizes = [min(size, open_slot)] if open_slot > 0 else []
     rest = size - sum(sizes)
@@ -78,7 +82,10 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
 
 
 def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
-    """The rows that a batch of `rows` runs with: the first allowed size that holds them, else `rows` itself."""
+    """Return the rows to which a batch is padded: the first of the ascending `allowed_sizes` that holds it.
+
+    Returns `rows` where no allowed size is large enough.
+    """
     return next((size for size in allowed_sizes if size >= rows), rows)
 
 
@@ -86,14 +93,14 @@ CloseReason = Literal["full", "timeout", "no_room", "closed"]
 
 
 class Task(Protocol):
-    """What is scheduled; whole unless `enable_large_batch_splitting` is on."""
+    """A unit of work that a queue takes, such as one request; only a queue with splitting on divides it."""
 
     @property
     def size(self) -> int:
-        """Rows."""
+        """Number of rows."""
 
     def split(self, sizes: Sequence[int]) -> Sequence[Any]:
-        """Return tasks of these sizes, in order, that together stand for this one; only called when splitting is on."""
+        """Return new tasks of these sizes (rows) in place of this task; called only when splitting is on."""
 
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -102,8 +109,9 @@ TaskT = TypeVar("TaskT", bound=Task)
 class Batch(Generic[TaskT]):
     """Tasks that run together.
 
-    size: rows. enqueued_micros: when each task was scheduled, parallel to `tasks`. opened_micros: from when the
-    timeout counts. close_reason: valid once the batch is handed out.
+    size: rows of all tasks. enqueued_micros: when each task was scheduled, in the order of `tasks`.
+    opened_micros: when the first task was scheduled; the batch timeout counts from then. close_reason: why
+    the batch takes no more tasks; valid once a thread has the batch. Times are on the scheduler's clock.
     """
 
     __slots__ = ("announced", "close_reason", "enqueued_micros", "opened_micros", "size", "tasks")
@@ -125,7 +133,11 @@ class Batch(Generic[TaskT]):
 
 
 class BatchQueue(Generic[TaskT]):
-    """One queue of a scheduler; made by `SharedBatchScheduler.add_queue`, safe to use from any thread."""
+    """One queue of a scheduler; made by `SharedBatchScheduler.add_queue`; any thread may call it.
+
+    process_batch: runs a batch, on a batch thread. on_gone: called once, with the lock held, when the queue
+    is closed and empty.
+    """
 
     def __init__(
         self,
@@ -157,19 +169,19 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def num_enqueued_tasks(self) -> int:
-        """Tasks that no thread has taken, each part of a split one."""
+        """Number of tasks that no thread has taken; each part of a split task counts."""
         with self._lock:
             return sum(len(batch.tasks) for batch in (*self._waiting, self._open))
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows that still fit into the queue, in tasks of any size where splitting is on."""
+        """Number of rows that still fit into the queue; without splitting a task must fit into one batch."""
         with self._lock:
             return self._capacity()
 
     @property
     def num_enqueued_batches(self) -> int:
-        """Waiting batches that hold a task."""
+        """Number of batches with tasks that wait for a thread, the open batch included."""
         with self._lock:
             return len(self._waiting) + bool(self._open.tasks)
 
@@ -209,19 +221,22 @@ class BatchQueue(Generic[TaskT]):
                 self._enqueue(task, size, self._now_micros())
 
     def close(self) -> None:
-        """Refuse new tasks, run at once what waits, and return when all of it has been processed."""
+        """Refuse new tasks, run the waiting ones at once, and return when all have been processed."""
         self.begin_close()
         self._gone.wait()
 
     def begin_close(self) -> None:
-        """Refuse new tasks and run at once what waits, without waiting for the end."""
+        """Refuse new tasks and have the waiting ones run at once; returns without waiting for them."""
         with self._lock:
             self._closed = True
             self._threads.wake_all()
             self._leave_if_done()
 
     def take(self, now_micros: int) -> Batch[TaskT] | None:
-        """Take the oldest batch if it may run now, else None; called by the pool, with the lock held."""
+        """Remove and return the oldest batch if it is full, timed out or closed, else None.
+
+        Called by the scheduler, with the lock held.
+        """
         if self._waiting:
             self._running += 1
             return self._waiting.popleft()
@@ -234,12 +249,12 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def due_micros(self) -> int:
-        """When the open batch times out; NEVER_MICROS while it is empty. With the lock held."""
+        """Instant at which the open batch times out, NEVER_MICROS while it is empty; needs the lock held."""
         return self._open.opened_micros + self._timeout_micros if self._open.tasks else NEVER_MICROS
 
     @property
     def pending(self) -> bool:
-        """Whether any task waits; with the lock held."""
+        """Whether a task waits for a thread; needs the lock held."""
         return bool(self._waiting or self._open.tasks)
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
@@ -304,7 +319,8 @@ class BatchQueue(Generic[TaskT]):
 class SharedBatchScheduler:
     """A pool of batch threads that serves its queues in turn, one batch per queue per round.
 
-    Raises StatusError INVALID_ARGUMENT for less than one thread.
+    num_batch_threads None: TF Serving's default, one per CPU. Raises StatusError INVALID_ARGUMENT for fewer
+    than one thread or more than THREADS_MAX.
     """
 
     def __init__(
@@ -343,7 +359,7 @@ class SharedBatchScheduler:
         return queue
 
     def close(self) -> None:
-        """Close every queue, wait until all that was queued is processed, end the threads."""
+        """Close every queue, wait until every queued task is processed, end the threads."""
         with self._threads.lock:
             queues = list(self._queues)
         for queue in queues:
@@ -353,7 +369,11 @@ class SharedBatchScheduler:
         self._threads.stop()
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
-        """Return the next batch and its queue, or None and when to ask again; called by the pool."""
+        """Return ((queue, batch), NEVER_MICROS) for a batch to run now, else (None, instant to ask again).
+
+        The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, with the lock
+        held.
+        """
         due_micros = NEVER_MICROS
         for _ in range(len(self._queues)):
             queue = self._queues[self._next]
@@ -365,7 +385,7 @@ class SharedBatchScheduler:
         return None, due_micros
 
     def pending(self) -> bool:
-        """Whether any task waits; called by the pool."""
+        """Whether a task waits in any queue; called by the batch threads, with the lock held."""
         return any(queue.pending for queue in self._queues)
 
     def _forget(self, queue: BatchQueue[Any]) -> None:
@@ -378,9 +398,10 @@ class SharedBatchScheduler:
 
 
 class BasicBatchScheduler(Generic[TaskT]):
-    """One queue with threads of its own; `options` are those of QueueOptions, by name.
+    """One queue with threads of its own; `options` are the fields of QueueOptions.
 
-    Raises StatusError INVALID_ARGUMENT for options that break a rule.
+    Raises StatusError INVALID_ARGUMENT for options that break a rule, TypeError for a name that QueueOptions
+    lacks.
     """
 
     def __init__(
@@ -401,12 +422,12 @@ class BasicBatchScheduler(Generic[TaskT]):
 
     @property
     def num_enqueued_tasks(self) -> int:
-        """Tasks that no thread has taken."""
+        """Number of tasks that no thread has taken."""
         return self._queue.num_enqueued_tasks
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows that still fit into the queue."""
+        """Number of rows that still fit into the queue."""
         return self._queue.scheduling_capacity
 
     def schedule(self, task: TaskT) -> None:
@@ -414,5 +435,5 @@ class BasicBatchScheduler(Generic[TaskT]):
         self._queue.schedule(task)
 
     def close(self) -> None:
-        """Runs what waits, and ends the threads."""
+        """Run the waiting tasks at once, then end the threads."""
         self._shared.close()

@@ -22,7 +22,10 @@ from batchtune.wire.status import StatusError
 
 
 def lower_timer_slack() -> None:
-    """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2); Linux only)."""
+    """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2)).
+
+    Does nothing where the system is not Linux.
+    """
     pr_set_timerslack = 29
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
@@ -33,7 +36,7 @@ class Parker(Protocol):
         """Sleep until `unpark()` or until the clock shows `until_micros` (None: no limit); may return early."""
 
     def unpark(self) -> None:
-        """Let the owner's present `park`, or else its next one, return."""
+        """End the owner's present `park`; where it is not parked, its next `park` returns at once."""
 
 
 class Clock(Protocol):
@@ -41,14 +44,16 @@ class Clock(Protocol):
         """Microseconds since an arbitrary origin; never goes back."""
 
     def parker(self) -> Parker:
-        """Make a parker whose instants are this clock's."""
+        """Make a parker that reads its instants from this clock."""
 
     def watch(self, settled: Callable[[], bool]) -> None:
-        """Register a function by which a clock that is moved by hand asks whether the threads have taken note of the
-        time."""
+        """Register `settled`, which says whether the threads have reacted to the time that the clock shows.
+
+        A clock that a test moves by hand waits for it before it moves on.
+        """
 
     def unwatch(self, settled: Callable[[], bool]) -> None:
-        """Undo `watch`."""
+        """Remove a function that was registered by `watch`."""
 
 
 class MonotonicClock:
@@ -63,10 +68,10 @@ class MonotonicClock:
         return _MonotonicParker()
 
     def watch(self, settled: Callable[[], bool]) -> None:
-        """Nothing to do: time moves by itself."""
+        """Do nothing: time moves by itself and waits for no thread."""
 
     def unwatch(self, settled: Callable[[], bool]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _MonotonicParker:
@@ -96,7 +101,7 @@ class _MonotonicParker:
 
 NEVER_MICROS = 2**62
 THREADS_MAX = 4_096
-"""More than any device runs batches at once; each takes memory of its own, and a system has some 30,000."""
+"""Most threads of a pool: more than a device runs batches at once; a system allows some 30,000 threads."""
 
 _logger = logging.getLogger(__name__)
 
@@ -106,21 +111,21 @@ BatchT_contra = TypeVar("BatchT_contra", contravariant=True)
 
 class BatchOwner(Protocol[BatchT_contra]):
     def process(self, batch: BatchT_contra) -> None:
-        """Run the batch; called on a batch thread without the lock."""
+        """Run the batch; called on a batch thread, without the lock."""
 
     def finished(self, batch: BatchT_contra) -> None:
-        """Take note that `process` has returned; called with the lock held."""
+        """Called with the lock held when `process` has returned or raised."""
 
 
 class BatchSource(Protocol[BatchT]):
     def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
-        """Return a batch to run now and its owner; else None and the next instant to ask again (or NEVER_MICROS).
+        """Return ((owner, batch), NEVER_MICROS) for a batch to run now, else (None, instant to ask again).
 
-        Called with the lock held.
+        The instant is NEVER_MICROS where nothing will become due by itself. Called with the lock held.
         """
 
     def pending(self) -> bool:
-        """Whether something waits that another thread should run or watch; called with the lock held."""
+        """Whether there is work that another thread should take or watch; called with the lock held."""
 
 
 class _BatchThread:
@@ -134,7 +139,10 @@ class _BatchThread:
 
 
 class BatchThreads(Generic[BatchT]):
-    """`count` threads that run what `source` yields. Methods marked (locked) need `self.lock`."""
+    """`count` threads that run the batches of `source`; call methods marked (locked) with `self.lock` held.
+
+    Raises StatusError INVALID_ARGUMENT for a count below 1 or above THREADS_MAX.
+    """
 
     def __init__(self, *, count: int, clock: Clock, name: str, source: BatchSource[BatchT]) -> None:
         self.lock = threading.Lock()
@@ -162,7 +170,7 @@ class BatchThreads(Generic[BatchT]):
         return self._count
 
     def wake(self) -> None:
-        """(locked) Wake one idle thread, if there is one, to look at the source."""
+        """(locked) Wake one idle thread, if there is one, to ask the source for a batch."""
         if not self._idle:
             return
         worker = self._idle.pop()
@@ -180,7 +188,7 @@ class BatchThreads(Generic[BatchT]):
             self.wake()
 
     def wake_at(self, due_micros: int) -> None:
-        """(locked) Make sure that an idle thread looks at the source at `due_micros`."""
+        """(locked) Have an idle thread, if there is one, ask the source for a batch at `due_micros`."""
         if due_micros < self._timer_micros:
             self.wake()
 

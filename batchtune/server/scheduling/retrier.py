@@ -1,6 +1,7 @@
-"""TF Serving's BatchSchedulerRetrier: tries again for a while when a queue is full.
+"""TF Serving's BatchSchedulerRetrier: offers a task to a full queue again, for a limited time.
 
-Source: `tensorflow_serving/batching/batch_scheduler_retrier.h`; the model server itself does not install it.
+Source: `tensorflow_serving/batching/batch_scheduler_retrier.h`; tensorflow_model_server itself does not use
+it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ class RetriedQueue(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrierOptions:
-    """max_time_micros: how long one task is tried at most. retry_delay_micros: pause between two attempts."""
+    """Limits of the attempts for one task.
+
+    max_time_micros: no attempt begins later than this after the first. retry_delay_micros: pause between
+    attempts.
+    """
 
     max_time_micros: int = 10_000
     retry_delay_micros: int = 100
 
     def validate(self) -> None:
-        """Raise INVALID_ARGUMENT with the reference's texts."""
+        """Raise StatusError INVALID_ARGUMENT for a negative value, in the words of TF Serving."""
         for name in ("max_time_micros", "retry_delay_micros"):
             value = getattr(self, name)
             if value < 0:
@@ -45,7 +50,7 @@ class _Attempt:
 
 
 class BatchSchedulerRetrier:
-    """Retries tasks that are refused with UNAVAILABLE, and only those.
+    """Schedules again the tasks that a queue refused with UNAVAILABLE; any other error is final.
 
     Raises StatusError INVALID_ARGUMENT for negative options.
     """
@@ -63,11 +68,11 @@ class BatchSchedulerRetrier:
 
     @property
     def retries(self) -> bool:
-        """Whether the time allowed for retries is longer than one pause."""
+        """Whether a refused task gets a second attempt: max_time_micros is longer than one pause."""
         return self._options.retry_delay_micros < self._options.max_time_micros
 
     def schedule(self, queue: RetriedQueue, task: Any) -> None:
-        """Schedules a task and blocks while it is retried, as TF Serving's does; raises the last StatusError."""
+        """Schedule a task; blocks while it is retried, as TF Serving does; raises the last StatusError."""
         started_micros = self._clock.now_micros()
         while True:
             try:
@@ -83,9 +88,10 @@ class BatchSchedulerRetrier:
     def schedule_later(
         self, queue: RetriedQueue, task: Any, on_refused: Callable[[StatusError], None]
     ) -> None:
-        """Retry a task that was just refused, without blocking the caller; only where `retries` is true.
+        """Retry a task that `queue` has just refused, without blocking; only where `retries` is true.
 
-        Attempts run on a thread of the retrier; `on_refused` gets the last error there when time is up.
+        Attempts run on the retrier's thread. `on_refused` gets the last attempt's error, on that thread, when
+        the time is up; after `close` it gets UNAVAILABLE at once, on the caller's thread.
         """
         now_micros = self._clock.now_micros()
         due_micros = now_micros + self._options.retry_delay_micros
@@ -101,18 +107,21 @@ class BatchSchedulerRetrier:
         on_refused(_shutting_down())
 
     def wait_until_idle(self, limit_s: float) -> None:
-        """Return when no task is being retried any more, or after `limit_s`."""
+        """Return when no task waits for another attempt, or after `limit_s` seconds."""
         with self._idle:
             self._idle.wait_for(lambda: not self._unended, limit_s)
 
     def close(self) -> None:
-        """Refuse the tasks that wait and all later ones; end the thread."""
+        """Refuse the tasks that wait for an attempt and all later ones with UNAVAILABLE; end the thread."""
         self._threads.stop()
         while self._waiting:
             self._waiting.popleft().on_refused(_shutting_down())
 
     def take(self, now_micros: int) -> tuple[tuple[BatchSchedulerRetrier, _Attempt] | None, int]:
-        """Return the next attempt that is due; called by the thread."""
+        """Return ((self, attempt), NEVER_MICROS) for a due attempt, else (None, instant of the next).
+
+        NEVER_MICROS where none waits. Called by the retrier's thread.
+        """
         if not self._waiting:
             return None, NEVER_MICROS
         if self._waiting[0].due_micros > now_micros:
@@ -120,11 +129,11 @@ class BatchSchedulerRetrier:
         return (self, self._waiting.popleft()), NEVER_MICROS
 
     def pending(self) -> bool:
-        """Whether an attempt waits; called by the thread."""
+        """Whether a task waits for an attempt; called by the retrier's thread."""
         return bool(self._waiting)
 
     def process(self, attempt: _Attempt) -> None:
-        """Try a task once more; called by the thread."""
+        """Schedule a task again; if it is refused, queue another attempt; called by the retrier's thread."""
         try:
             attempt.queue.schedule(attempt.task)
             self._end_one()
@@ -139,7 +148,7 @@ class BatchSchedulerRetrier:
                 self._waiting.append(attempt)
 
     def finished(self, attempt: _Attempt) -> None:
-        """Do nothing; called by the thread."""
+        """Do nothing; called by the retrier's thread, as BatchOwner asks."""
 
     def _end_one(self) -> None:
         with self._idle:

@@ -1,10 +1,10 @@
-"""TF Serving's StreamingBatchScheduler: each batch owns a thread from its first moment, and there is no queue.
+"""TF Serving's StreamingBatchScheduler: each batch owns a thread from its first task on; no batch is queued.
 
-Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up, which is
-what the scheduler is for: early work on a task, before the batch is full. Here a queue is given that work as `prepare`:
-then a batch's thread has it from its first task on, prepares each as it comes, and runs the callback when the batch has
-closed. Without `prepare` the callback is called when the batch closes, and the thread that would have watched is kept
-free for it. A closed batch without tasks is not handed out.
+Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up,
+and can begin to work on each task before the batch is full. Here a queue takes that early work as a function
+`prepare`: the batch's thread prepares each task as it comes, and calls `process_batch` when the batch has
+closed. Without `prepare` the thread is only reserved: it calls `process_batch` when the batch closes. A batch
+without tasks is dropped.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from batchtune.wire.status import StatusError, invalid_argument
 
 
 class StreamingBatchScheduler:
-    """Makes queues that each have `num_batch_threads` threads of their own, as each reference scheduler has.
+    """Makes queues that each have `num_batch_threads` threads of their own (None: one per CPU).
 
-    Of QueueOptions only max_batch_size and batch_timeout_micros count. A timeout of 0 or less is none at all, as in
-    the reference's code (its comment says otherwise): a batch then closes only when it is full, when a task does not
-    fit, or with the queue. Raises StatusError INVALID_ARGUMENT for less than one thread.
+    Of QueueOptions only max_batch_size and batch_timeout_micros have an effect. A timeout of 0 or less means
+    no timeout, as in TF Serving's code (its comment says otherwise): a batch closes only when it is full,
+    when a task does not fit, or with the queue. Raises StatusError INVALID_ARGUMENT for fewer than one
+    thread.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class StreamingBatchScheduler:
         process_batch: Callable[[Batch[TaskT]], None],
         prepare: Callable[[TaskT], bool] | None = None,
     ) -> StreamingQueue[TaskT]:
-        """Add a queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
+        """Add a queue whose batches are passed to `process_batch` on a batch thread.
 
-        `prepare` does the early work on a task, on its batch's thread; False: it has ended, and leaves the batch.
+        `prepare` does the early work on one task, on the thread of its batch; where it returns False the task
+        is removed from the batch. Raises StatusError INVALID_ARGUMENT for a max_batch_size below 1,
+        UNAVAILABLE after `close`.
         """
         if self._closed:
             raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
@@ -75,14 +78,14 @@ class StreamingBatchScheduler:
         return queue
 
     def close(self) -> None:
-        """Close every queue: return when all that was scheduled is processed."""
+        """Close every queue; returns when every scheduled task has been processed."""
         self._closed = True
         for queue in list(self._queues):
             queue.close()
 
 
 class StreamingQueue(Generic[TaskT]):
-    """One stream of batches; safe to use from any thread."""
+    """A queue of a StreamingBatchScheduler: its open batch and its threads; any thread may call it."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class StreamingQueue(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Rows that still fit into the open batch and into batches of free threads."""
+        """Number of rows that fit into the open batch and a batch for each free thread; 0 when closed."""
         with self._lock:
             free = self._threads.count - self._in_progress
             if self._closed or free < 0:
@@ -128,9 +131,10 @@ class StreamingQueue(Generic[TaskT]):
             return free * limit + (limit - self._open.size if self._open is not None else 0)
 
     def schedule(self, task: TaskT) -> None:
-        """Put `task` into the open batch, or into a new one if a thread is free.
+        """Put `task` into the open batch, or into a new batch if a thread is free; never blocks.
 
-        Raises StatusError: INVALID_ARGUMENT for a task that is too large, UNAVAILABLE when no thread is free.
+        Raises StatusError: INVALID_ARGUMENT for a task that is too large, UNAVAILABLE when no thread is free
+        or the queue is closed.
         """
         size = task.size
         with self._lock:
@@ -161,7 +165,7 @@ class StreamingQueue(Generic[TaskT]):
                 self._threads.wake_at(self._due_micros())
 
     def close(self) -> None:
-        """Close the open batch at once and return when every batch has been processed."""
+        """Refuse new tasks, close the open batch at once, and return when every batch has been processed."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -173,7 +177,11 @@ class StreamingQueue(Generic[TaskT]):
         self._on_gone(self)
 
     def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
-        """Return a closed batch, else None and when the open one times out; called by the threads."""
+        """Return ((self, batch), NEVER_MICROS) for a batch to process, else (None, instant to ask again).
+
+        The instant is when the open batch times out; NEVER_MICROS: it has no timeout or no tasks, or its own
+        thread watches the time. Called by the threads.
+        """
         due_micros = self._due_micros() if self._prepare is None else NEVER_MICROS
         if now_micros >= due_micros:
             self._start_batch("timeout")
@@ -187,13 +195,13 @@ class StreamingQueue(Generic[TaskT]):
         return None, due_micros
 
     def pending(self) -> bool:
-        """Whether any task waits; called by the threads."""
+        """Whether another thread should look for a batch; called by the threads."""
         if self._prepare is not None:
             return bool(self._ready) or self._unwatched() is not None
         return bool(self._ready) or (self._open is not None and bool(self._open.tasks))
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
-        """Note that a thread is free again; called by the threads."""
+        """Count a thread as free again; called by the threads when a batch has been processed."""
         self._in_progress -= 1
         self._finish_if_done()
 
@@ -223,7 +231,7 @@ class StreamingQueue(Generic[TaskT]):
             self._watcher = None
 
     def _unwatched(self) -> Batch[TaskT] | None:
-        """The open batch while early work on it waits for a thread."""
+        """Return the open batch if it has tasks to prepare and no thread yet, else None."""
         batch = self._open
         if self._prepare is None or batch is None or not batch.tasks or batch.announced:
             return None
@@ -236,7 +244,7 @@ class StreamingQueue(Generic[TaskT]):
             self._watcher.unpark()
 
     def _watch(self, batch: Batch[TaskT]) -> None:
-        """Prepare the tasks of a batch as they come, until it has closed, then run it."""
+        """Prepare each task of a batch as it comes, until it has closed; then run those still in it."""
         parker = self._clock.parker()
         kept: list[bool] = []
         while (task := self._next_task(batch, len(kept), parker)) is not None:
@@ -249,7 +257,10 @@ class StreamingQueue(Generic[TaskT]):
             self._process_batch(batch)
 
     def _next_task(self, batch: Batch[TaskT], prepared: int, parker: Parker) -> TaskT | None:
-        """The next task of a batch that this thread watches; None: it has closed, and all are prepared."""
+        """Wait for the next task of a batch and return it; None: the batch has closed without a further task.
+
+        prepared: number of the batch's tasks that this thread has prepared.
+        """
         while True:
             with self._lock:
                 if prepared < len(batch.tasks):

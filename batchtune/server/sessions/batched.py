@@ -44,7 +44,10 @@ EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
 
 @runtime_checkable
 class EarlyRunner(Protocol):
-    """A runner of requests that are prepared one by one, as they come, and merged by the names that they have then."""
+    """A runner in two steps: `prepare` for each request as it comes, then one call for the batch.
+
+    merged_names: names of the tensors that `prepare` returns; they are merged into the batch.
+    """
 
     merged_names: tuple[str, ...]
 
@@ -53,21 +56,25 @@ class EarlyRunner(Protocol):
 
 
 class Queued(Protocol):
-    """A request in a batching queue; `taken` once a batch thread has taken it out."""
+    """A submitted request; `taken`: whether a batch thread has removed it from its queue."""
 
     @property
     def taken(self) -> bool: ...
 
 
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
-    """Raise StatusError UNAVAILABLE: stands in for the model of a closed session."""
+    """Raise StatusError UNAVAILABLE; a closed session has it in place of its model."""
     raise StatusError("UNAVAILABLE", "The session is closed")
 
 
 def completions_of(
     tasks: list[Request], outputs: Outputs | None, error: StatusError | None
 ) -> list[Completion]:
-    """Cut a batch's outputs into each task's rows, in the order in which it asked for them, or give `error` to all."""
+    """Return a completion (done, outputs, error) for each request of a batch that is answered by it.
+
+    outputs: the batch's, by name, of which each task gets its own rows; None: every task gets `error`. A part
+    of a split request has a completion only where it is the last part to end.
+    """
     completions: list[Completion] = []
     start = 0
     names = tasks[0].output_names if tasks else ()
@@ -88,9 +95,11 @@ def completions_of(
 
 
 class Request:
-    """One request as a task of the scheduler; `done` receives its own outputs.
+    """One request as a task of the scheduler; `done` receives its outputs.
 
-    `taken`: a batch thread has taken it, or a part of it, out of the queue.
+    size: rows. deadline_ns: on the scheduler's clock, None: no deadline. join, part: of a part of a split
+    request, where the answers of the parts are collected and the part's index. taken: whether a batch thread
+    has removed it, or a part of it, from the queue.
     """
 
     __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size", "taken")
@@ -108,7 +117,7 @@ class Request:
         self.taken = False
 
     def split(self, sizes: Sequence[int]) -> list[Request]:
-        """Split the request into parts of these sizes, whose answers are put together again."""
+        """Return parts of these sizes (rows); their answers are joined into one answer of this request."""
         pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
         join = _Join(self, len(sizes))
         parts = []
@@ -122,7 +131,7 @@ class Request:
 
 
 class _Join:
-    """The answers of a split request; complete when every part has one."""
+    """Collects the answers of the parts of a split request."""
 
     __slots__ = ("_error", "_lock", "_missing", "_outputs", "whole")
 
@@ -134,7 +143,10 @@ class _Join:
         self._error: StatusError | None = None
 
     def add(self, part: int, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
-        """Keep a part's answer; the whole request's completion if it was the last one, else None."""
+        """Record the answer of part number `part`; returns the request's completion, None while any is missing.
+
+        The completion has the parts' outputs concatenated, or the error of the first part that failed.
+        """
         with self._lock:
             self._outputs[part] = outputs
             self._error = self._error or error
@@ -158,10 +170,11 @@ class _Join:
 class BatchRecord:
     """One batch that was run.
 
-    rows: without padding. task_rows, queue_wait_micros: one entry per task, in order. execution_micros: the model's
-    run alone. error_code: gRPC's name where the run failed. sent_elements, padding_elements: of the inputs that may
-    differ in length, what the requests brought and what fills them up to the batch's longest, without the rows that
-    only fill up the batch. bucket: the length bucket; "" without buckets.
+    rows: without padding; padded_rows: with it. task_rows, queue_wait_micros: one entry per task, in order.
+    input_tensors: number of inputs. execution_micros: the model's run alone. error_code: gRPC's name of the
+    error, None where the run succeeded. sent_elements, padding_elements: of the inputs of variable length,
+    the elements that the requests brought and those that pad them to the longest of the batch; padding rows
+    count in neither. bucket: name of the length bucket, "" without buckets.
     """
 
     rows: int
@@ -180,10 +193,10 @@ class BatchRecord:
 
 class BatchObserver(Protocol):
     def on_batch(self, record: BatchRecord) -> None:
-        """Called when a batch has been run, on its batch thread, which is not running a model meanwhile."""
+        """Called on the batch thread when a batch has been run; delays that thread, so it must be quick."""
 
     def on_rejected(self, reason: str) -> None:
-        """Called when a request was refused (queue_full, too_large) or dropped (expired)."""
+        """Called when a request is refused or dropped; reason: "queue_full", "too_large" or "expired"."""
 
 
 _logger = logging.getLogger(__name__)
@@ -196,11 +209,13 @@ SessionScheduler = SharedBatchScheduler | StreamingBatchScheduler
 class BatchingSession:
     """Batches the requests of one signature.
 
-    A request for some of the outputs only is another signature to TF Serving, and has a queue of its own here too
-    (up to 64 such sets; any further ones share the queue of all outputs).
+    Requests for a subset of the outputs have a queue of their own, as in TF Serving; beyond 64 subsets they
+    share the queue of all outputs.
 
-    allowed sizes come from `options`; length_padding says what fills inputs of different lengths; retrier, if any,
-    tries again while the queue is full. Raises StatusError INVALID_ARGUMENT for options that break a rule.
+    runner: runs a batch of merged inputs. deliver: called with the completions of a batch, on any thread.
+    length_padding: what fills inputs of different lengths. retrier: schedules a request again while the queue
+    is full; None: such a request fails at once. Raises StatusError INVALID_ARGUMENT for options that break a
+    rule.
     """
 
     def __init__(
@@ -247,12 +262,12 @@ class BatchingSession:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
-        """Queue one request; `done(outputs, None)` or `done(None, error)` follows through `deliver`.
+        """Queue one request and return it; `deliver` later gets `done` with the outputs or the error.
 
-        inputs: every input of the signature. output_names: None for all. deadline_ns: on the scheduler's clock
-        (CLOCK_MONOTONIC); a batch whose requests have all passed theirs is not run. A request without rows is
-        answered with empty outputs. Raises StatusError at once when the request is refused; call it on one thread.
-        Gives the request in its queue, if it is in one.
+        inputs: every input of the signature. output_names: None for all. deadline_ns: on the scheduler's
+        clock (CLOCK_MONOTONIC), None: no deadline; a batch is dropped only if all its requests are past their
+        deadlines. A request without rows is answered with empty outputs, and None is returned. Raises
+        StatusError when the request is refused at once. Only one thread may call it.
         """
         rows = None
         array = inputs.get(self._only_input)
@@ -278,10 +293,10 @@ class BatchingSession:
         return request
 
     def close(self) -> None:
-        """Refuse new requests and return when all queued ones are answered; keeps nothing of the model.
+        """Refuse new requests, answer the queued ones, then drop every reference to the model. Blocks.
 
-        Session and queues refer to each other, so that what they kept would live until the collector comes by, and
-        for ever where it does not look (gc.freeze).
+        Session and queues refer to each other: without that the model would stay in memory until the garbage
+        collector runs, and after gc.freeze for ever.
         """
         for queue in list(self._queues.values()):
             queue.close()
@@ -291,7 +306,7 @@ class BatchingSession:
 
     @property
     def queue_depth(self) -> tuple[int, int]:
-        """Batches and rows that wait."""
+        """(batches, rows) that wait for a batch thread."""
         queues = list(self._queues.values())
         return sum(queue.num_enqueued_batches for queue in queues), sum(
             queue.num_enqueued_rows for queue in queues
@@ -327,7 +342,7 @@ class BatchingSession:
         return self._scheduler.add_queue(self._options, self._process, self._prepare)
 
     def _prepare(self, task: Request) -> bool:
-        """The early work on one request; False: it has ended with an error."""
+        """Do the early work on one request; False where it failed: then its error has been delivered."""
         task.taken = True
         failure = StatusError("UNAVAILABLE", "The session is closed")
         try:
@@ -448,10 +463,11 @@ def merge_tensors(
 ) -> NDArray[Any]:
     """Concatenate `arrays` (together `rows` rows) and repeat the last array's first row up to `padded_rows`.
 
-    A single array that needs no padding is returned as it is; any other batch is gathered in memory from `empty`.
-    length_padding: fill each other dimension up to the batch's largest with the array's own first element, as TF
-    Serving does, or with zeros (empty strings).
-    Raises StatusError FAILED_PRECONDITION where shapes differ and length_padding is off.
+    Returns an array of shape (padded_rows, …) in memory from `empty`; a single array that needs no padding is
+    returned as it is. length_padding: every dimension but the rows is filled up to the batch's largest, with
+    the array's first element ("first_element", as TF Serving does) or with zeros or empty strings ("zero").
+    Raises StatusError: FAILED_PRECONDITION where shapes differ and length_padding is "off"; INVALID_ARGUMENT,
+    INTERNAL for ranks that cannot be padded, INVALID_ARGUMENT for an empty array among others.
     """
     if length_padding != "off":
         arrays = _pad_lengths(name, arrays, length_padding)
@@ -476,9 +492,9 @@ def merge_tensors(
 def elements_of(
     names: Sequence[str], tasks: Sequence[Mapping[str, NDArray[Any]]], merged: Mapping[str, NDArray[Any]]
 ) -> tuple[int, int]:
-    """Count the elements of these inputs that the tasks brought, and those that fill them up to the batch's longest.
+    """Return (sent, padding): elements of the inputs `names` that tasks brought, and that pad their lengths.
 
-    The rows that only fill up the batch are not counted.
+    tasks: the inputs of each task, by name; merged: those of the batch. Padding rows count in neither.
     """
     rows = sum(len(inputs[name]) for name in names[:1] for inputs in tasks)
     sent = sum(inputs[name].size for name in names for inputs in tasks)
@@ -489,7 +505,10 @@ def elements_of(
 def checked_outputs(
     outputs: Mapping[str, NDArray[Any]], names: Sequence[str], padded_rows: int
 ) -> dict[str, NDArray[Any]]:
-    """Check that each named output has one row for each row of the batch, and return them; raises StatusError."""
+    """Return the outputs `names`, each checked to have `padded_rows` rows.
+
+    Raises StatusError: INTERNAL where an output is missing, FAILED_PRECONDITION for a wrong number of rows.
+    """
     checked = {}
     for name in names:
         array = outputs.get(name)
@@ -508,7 +527,7 @@ def checked_outputs(
 
 
 def split_tensor(array: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
-    """Split an array into views of `sizes` consecutive rows."""
+    """Return consecutive views of an array, with as many rows as `sizes` says for each."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(array[start : start + size])

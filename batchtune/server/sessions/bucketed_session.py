@@ -1,9 +1,9 @@
-"""Queues by length for models of variable length: one for each range of lengths, on the shared threads.
+"""Length buckets: a batching queue for each range of request lengths, all on the shared batch threads.
 
-The length of a request is the largest size of any dimension that its signature leaves open, the rows aside. A queue
-takes lengths above the boundary before its own up to its own, the last queue whatever is longer; so a batch is padded
-no further than its boundary. Each has its own `max_enqueued_batches`, as each signature has in TF Serving. Boundaries
-are given, or chosen from the lengths that come (`auto_buckets`).
+The length of a request is the largest size of any dimension that its signature leaves open, the rows aside.
+Queue i takes lengths above boundary i - 1 up to boundary i, the last queue all longer ones; so a batch is
+padded no further than its boundary. Each queue has its own `max_enqueued_batches`, as each signature has in
+TF Serving. Boundaries are given, or chosen from the lengths of the requests so far (length_buckets auto).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from batchtune.server.sessions.batched import BatchingSession, BatchObserver, Ba
 from batchtune.wire.signature import Signature, TensorSpec
 
 FIRST_REQUESTS: Final = 256
-"""After so many the share of requests below a length is known within 3 points: enough to gain most of what there is."""
+"""Requests before boundaries are first chosen: the share below a length is then known within 3 points."""
 
 WINDOW_REQUESTS: Final = 2_048
-"""From then on each so many are looked at by themselves, known within 1 point; what was long ago does not count."""
+"""Requests before boundaries are chosen again, by these requests alone: shares are known within 1 point."""
 
 
 class LengthWindow:
-    """A histogram of the last lengths, in at most 32 + 16 bins an octave whatever they are, and when to look at it.
+    """A histogram of request lengths: 32 bins of one length each, then 16 bins an octave.
 
-    Longer lengths than 32 are rounded up, by a sixteenth at most.
+    Lengths above 32 are rounded up, by a sixteenth at most.
     """
 
     def __init__(self) -> None:
@@ -41,21 +41,24 @@ class LengthWindow:
         self._wanted = FIRST_REQUESTS
 
     def add(self, length: int, rows: int) -> bool:
-        """Count a request. Returns whether enough have come to choose boundaries."""
+        """Count a request of `rows` rows; returns whether there are enough requests to choose boundaries."""
         length = rounded_up(length)
         self._rows[length] = self._rows.get(length, 0) + rows
         self._requests += 1
         return self._requests >= self._wanted
 
     def take(self) -> dict[int, int]:
-        """Return the rows of each length counted so far, and begin anew."""
+        """Return the counted rows (length -> rows), and empty the histogram."""
         rows, self._rows, self._requests = self._rows, {}, 0
         self._wanted = WINDOW_REQUESTS
         return rows
 
 
 def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose other boundaries where they save enough elements, else return those present."""
+    """Return the best boundaries for requests (length -> rows), or `present` where they save too little.
+
+    Too little: less than the share PAYS_FROM of the elements that are computed with `present`.
+    """
     best = boundaries_for(rows_by_length)
     pays = computed_elements(rows_by_length, best) < (1.0 - PAYS_FROM) * computed_elements(
         rows_by_length, present
@@ -64,7 +67,10 @@ def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...
 
 
 def computed_elements(rows_by_length: Mapping[int, int], boundaries: tuple[int, ...]) -> float:
-    """Count the elements of these requests, each padded to the boundary above it, the last ones to the longest."""
+    """Count the elements to compute where each row is padded to the end of its bucket.
+
+    The end of the last bucket is the longest length among the requests (length -> rows).
+    """
     longest = max(rows_by_length, default=0)
     lengths = np.array(list(rows_by_length), dtype=np.float64)
     rows = np.array(list(rows_by_length.values()), dtype=np.float64)
@@ -76,12 +82,14 @@ OpenAxes = Mapping[str, tuple[int, ...] | None]
 
 
 class LengthBuckets:
-    """A batching session for each range of lengths; the same `submit` as one session.
+    """A BatchingSession for each range of lengths, behind the interface of one session.
 
-    `open_session` makes one for the observer that counts its batches under the bucket's name: its boundary, `>` and the
-    last boundary for what is longer, "" for all lengths. With a `window` other boundaries come into force where the
-    lengths that came call for them: later requests have new queues, what waits in the old ones is answered there, those
-    that are tried again (`settle` waits for them) included.
+    boundaries: ascending; (): one bucket for all lengths. open_axes: input -> dimensions that count as its
+    length, as `open_axes_of` returns. open_session: makes the session of a bucket for its observer, which
+    records batches under the bucket's name: its boundary, ">" and the last boundary for longer ones, "" for
+    all lengths. window: where given, boundaries are chosen anew from the lengths that it counts: later
+    requests have new queues, those that wait in the old queues are answered there. settle: blocks until no
+    request is being retried.
     """
 
     def __init__(
@@ -109,7 +117,7 @@ class LengthBuckets:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
-        """Submit a request to the queue of its length, as `BatchingSession.submit`."""
+        """Submit a request to the session of its length; as `BatchingSession.submit`."""
         length = self._length(inputs)
         request = self._sessions[bisect_left(self.boundaries, length)].submit(
             inputs, output_names, deadline_ns, done
@@ -128,7 +136,7 @@ class LengthBuckets:
 
     @property
     def queue_depth(self) -> tuple[int, int]:
-        """Batches and rows that wait."""
+        """(batches, rows) that wait for a batch thread, in queues of earlier boundaries too."""
         depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
@@ -139,7 +147,10 @@ class LengthBuckets:
         return [open_session(_OfBucket(self._observer, name)) for name in names]
 
     def _follow(self, rows_by_length: dict[int, int]) -> None:
-        """On the thread that submits, 1 ms for each window: no request is given to a queue that closes."""
+        """Choose boundaries for these requests (length -> rows), and put them in force if they are better.
+
+        Runs on the thread that submits, so that no request is given to a queue that closes; takes 1 ms.
+        """
         boundaries = better_boundaries(rows_by_length, self.boundaries)
         if boundaries == self.boundaries or self._open_session is None:
             return
@@ -161,7 +172,7 @@ class LengthBuckets:
         self._leaving[-1].start()
 
     def _leave(self, sessions: list[BatchingSession], text: str) -> None:
-        """On a thread of its own: to say something may block, as the rest does."""
+        """Report the change and close the sessions of the old boundaries. Blocks: it has its own thread."""
         say(text)
         self._settle()
         for session in sessions:
@@ -169,7 +180,7 @@ class LengthBuckets:
             self._left.remove(session)
 
     def _length(self, inputs: Tensors) -> int:
-        """0 where the inputs are not those of the signature: whichever session gets them refuses them."""
+        """Return the length of a request; 0 where it lacks the inputs, which makes any session refuse it."""
         length = 0
         for name, axes in self._open_axes:
             array = inputs.get(name)
@@ -181,7 +192,10 @@ class LengthBuckets:
 
 
 def open_axes_of(signature: Signature) -> dict[str, tuple[int, ...] | None]:
-    """Find the dimensions beside the rows that each input leaves open, None for all; inputs without are left out."""
+    """Return the open dimensions of each input, the rows aside: input name -> axes, None: all axes.
+
+    An input without an open dimension is left out.
+    """
     axes = {spec.name: _open_axes(spec) for spec in signature.inputs}
     return {name: open_axes for name, open_axes in axes.items() if open_axes != ()}
 
@@ -193,7 +207,7 @@ def _open_axes(spec: TensorSpec) -> tuple[int, ...] | None:
 
 
 class _OfBucket:
-    """Tells of the batches of one bucket."""
+    """A BatchObserver that passes the batches of one bucket on with the bucket's name."""
 
     def __init__(self, observer: BatchObserver, bucket: str) -> None:
         self._observer = observer

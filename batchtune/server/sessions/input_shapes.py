@@ -1,8 +1,9 @@
 """Checks rows, type, rank and fixed sizes of a request's tensors against the signature.
 
-A framework that is handed another shape may end the process: a convolution of TensorFlow's that expects four dimensions
-and gets two aborts. The text is that of TensorFlow's TFRT (saved_model.cc, IsInputSpecsCorrect), which has INTERNAL
-for it; the first dimension, the rows, is the batching's affair. A shape that has been found to fit costs 0.1 µs.
+A wrong shape may end the process inside a framework: a TensorFlow convolution that expects four dimensions
+and gets two aborts. The text is that of TensorFlow's TFRT (saved_model.cc, IsInputSpecsCorrect), which has
+the code INTERNAL for it. The first dimension, the rows, is checked by the batching. A shape that was found to
+fit before costs 0.1 µs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Sizes = tuple[int, ...]
 
 
 class InputShape:
-    """The shapes that one input may have; `known` are sizes beside the rows that have been found to fit."""
+    """Checks the shape of one input; `known`: shapes, without the first dimension, that were found to fit."""
 
     __slots__ = ("_signature_name", "_spec", "known")
 
@@ -30,7 +31,7 @@ class InputShape:
         self.known: set[_Sizes] = set()
 
     def check(self, shape: _Sizes) -> None:
-        """Raise StatusError INVALID_ARGUMENT unless `shape` fits; one of a spec without a shape always does."""
+        """Raise StatusError INVALID_ARGUMENT unless `shape` fits the spec; one without a shape takes any."""
         expected = self._spec.shape
         if expected is not None and (
             len(shape) != len(expected)
@@ -51,7 +52,7 @@ class InputShape:
 
 
 class SignatureInputs:
-    """The inputs of a signature, all of which a request brings, with as many rows in each."""
+    """Checks the inputs of requests against a signature: all must be present, with equal numbers of rows."""
 
     __slots__ = ("_inputs",)
 
@@ -65,7 +66,9 @@ class SignatureInputs:
         """Check a request's inputs against the signature and return its number of rows.
 
         Raises:
-            StatusError: INTERNAL for an input too few or too many, INVALID_ARGUMENT for another type or shape.
+            StatusError: INTERNAL for a missing or surplus input, INVALID_ARGUMENT for a wrong type or shape
+            or
+                for different numbers of rows.
         """
         rows = -1
         for name, dtype, expected in self._inputs:
@@ -92,14 +95,14 @@ class SignatureInputs:
 
 
 def shown(shape: tuple[int | None, ...] | None) -> str:
-    """Write a shape as TensorFlow does, such as [?,28,28,1]."""
+    """Write a shape as TensorFlow does, such as [?,28,28,1]; None as <unknown>."""
     if shape is None:
         return "<unknown>"
     return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def listed(specs: Iterable[TensorSpec]) -> str:
-    """Describe tensors in a line, such as tokens: float32 [?,200]."""
+    """Describe tensors in one line, such as `tokens: float32 [?,200], mask: int32 [?,200]`."""
     return ", ".join(
         f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
         for spec in specs
@@ -107,7 +110,7 @@ def listed(specs: Iterable[TensorSpec]) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any] | None:
-    """Return numpy's dtype of this name; None for one that only a library registers (bfloat16)."""
+    """Return numpy's dtype of this name; None where numpy has none, such as bfloat16."""
     try:
         return np.dtype(name)
     except TypeError:

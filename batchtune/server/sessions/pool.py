@@ -1,7 +1,7 @@
 """The scheduler, threads and queues of one set of batching settings.
 
-A `SessionPool` is made anew for every change of the settings and never altered: whether settings came with the
-command line or later, the same code has built the same fresh objects.
+Every change of the settings makes a new `SessionPool`; an existing one keeps its settings. So the same code
+builds the same objects for settings of the command line and for settings that come later.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ _DEFAULTS = BatchingParameters()
 class BatchingSettings:
     """How requests become batches, for all models.
 
-    `per_model`: each version directory's batching_params.pbtxt replaces `parameters` but for the threads, and a
-    version without one is not batched. `retry_max_time_micros` 0: a full queue fails at once.
-    `default_num_batch_threads` applies where `parameters` has none. `length_buckets`: the lengths up to which requests
-    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving, "auto"
-    that they are chosen from the lengths that come. `models` are the parameters of single models by name, put in force
-    by the tuning API in place of the files' and of `parameters`.
+    enabled False: no request is batched. parameters: of every model, unless `per_model` or `models` say
+    otherwise. per_model: each version directory's batching_params.pbtxt replaces `parameters`, but for the
+    number of threads; a version without that file is not batched.
+    zero_padding: pad lengths with zeros, not with an array's first element as TF Serving does.
+    retry_max_time_micros: how long a request is retried while its queue is full, every retry_delay_micros; 0:
+    it fails at once. default_num_batch_threads: applies where `parameters` has no num_batch_threads; None:
+    one per CPU. length_buckets: ascending lengths, each the longest that shares a queue; (): one queue, as in
+    TF Serving; "auto": they are chosen from the lengths of the requests. models: model name -> parameters
+    that the tuning API has put in force in place of `parameters` and of files.
     """
 
     enabled: bool = False
@@ -72,26 +75,30 @@ class BatchingSettings:
 
     @property
     def num_batch_threads(self) -> int:
-        """Number of batches that run at once."""
+        """Number of batch threads, and so of batches that run at once."""
         return (
             self.parameters.num_batch_threads or self.default_num_batch_threads or default_num_batch_threads()
         )
 
     def parameters_for(self, own: BatchingParameters | None) -> BatchingParameters | None:
-        """Return a model's parameters, given those of its own file; None: it is not batched."""
+        """Return a model's parameters, given its own as `own_of` returns them; None: it is not batched."""
         if not self.enabled:
             return None
         return own if self.per_model or self.models else self.parameters
 
     def own_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
-        """Return a model's own parameters: those that the tuning API gave by name, where it gave any, else those of its
-        file."""
+        """Return the own parameters of model `name`: those of its `file`, None where it has none.
+
+        Where the tuning API has set parameters of any model: what it set for this one, else `parameters`.
+        """
         return self.models.get(name, self.parameters) if self.models else file
 
 
 def in_words(settings: BatchingSettings, own: BatchingParameters | None, session: Session | None) -> str:
-    """Describe the parameters that a model is batched with, defaults included, and length buckets where its session has
-    them."""
+    """Describe the parameters of a model's batches, such as `max_batch_size 32, batch_timeout_micros 1000`.
+
+    Defaults are included, length buckets only where `session` has them; "not batched" where batching is off.
+    """
     parameters = settings.parameters_for(own)
     if parameters is None:
         return "not batched"
@@ -118,8 +125,12 @@ class Session(Protocol):
         deadline_ns: int | None,
         done: Done,
     ) -> Queued | None:
-        """Run a request; `done` follows on the event loop unless StatusError is raised at once. Gives what stands for
-        the request in a batching queue, if there is one."""
+        """Run a request; `done(outputs, None)` or `done(None, error)` is called later, on the event loop.
+
+        output_names None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued
+        request, None where it waits in no batching queue. Raises StatusError when it is refused at once; then
+        `done` is not called.
+        """
 
     def close(self) -> None:
         """Refuse new requests and return when all submitted so far have been run."""
@@ -128,7 +139,8 @@ class Session(Protocol):
 class SessionPool:
     """One scheduler with its threads, and the sessions opened on it.
 
-    Raises StatusError INVALID_ARGUMENT where settings break a rule of the scheduler.
+    deliver: called on any thread with the completions of a batch. Raises StatusError INVALID_ARGUMENT where
+    settings break a rule of the scheduler.
     """
 
     def __init__(self, settings: BatchingSettings, *, observer: BatchObserver, deliver: Deliver) -> None:
@@ -157,8 +169,10 @@ class SessionPool:
         name: str = "",
         at_once: int = 0,
     ) -> Session:
-        """Open a session for one signature. `own`: parameters of the model's own file; `name`: for messages; `at_once`:
-        requests that should run at the same time when batching is off.
+        """Open a session for one signature, batched or not as the settings say.
+
+        own: the model's own parameters, as `BatchingSettings.own_of` returns; name: for messages; at_once:
+        number of requests that should run at the same time when batching is off, 0: the server's default.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
@@ -182,7 +196,7 @@ class SessionPool:
             return session
 
     def forget(self, session: Session) -> None:
-        """Close one session; returns when what it has queued is answered."""
+        """Close one session; returns when its queued requests are answered."""
         session.close()
         if isinstance(session, BatchingSession | LengthBuckets):
             with self._lock:
@@ -190,17 +204,17 @@ class SessionPool:
                     self._batched.remove(session)
 
     def queue_depths(self) -> tuple[int, int]:
-        """Batches and rows that wait, over all sessions."""
+        """Return (batches, rows) that wait for a batch thread, over all sessions."""
         depths = [session.queue_depth for session in tuple(self._batched)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Length boundaries in force, by the name of each session with length buckets."""
+        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
         batched = tuple(self._batched)
         return {session.name: session.boundaries for session in batched if isinstance(session, LengthBuckets)}
 
     def close(self) -> None:
-        """Answer everything that is queued, then end the threads."""
+        """Answer all queued requests, then end the threads; requests in retry are given up after 10 s."""
         self._wait_for_retries()
         if self._retrier is not None:
             self._retrier.close()
@@ -219,7 +233,7 @@ class SessionPool:
         parameters: BatchingParameters,
         name: str,
     ) -> BatchingSession | LengthBuckets:
-        """One queue, or one for each length bucket where the signature leaves a length open."""
+        """Open a batching session; with length buckets where set and the signature leaves a length open."""
         boundaries, axes = self.settings.length_buckets, open_axes_of(signature)
         bucketed = bool(boundaries and axes)
         padded = parameters.pad_variable_length_inputs or bucketed

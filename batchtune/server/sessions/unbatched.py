@@ -19,19 +19,20 @@ from batchtune.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
 WAITING_MAX = 1024
-"""With 2,000 of 10 kB waiting, 20 MB are held, and the last one waits for as long as a client that retries would."""
+"""Most requests that wait for a handler thread: 2,000 of 10 kB hold 20 MB and wait as long as retries would."""
 
 _Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
 
 
 HANDLERS_MAX = 512
-"""Of a model that batches inside its graph: each request in such a batch holds a thread, of some 10 µs and 100 kB."""
+"""Most handler threads of a model that batches in its graph, where each request holds a thread (100 kB)."""
 
 
 class HandlerThreads:
-    """The threads that run unbatched requests, for all sessions of a server; TF Serving has 4 per CPU.
+    """The threads that run unbatched requests, shared by the sessions of a pool.
 
-    `waiting_max`: requests that wait for a thread at most. TF Serving lets none wait over gRPC, over REST any number.
+    count None: `handlers_at_least()`. waiting_max: most requests that wait for a thread; TF Serving lets none
+    wait over gRPC, over REST any number.
     """
 
     def __init__(self, *, deliver: Deliver, count: int | None = None, waiting_max: int = WAITING_MAX) -> None:
@@ -55,7 +56,7 @@ class HandlerThreads:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Answer what is queued, then end the threads."""
+        """Answer the queued requests, then end the threads."""
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -71,14 +72,14 @@ class HandlerThreads:
 
 
 def handlers_at_least() -> int:
-    """Number of handler threads of a model that asks for no number: four per CPU, as TF Serving has."""
+    """Return the number of handler threads of a model that needs no more: four per CPU, as TF Serving has."""
     return 4 * default_num_batch_threads()
 
 
 class UnbatchedSession:
-    """Runs the requests of one signature without batching; the same `submit` as a BatchingSession.
+    """Runs the requests of one signature without batching, with the `submit` of a BatchingSession.
 
-    `submit` and the answers are on the event loop.
+    Call `submit` on the event loop; `done` is called there too.
     """
 
     def __init__(
@@ -96,12 +97,13 @@ class UnbatchedSession:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> None:
-        """Queue one request; tensors without rows or dimensions are the model's affair here.
+        """Queue one request; `done` follows on the event loop. Inputs may differ in their number of rows.
 
         A request whose deadline (CLOCK_MONOTONIC) passes in the queue ends with DEADLINE_EXCEEDED and is not run.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong shape.
+            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong
+                shape, UNAVAILABLE when the threads are closed.
         """
         for name, expected in self._shapes:
             array = inputs.get(name)
@@ -129,7 +131,7 @@ class UnbatchedSession:
         self._unanswered += 1
 
     def close(self) -> None:
-        """Return when the last request has been run; keeps nothing of the model. Not on the event loop."""
+        """Wait until the last request is answered, then drop the model. Blocks: not on the event loop."""
         self._closing = True
         if self._unanswered:
             self._drained.wait()

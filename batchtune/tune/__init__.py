@@ -1,5 +1,5 @@
-"""The search: what is tried next, what it held, and which configuration is best.
+"""Searches the batching parameters: what to try next, which rates a configuration held, and which one is best.
 
-Out goes `trials.trial.Trial`, one by one, as each ends; then `answer.recommendation.Recommendation`.
+A sweep yields a `trials.trial.Trial` as each run ends; `answer.recommend` makes a `Recommendation` of all of them.
 Start with `sweep.sweep.sweep`, `search.capacity`, `evidence.bracket`, `answer.recommend.recommend`.
 """

@@ -1,7 +1,7 @@
-"""Runs one trial: applies the parameters, loads every model, makes figures of the answers, judges them.
+"""Runs one trial: applies the parameters, loads every model, measures the answers, judges them by the SLO.
 
-A server of one model is loaded as it is. Several models are loaded side by side, each by a fleet of its own: none
-begins before the requests of all are encoded, and the host is watched from the first request to the last answer of all.
+Several models of one server are loaded at once, each by a fleet of its own: no load begins before the requests of all
+are encoded, and the host is watched from the first request to the last answer of all.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ from batchtune.tune.trials.trial import (
 )
 
 SEED_STRIDE = 1_000_003
-"""Seeds of two trials or blocks are this far apart: a prime, so that none plays the schedule of another."""
+"""Distance between the seeds of two trials or blocks: a prime, so that no two have the same schedule."""
 
 LONE_ANSWERS, LONE_MAX_S = 5, 8.0
-"""A lone client goes on until so many answers, where that takes no longer. One answer is a measurement too."""
+"""A lone client that got fewer than LONE_ANSWERS answers runs again for as many, as far as they fit in LONE_MAX_S."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A trial that is to be run; `pace`: what is known of the server's speed (None: the scenario's own times hold)."""
+    """A trial that is to be run: its number, what it shall measure, the seed of its load.
+
+    `pace`: what is known of the server's speed, by which the load's times are chosen; None: the scenario's times.
+    """
 
     number: int
     request: TrialRequest
@@ -61,7 +64,7 @@ class Plan:
 
 
 class TrialBench(Protocol):
-    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
+    """Anything that can run a trial: a server under load, a table of recorded trials, a simulator."""
 
     def run(self, plan: Plan) -> FinishedTrial: ...
 
@@ -74,11 +77,12 @@ class _Outcome:
 
 
 class Bench:
-    """A target, load generators and the scenario's requests, ready for one trial after another.
+    """Runs trials one after another on a target, with the scenario's requests.
 
-    `fleet`: of several models one for each, by name. `on_live` is called a few times a second with the trial in flight,
-    one call at a time; of several models with the part of one of them. `now_s` is the monotonic clock. `guard` and
-    `client_max_rps` are a Loader's.
+    `fleet`: sends the load; with several models, model name -> its fleet.
+    `on_live`: called a few times a second, one call at a time, with the plan of the trial in flight and its live
+    counts; with several models with the part of one of them. `now_s`: a monotonic clock, in seconds.
+    `sleep`, `guard`, `client_max_rps`: as in `Loader`.
     """
 
     def __init__(
@@ -116,10 +120,10 @@ class Bench:
             self._models = {"": model(scenario, target, fleet)}
 
     def run(self, plan: Plan) -> FinishedTrial:
-        """Run a trial; a target that refuses, dies or answers nothing makes a failed one.
+        """Run a trial; where the target refuses the parameters, dies or answers nothing, the trial is a failed one.
 
         Raises:
-            UsageError: requests that do not fit a model; of several the message names it.
+            UsageError: the requests do not fit a model; with several models the message names it.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
         """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -157,12 +161,15 @@ class Bench:
         return FinishedTrial(trial=_whole(ended, parts, server), samples=samples)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
-        """Make the job of a trial of one model for so long, without warm-up, for a load generator that sends it
-        beside another."""
+        """Make the job of a trial that lasts `duration_s` seconds without warm-up, for a load generator that runs two
+        jobs in turns (`load.duet`). For servers of one model."""
         return self._models[""].job(plan, duration_s=duration_s)
 
     def _plans(self, plan: Plan) -> dict[str, Plan]:
-        """The part of each model that is loaded, at a multiple of its own rate and under a seed of its own."""
+        """Model name -> the plan of its part: `scale` times the model's stated rate, and a seed of its own.
+
+        A server of one model has one part, "": the plan itself.
+        """
         if self._together is None:
             return {"": plan}
         request = plan.request
@@ -182,7 +189,10 @@ class Bench:
         return plans
 
     def _loaded(self, plans: Mapping[str, Plan]) -> dict[str, _Outcome]:
-        """Load one model here, or several at once, each on a thread of its own; Ctrl-C ends them all."""
+        """Run the loads at once, each on a thread of its own (one model: on this thread). Returns outcomes by model.
+
+        Where a load raises, or Ctrl-C comes, all end; then raises the error of a load that failed by itself.
+        """
         together = self._together
         if together is None:
             return {name: self._models[name].load(plan) for name, plan in plans.items()}
@@ -209,7 +219,11 @@ class Bench:
         return {name: run.result() for name, run in runs.items()}
 
     def _judged(self, trial: Trial, outcome: _Outcome | None, *, beside: bool) -> Trial:
-        """What came of the load of one model, be it `beside` others; None: it was not loaded to the end."""
+        """Complete the trial of one model with its figures, judged by the SLO.
+
+        `outcome` None: its load did not end; the trial is returned as it is. `beside`: other models were loaded too,
+        so that the server's counters are left out: they count all models.
+        """
         if outcome is None:
             return trial
         model, measurement = self._models[trial.model], outcome.figures.measurement
@@ -236,7 +250,8 @@ class Bench:
             self._on_live(plan, live)
 
     def _defect(self, outcome: _Outcome) -> str | None:
-        """Why these figures describe no working server; None when they do."""
+        """Why these figures are not those of a working server: it died, its answers cannot be decoded, or it answered
+        nothing though it was not overloaded. None: they are."""
         if not self._target.alive():
             return f"the server died under load; its last words:\n{self._target.log_tail()}"
         samples = outcome.figures.samples
@@ -251,7 +266,7 @@ class Bench:
 
 
 def _whole(ended: Trial, parts: Mapping[str, Trial], server: ServerActivity | None) -> Trial:
-    """The trial of several models: it fails where that of one does, and keeps its promises where all do."""
+    """The trial of several models: failed where the part of one is, feasible where all parts are."""
     failures = [f"{name}: {part.failure}" for name, part in parts.items() if part.failure is not None]
     failure = ended.failure or next(iter(failures), None)
     return replace(
@@ -265,11 +280,11 @@ def _whole(ended: Trial, parts: Mapping[str, Trial], server: ServerActivity | No
 
 
 class _NotLoadedError(TargetError):
-    """The load of a model that was ended, or never began, because that of another failed."""
+    """The load of a model was ended, or did not begin, because the load of another model failed."""
 
 
 class _ModelBench:
-    """Loads one model of the server."""
+    """Loads one model of the server; `together`: what ties its load to those of the other models, None: it is alone."""
 
     def __init__(
         self,
@@ -290,7 +305,7 @@ class _ModelBench:
         return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
-        """The load of a plan for so long, warm-up none."""
+        """Make the job of a plan that lasts `duration_s` seconds, without warm-up."""
         arrivals = arrivals_of(self.scenario.load, duration_s=duration_s, seed=plan.seed)
         timeout_s = self._times(plan).timeout_s
         return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
@@ -352,11 +367,14 @@ class _ModelBench:
     def _ends(
         self, should_stop: Callable[[LiveAggregate], bool] | None
     ) -> Callable[[LiveAggregate], bool] | None:
-        """Of several models another's load may end this one."""
+        """What ends a load early: `should_stop`; with several models also another model's load that ended early."""
         return should_stop if self._together is None else self._together.ends(should_stop)
 
     def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
-        """The lone client again, for longer, where it got few answers and more are to be had in reasonable time."""
+        """Figures of a lone client with at least LONE_ANSWERS answers.
+
+        Where it got fewer, the client runs once more for longer, unless LONE_MAX_S is too short for two answers.
+        """
         latency_s = figures.measurement.latency_s["p50"].value
         enough_s = min(LONE_ANSWERS * latency_s, LONE_MAX_S)
         if figures.measurement.requests >= LONE_ANSWERS or not 2.0 * latency_s <= enough_s:
@@ -386,7 +404,10 @@ class _ModelBench:
         )
 
     def _watch(self, plan: Plan, *, warm_up_s: float) -> SloWatch | None:
-        """Ends a run at one rate of a search for a capacity as soon as its verdict is clear; fresh runs go on."""
+        """A watch that ends a run at one rate early, once it is clear whether the rate is held.
+
+        None: it runs to its end, as do confirmation runs, other objectives, and limits that no live count shows.
+        """
         limit = primary_limit(self.scenario.slo)
         if (
             limit is None
@@ -415,7 +436,8 @@ class _ModelBench:
         )
 
     def _counted_requests(self, plan: Plan) -> _Outcome:
-        """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
+        """Send the scenario's number of requests, after a warm-up that is a load of its own; all of them count, from
+        the first request to the last answer."""
         load = self.scenario.load
         arrivals = arrivals_of(load, concurrency=plan.request.concurrency, duration_s=load.duration_s)
         if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
@@ -450,7 +472,11 @@ class _ModelBench:
 
 
 class _Together:
-    """Several models' loads at once, to each of them a guard of the host: begun and ended by all or by none."""
+    """Ties the loads of several models together: they begin at once, and a failure of one ends all.
+
+    Each load takes it for its `Guard`: `begin` and `end` wait for the other loads, and the host is watched once, from
+    the first to the last. `server`: what the server's counters moved by meanwhile; None: no load has ended yet.
+    """
 
     def __init__(self, target: Target, guard: Guard) -> None:
         self._target = target
@@ -458,7 +484,7 @@ class _Together:
         self.server: ServerActivity | None = None
 
     def prepare(self, loads: int, *, ends_all: bool) -> None:
-        """Wait for so many loads; `ends_all`: where one is hopelessly late, all end."""
+        """Make ready for this many loads; `ends_all`: all end when one of them ends early."""
         self._cpus: Collection[int] | None = None
         self._first = threading.Barrier(loads, self._begin)
         self._last = threading.Barrier(loads, self._end)
@@ -479,13 +505,14 @@ class _Together:
         return self._noise
 
     def abort(self) -> None:
-        """End them all, and begin none."""
+        """End the loads that run, and let those that wait to begin raise `_NotLoadedError`."""
         self._stop.set()
         self._first.abort()
         self._last.abort()
 
     def ends(self, should_stop: Callable[[LiveAggregate], bool] | None) -> Callable[[LiveAggregate], bool]:
-        """Whether a load is to end, by what itself or another showed."""
+        """Return a function of the live counts: True when the load should stop by itself (`should_stop`) or since
+        another ended."""
 
         def stops(live: LiveAggregate) -> bool:
             if should_stop is not None and should_stop(live):
@@ -514,12 +541,13 @@ def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
 
 
 def _known(objective: Estimate | None) -> Estimate | None:
-    """None for a rate of 0 and for NaN: nothing was answered in the measured time, so there is nothing to compare."""
+    """The objective; None where it is 0 or NaN: nothing was answered in the measured time."""
     return objective if objective is not None and objective.value > 0.0 else None
 
 
 def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregate], bool] | None:
-    """Stops an open loop when a quarter of all its requests are far beyond the SLO; a closed loop is never stopped."""
+    """Return a function of the live counts that is True once a quarter of the measured time is over and a quarter of
+    all requests have failed or are late (`LiveAggregate`). None for a closed loop, which is never stopped so."""
     if not isinstance(arrivals, Schedule):
         return None
     total = len(arrivals.due_ns)
@@ -535,14 +563,14 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
 
 
 class Nodes(Protocol):
-    """Whatever can run several trials at once, one on each node."""
+    """Anything that can run several trials at once, one on each node."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the nodes that are left; empty: one server, which has no name."""
+        """Names of the nodes that still work; empty: there is one server, without a name."""
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """Run these trials, in this order as nodes become free, and yield each as it ends, with its node.
+        """Run these trials, each on the next node that is free, and yield each as it ends, with `node` set.
 
         Raises:
             MeasurementInvalidError: no node is left.
@@ -550,7 +578,7 @@ class Nodes(Protocol):
 
 
 class OneServer:
-    """Nodes where there is one server: one trial after another."""
+    """`Nodes` for a single server: runs one trial after another."""
 
     names: Sequence[str] = ()
 

@@ -1,4 +1,4 @@
-"""Sends one load to the target as it is configured, and measures it."""
+"""Sends one load to the target with the parameters that it has, and measures the answers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, ac
 from batchtune.wire.signature import Signature
 
 REPEATS_MAX = 2
-"""A run that the host or the client spoilt is repeated at most so often."""
+"""How often a run is repeated at most when noise of the host or a slow client spoilt it."""
 
 PATIENCE = 10.0
-"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
+"""When a run has ended, answers are waited for this many times the SLO's largest latency limit."""
 
 SETTLE_LIMIT_S, SETTLE_STEP_S = 10.0, 0.1
-"""A server that was overwhelmed is given this long to come to rest, and looked at so often,"""
+"""How long an overwhelmed server may take to work off its queue, and the least time between two looks at it."""
 
 SETTLE_BATCHES, SETTLE_STEPS_MIN = 1.5, 20
-"""at least so many batches apart (within a batch a slow server looks at rest), and so often at least."""
+"""Least time between two looks in executions of its longest batch, within which a slow server seems idle; and the
+least number of looks, for which SETTLE_LIMIT_S is extended."""
 
 
 class Served(Protocol):
-    """A model that a launched server answers for."""
+    """One model on a running server: where it is reached, its parameters, its counters, its signatures."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -59,7 +60,7 @@ class Served(Protocol):
 
 
 class Target(Served, Protocol):
-    """A launched server that takes configurations."""
+    """A running server whose batching parameters and flags can be changed."""
 
     def apply(self, configuration: Configuration) -> ApplyRecord: ...
 
@@ -77,7 +78,7 @@ class Guard(Protocol):
 
 
 class LoadGenerator(Protocol):
-    """Load generators that run one job at a time."""
+    """Processes, of this machine or of several, that together send one job at a time."""
 
     def run(
         self,
@@ -88,16 +89,24 @@ class LoadGenerator(Protocol):
     ) -> Samples: ...
 
     def retire(self, name: str, why: str) -> bool:
-        """Go on without the worker of this name. Returns False where the worker stays."""
+        """Leave the worker of this name out of later jobs, for the reason `why`.
+
+        Returns False where it cannot be left out, and stays.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late.
+    """What to send in one load, and which part of it counts.
 
-    `whole`: every request counts, from the start to the last answer, whatever the warm-up. `timeout_s` None: the
-    request's. `batch_s` is what a batch is expected to take. `patient`: answers are waited for as long as a request may
-    take, else until they are hopelessly late for the SLO.
+    `arrivals`: when requests are sent, warm-up included.
+    `warm_up_s`: requests due in this time from the start do not count.
+    `whole`: every request counts, from the start to the last answer, whatever `warm_up_s` is.
+    `overdue_after_s`: live counts call an answer late after this time; None: after the request's timeout.
+    `should_stop`: called with the live counts; True ends the load early. None: never.
+    `timeout_s`: of a request; None: the scenario's.
+    `batch_s`: how long a batch is expected to take; 0: unknown.
+    `patient`: at the end answers are waited for up to the timeout; else up to PATIENCE times the largest limit.
     """
 
     arrivals: Arrivals
@@ -112,9 +121,9 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What came of one load: every request, the window that counts, and the sum.
+    """The result of one load: every request, the window of time that counts, and the figures of that window.
 
-    `waited`: answers were waited for as long as a request may take, not only until they were hopelessly late.
+    `waited`: at the end answers were waited for up to the request's timeout, not only PATIENCE times a limit.
     """
 
     samples: Samples
@@ -124,11 +133,12 @@ class Figures:
 
 
 class Loader:
-    """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest.
+    """Sends loads of the scenario's requests, which are encoded once, and measures each.
 
-    With a `guard` each measurement says whether the host was quiet, unless its load comes from a fleet on hosts that
-    nobody here can watch; `client_max_rps` tells what the client can do at
-    most with these requests, so that a measurement near it says so.
+    `guard`: watches this host during each load, so that the measurement has a caveat where it was noisy. It is not
+    used where the load comes from a fleet on other hosts. None: the host is not watched.
+    `client_max_rps`: measures the highest rate at which the client can send these requests, so that a measurement
+    near that rate has a caveat. `sleep`: waits while the server works off its queue; replaced in tests.
     """
 
     def __init__(
@@ -153,7 +163,10 @@ class Loader:
         self._cpu_tells_rest = True
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
-        """Send one load and measure it; where a worker of a fleet was lost or slow, once more without that worker.
+        """Send one load and measure it; `on_live` is called with the live counts a few times a second.
+
+        A load during which a worker of a fleet was lost is sent again by the workers that are left, and so is one in
+        which a worker was too slow (`_may_repeat`).
 
         Raises:
             TargetError: the server died or cannot be reached.
@@ -179,7 +192,7 @@ class Loader:
             self._settle(load, None)
 
     def _slow_worker(self, figures: Figures) -> tuple[str, Coded] | None:
-        """A worker of a cluster that fell short where the others can stand in for it."""
+        """Name and fault of a worker of a fleet that was too slow, where the others can send its share; None: none."""
         if self._scenario.load.fleet is None:
             return None
         limit = primary_limit(self._scenario.slo)
@@ -188,7 +201,11 @@ class Loader:
         return dispensable_worker(figures.samples, figures.window, limit_s=limit_s)
 
     def _may_repeat(self, worker: str, why: Coded, suspects: set[str], figures: Figures) -> bool:
-        """Once as it was, since any node may have a bad moment; without one that falls short again, if that may be."""
+        """Whether to send the load again because `worker` was too slow, for the reason `why`.
+
+        The first time it is sent by the same workers, since any node may be disturbed for a moment (for at most
+        REPEATS_MAX workers); the second time without this worker, where the fleet can do without it.
+        """
         if worker not in suspects:
             suspects.add(worker)
             return len(suspects) <= REPEATS_MAX
@@ -243,21 +260,21 @@ class Loader:
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 
     def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Coded, ...]:
-        """None where a run counts from its start on purpose, or what is in force is not known."""
+        """Caveats of a warm-up that was too short; () where the whole run counts, or the parameters are not known."""
         in_force = self._target.in_force
         if in_force is None or load.whole:
             return ()
         return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
 
     def _graph_caveats(self) -> tuple[Coded, ...]:
-        """Say so where both the model's graph and the server batch."""
+        """The caveat that both the model's graph and the server batch; () where they do not."""
         inside, in_force = self._target.endpoint.batches_inside, self._target.in_force
         if not inside or in_force is None or in_force.batching is None:
             return ()
         return (caveat("batched_twice", inside=inside),)
 
     def job(self, load: LoadRun) -> LoadJob:
-        """Make the job that tells load generators what to send."""
+        """Make the job for the load generators: where to send which requests when, and how long to wait for them."""
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
         limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")
@@ -282,7 +299,11 @@ class Loader:
         )
 
     def _encoded(self) -> RequestSet:
-        """The requests, made once; then also what to expect of the answers, and what the client can do."""
+        """Encode the requests at the first call; later calls return the same set.
+
+        That call also sends one request to a server of kind http, to see that it answers; sends each request alone,
+        where the answers under load are to be compared with these; and measures the client's highest rate.
+        """
         if self._requests is not None:
             return self._requests
         request, model_name = self._scenario.request, self._target.endpoint.model_name
@@ -309,10 +330,11 @@ class Loader:
         return requests
 
     def _settle(self, load: LoadRun, during: ServerActivity | None) -> None:
-        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial.
+        """Wait until the server has worked off requests that were given up, so that they do not slow the next trial.
 
-        The longest batch that it executed `during` the load or since says how far apart two looks have to be: a queue
-        that overflowed makes far larger batches than were expected.
+        The server is idle when its counters do not move between two looks. These are SETTLE_BATCHES of its longest
+        batch apart, of those executed `during` the load or since: an overflowed queue makes far larger batches than
+        were expected.
         """
         before = self._target.counters()
         longest_s = max(load.batch_s, 0.0 if during is None else _longest_batch_s(during))
@@ -341,7 +363,7 @@ def _longest_batch_s(moved: ServerActivity) -> float:
 
 
 def loaded_cpus(scenario: Scenario) -> frozenset[int]:
-    """Return the CPUs that server and client may run on."""
+    """Return the numbers of the CPUs that the server or the client may run on: those of the scenario, else all."""
     anywhere = schedulable_cpus()
     server, client = scenario.target.cpus, scenario.load.cpus
     return frozenset(anywhere if server is None else server) | (
@@ -350,7 +372,7 @@ def loaded_cpus(scenario: Scenario) -> frozenset[int]:
 
 
 def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Coded, ...]:
-    """Say so where the time was over before the number of requests that was asked for."""
+    """The caveat that the time was over before the number of requests asked for was sent; () where it was not."""
     asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
     requests = samples.one_in * len(samples)
     if asked is None or requests >= asked:

@@ -1,7 +1,7 @@
 """Searches the capacity of one configuration: the highest rate that it holds within the SLO.
 
-A closed loop that fills its batches says about how much is answered. Loads at one rate then close the bracket: down
-until a rate is held, then as a sweep closes that of its leader.
+A closed loop that fills the batches shows roughly how many requests/s are answered. Loads at one rate each follow:
+ever lower until a rate is held, then between the held and the missed rate, as a sweep does for its leader.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import Probe, Trial, TrialRequest
 
 BURST_S, CLIENTS_MAX = 1.0, 256
-"""Measured part of the closed loop, at least, and its clients at most: where more fill a batch it bounds nothing."""
+"""Measured part of the closed loop, at least, and its clients, at most: where a full batch needs more, its throughput
+is no upper end of the bracket."""
 
 
 DOWN, LEAST = (0.7, 0.5), 0.05
-"""Steps down until a rate is held; the share of the first rate at which they end."""
+"""Factors on the lowest rate so far while none is held (the last repeats); below LEAST of the first rate it ends."""
 
 CLOSED = 1.1
-"""Missed over held rate that ends the search."""
+"""The search ends when the lowest missed rate is at most this many times the highest held rate."""
 
 RUN_S, REQUESTS, RUN_SHARE = 2.0, 1000, 1 / 12
-"""A load at one rate lasts so long (less where the scenario's own are shorter) and holds so many requests, within this
-share of the search;"""
+"""Length of a load at one rate: RUN_S (or the scenario's, if shorter), longer for REQUESTS, but at most RUN_SHARE of
+the search's time."""
 
 BATCHES_MIN, REQUESTS_MIN = 4, 4
-"""and so many in any case: fewer show no queue."""
+"""Batches and requests that a load at one rate has in any case: fewer show no queue."""
 
 SEARCH_S, SEARCH_LOOPS = 45.0, 6
-"""A search ends after this time, or so many closed loops of a slow server: fewer loads bracket nothing."""
+"""A search ends after SEARCH_S, of a slow server after the time of SEARCH_LOOPS closed loops: sooner there are too few
+loads for a bracket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCapacity:
-    """What a search ends with: every rate tried, and the figures at the highest that held, else at the lowest."""
+    """The result of a search: every rate tried, and the figures at the highest rate held, else at the lowest tried."""
 
     bracket: Bracket
     figures: Figures
@@ -63,9 +65,10 @@ def find_capacity(
     pace: Pace,
     now_s: Callable[[], float],
 ) -> FoundCapacity:
-    """Search the highest rate for the trial `plain`, which names no load.
+    """Search the highest rate that the configuration of `plain` holds; `plain` itself names no rate and no clients.
 
-    `load` sends what is asked as the load of this number, from 0 on; whatever it raises ends the search.
+    `load(request, number)` runs one load and returns its figures; `number` counts the loads from 0. An exception that
+    it raises ends the search and passes through.
     """
     configuration = plain.configuration
     search_s = search_seconds(scenario, configuration, pace)
@@ -86,15 +89,17 @@ def find_capacity(
 
 
 def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace) -> float:
-    """Compute the seconds that a search takes at most, without the load in which its time ends."""
+    """Compute the seconds after which a search begins no further load; the one under way then still ends."""
     clients = _burst_clients(scenario, configuration)
     loop = times_of(pace, scenario, configuration, clients=clients, short_s=BURST_S)
     return max(SEARCH_S, SEARCH_LOOPS * loop.run_s)
 
 
 def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
-    """Choose the rate to try after these runs, given latency limits in seconds; None: the bracket is closed, or
-    nothing holds."""
+    """Choose the next rate to try, requests/s; None: the bracket is closed, or no rate tried was held.
+
+    `limits`: of latency in seconds, by quantile name.
+    """
     # Of what the closed loop answers, the first rate.
     first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
     tried = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None]
@@ -112,7 +117,7 @@ def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
 
 
 def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> BracketRun:
-    """A load as every trial is judged."""
+    """Judge one load by the scenario's SLO, by way of the rules for trials."""
     trial = Trial(
         number=0,
         state="complete",
@@ -126,7 +131,8 @@ def _judged(ask: TrialRequest, figures: Figures, scenario: Scenario) -> BracketR
 
 
 def _telling(tried: Sequence[tuple[BracketRun, Figures]], bracket: Bracket) -> Figures:
-    """Of the run that held nearest to what the bracket says (of several the longest), else of the lowest rate."""
+    """Figures of the held run whose rate is nearest to the bracket's (the longest of several), else of the lowest
+    rate."""
 
     def rank(run: BracketRun) -> tuple[bool, float, int]:
         rate_rps = run.rate_rps or math.inf

@@ -1,1 +1,1 @@
-"""The factor by which the variants of a scenario differ, block by block."""
+"""Compares the variants of a scenario block by block: runs, ratios with intervals, the noise floor."""

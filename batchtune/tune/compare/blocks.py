@@ -1,8 +1,8 @@
-"""Runs the variants of a scenario so that only what varies can make the difference.
+"""Runs the variants of a scenario in blocks, so that only what differs between them can make the difference.
 
-In blocks: each runs every variant once, side by side and under one seed, in an order drawn at random and mirrored in
-the next block (ABBA). A trial on a noisy host is repeated, and every attempt is kept. A variant that fails twice in a
-row is left out from then on; the others go on.
+Each block runs every variant once, one after another and under one seed, in an order drawn at random and mirrored in
+the next block (ABBA). A trial on a noisy host is repeated, and every attempt is archived. A variant that fails twice in
+a row is left out from then on; the others go on.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, part
 QUANTILES = ("p50", "p95", "p99")
 
 Metric = Literal["throughput", "rows", "p95", "capacity"]
-"""What is compared: requests/s, rows/s (where rows per request differ), p95 in seconds, capacity in requests/s."""
+"""The compared figure of a run: throughput in requests/s, rows/s (where requests differ in rows), p95 in seconds,
+capacity in requests/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFigures:
-    """One variant over its blocks: each figure is typical of a run, its interval from the spread between blocks.
+    """Figures of one variant over its blocks. An Estimate has the value typical of a run, and an interval by the spread
+    between blocks; None: not measured.
 
-    `requests` is the fixed number that `wall_s` is the time of; None: the runs were bounded by time. `noisy` counts
-    the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out; None: it was not.
-    `padding_per_element`: what filled up shorter inputs, for each element sent; None: all have one length.
-    `device_busy_ratio`: the share of the time in which the device part of the model ran; None: not told.
+    `rows_per_request`, `mean_batch_rows`, `error_ratio`, `device_busy_ratio`: means over the runs. The last is the
+    share of the time in which the device part of the model ran; None: the server does not count it.
+    `runs`, `noisy`: runs that count, and those of them that the host disturbed in spite of all repeats.
+    `requests`, `wall_s`: the fixed number of requests, and the seconds that it took; None: runs were bounded by time.
+    `latency_s`: quantile name -> seconds.
+    `caveats`: those that most runs have. `failure`: why the last attempt failed; None: it did not.
+    `padding_per_element`: elements added to fill up shorter inputs, per element sent; None: all inputs have one length.
     """
 
     name: str
@@ -70,7 +75,7 @@ class VariantFigures:
 
     @property
     def client_limited(self) -> bool:
-        """Whether the load generator, not the server, limited the variant's figures."""
+        """Whether the load generator rather than the server limits the variant's throughput."""
         return self.bottleneck is not None and self.bottleneck.kind == "client"
 
     @property
@@ -80,7 +85,7 @@ class VariantFigures:
 
 
 def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
-    """Sum up the trials of one variant, failed ones included."""
+    """Compute the figures of one variant from `trials`, which may hold those of other variants and failed ones too."""
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
     measured = [trial.measurement for trial in counted if trial.measurement is not None]
@@ -117,7 +122,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
 
 
 def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
-    """Return the trial that counts in each block: the variant's last complete attempt."""
+    """Return block number -> the trial that counts: the last complete attempt of the variant `name` in that block."""
     return {
         trial.block: trial
         for trial in parts_of(trials)
@@ -129,7 +134,7 @@ def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
 
 
 def noise_repeats(trials: Sequence[Trial]) -> int:
-    """Count the attempts made because the host had disturbed the one before."""
+    """Count the trials that repeat one which noise of the host had disturbed."""
     return sum(
         (before.reason, before.block) == (after.reason, after.block)
         and before.state == "complete"
@@ -139,7 +144,7 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
 
 
 def figure_of(metric: Metric) -> Callable[[Trial], float]:
-    """Return the figure of a run that a metric compares; NaN without one."""
+    """Return a function that takes a trial and returns its figure for `metric`; NaN where it was not measured."""
 
     def value(trial: Trial) -> float:
         measured = trial.measurement
@@ -159,7 +164,7 @@ def figure_of(metric: Metric) -> Callable[[Trial], float]:
 
 
 def latency_of(quantile: str) -> Callable[[Trial], float]:
-    """Return one latency quantile of a run, in seconds."""
+    """Return a function that takes a trial and returns its latency quantile in seconds; NaN where not measured."""
 
     def value(trial: Trial) -> float:
         return math.nan if trial.measurement is None else trial.measurement.latency_s[quantile].value
@@ -168,7 +173,7 @@ def latency_of(quantile: str) -> Callable[[Trial], float]:
 
 
 def _typical_latency(values: Iterable[float]) -> Estimate | None:
-    """As `typical`; with infinite ones among them, of runs with too many errors, the plain median."""
+    """Return `typical` of these latencies; where one is infinite (too many errors), the median without an interval."""
     known = [seconds for seconds in values if not math.isnan(seconds)]
     if all(map(math.isfinite, known)):
         return typical(known)
@@ -176,7 +181,10 @@ def _typical_latency(values: Iterable[float]) -> Estimate | None:
 
 
 def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
-    """One of each kind, as the last run has it, where most runs have it; noise of the host is counted apart."""
+    """The caveats that more than half of the runs have, one of each code, with the figures of the last run.
+
+    Those about noise of the host are left out: `VariantFigures.noisy` counts them.
+    """
     counts = Counter(code for run in measured for code in {caveat.code for caveat in run.caveats})
     latest = {caveat.code: caveat for run in measured for caveat in run.caveats}
     return tuple(
@@ -187,14 +195,14 @@ def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
 
 
 REPEATS_SHARE = 0.5
-"""Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
+"""Most repeats for noise, as a share of the trials planned: on a host that is always noisy they gain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One arm of a comparison: a scenario of its own, under the name that its trials carry as their reason.
+    """One of the compared scenarios, under a name that is the `reason` of its trials.
 
-    `model` is which of several models it is the part of; "": it is whole.
+    `model`: with several models in the server, the one whose part this is; "": all of the variant.
     """
 
     name: str
@@ -203,20 +211,21 @@ class Variant:
 
     @property
     def configuration(self) -> Configuration:
-        """Configuration of the variant, with the parameters that are a model's own, where several have some."""
+        """Configuration of the variant; with several models it holds the batching parameters of each."""
         return self.scenario.with_models(self.scenario.configuration())
 
     @property
     def server_key(self) -> str:
-        """Key that is equal for variants which one server can serve: they differ at most in what it takes while it
-        runs, or by commands."""
+        """Text that is equal for variants which one launched server can serve: they differ at most in parameters that
+        can be changed while it runs, or by the user's own commands."""
         target = self.scenario.target.model_dump_json(exclude={"found"})
         given = () if self.scenario.target.kind == "command" else self.configuration.server_flags.items()
         flags = [item for item in given if item[0] != LENGTH_BUCKETS]
         return f"{target} {flags}"
 
     def arms(self) -> list[Variant]:
-        """The variant itself; of several models the part of each, `VARIANT/MODEL`, at its stated load."""
+        """Return what is compared of this variant: itself, or with several models the part of each, named
+        `VARIANT/MODEL`, under that model's stated load."""
         if not self.scenario.target.models:
             return [self]
         batches = self.configuration.batching is not None
@@ -231,7 +240,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The trial that is about to run: `attempt` counts from 1, `block` too."""
+    """The trial that is about to run: its variant, its block and its attempt in it (both from 1), its number."""
 
     variant: Variant
     block: int
@@ -272,7 +281,7 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
 
 
 def paired_arms(before: Variant, after: Variant) -> list[tuple[Variant, Variant]]:
-    """Return the pairs of arms to compare of two variants: those of the same model."""
+    """Return the (before, after) pairs to compare: both variants, or with several models their parts of each model."""
     by_model = {arm.model: arm for arm in after.arms()}
     return [(arm, by_model[arm.model]) for arm in before.arms()]
 
@@ -287,12 +296,12 @@ def compare(
     first_block: int = 1,
     first_number: int = 1,
 ) -> Iterator[FinishedTrial]:
-    """Run the blocks, yielding each trial as it ends, repeats included: the last complete attempt counts.
+    """Run `blocks` blocks and yield each trial as it ends, repeats included; of a block the last complete one counts.
 
-    `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
-    load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
-    Blocks and trials are counted from `first_block` and `first_number`: those before were run, and these go on with
-    their orders. Ends early when fewer than two variants still work.
+    `bench_of`: called with the variant before each trial; may launch a server at the first call.
+    `on_turn`: called before each trial. `paces`: variant name -> pace, by which the length of loads is chosen; None:
+    the scenario's times. `first_block`, `first_number`: where counting starts, after blocks that ran before; the orders
+    go on where those ended. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(REPEATS_SHARE * blocks * len(variants))
@@ -327,14 +336,14 @@ def compare(
 
 
 def is_noisy(trial: Trial) -> bool:
-    """Whether the host disturbed a trial."""
+    """Whether a trial has a caveat about noise of the host."""
     return any(
         caveat.code in HOST_CODES for measured in trial.measurements.values() for caveat in measured.caveats
     )
 
 
 def plan_of(turn: Turn, pace: Pace | None) -> Plan:
-    """Return the trial to run in a turn; all of a block have the seed of the block."""
+    """Return the plan of a turn's trial; all trials of a block have the same seed."""
     return Plan(
         number=turn.number,
         seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,

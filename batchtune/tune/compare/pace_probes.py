@@ -1,4 +1,4 @@
-"""Probes how fast a server is of which nothing was measured yet, and how long its loads will be."""
+"""Measures the speed of a server by short probes before a comparison, and plans how long its loads last."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 
 TURN_S: Final = 0.008
-"""Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most
-(tests/benchmarks/check/duet.py)."""
+"""Shortest turn of a duet (`load.duet`): the ratio of a pair varies as much for turns of 4 as of 200 ms, so that many
+short ones give the narrowest interval (tests/benchmarks/check/duet.py)."""
 
 TURN_REQUESTS: Final = 8.0
-"""Of an open loop in a turn, at least."""
+"""Requests that a turn of a duet has in an open loop, at least."""
 
 PAIRS_MIN: Final = 8
-"""Fewer pairs tell less than two runs one after another."""
+"""Least pairs of turns in a duet: fewer give a wider interval than two runs one after another."""
 
 DUET_S: Final = 3.5
-"""A duet of so long has a standard deviation of about 2 %."""
+"""Length of a duet: its mean ratio then has a standard deviation of about 2 %."""
 
 
 def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
-    """Plan the duet of a block by the latencies of both variants' runs; None: too few turns that are long enough fit
-    in the time of two runs."""
+    """Plan the duet of a block: two servers loaded in short turns, to compare the CPU time that a request costs.
+
+    `variants`: both; `trials`: their runs, whose latencies say how long turns must be. None: fewer than PAIRS_MIN pairs
+    fit in the time of two runs, nothing was measured, or the objective is capacity.
+    """
     both_s = sum(variant.scenario.load.duration_s for variant in variants)
     typical_s, late_s = (_latency_s(variants, trials, name) for name in ("p50", "p95"))
     if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
@@ -60,8 +63,11 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
 
 
 def request_cost(pairs: Sequence[tuple[float, float]], *, planned: int) -> tuple[float, float] | None:
-    """Compute the CPU seconds a request of both servers, whose ratio is typical of the pairs; None: most could not
-    be told."""
+    """Compute the CPU seconds that a request costs the first server and the second.
+
+    `pairs`: (first, second) of each pair of turns. The first figure is the median; the second is the first times the
+    Hodges-Lehmann estimate of the pairs' ratio. None: more than half of the `planned` pairs have no ratio.
+    """
     ratios = log_ratios(pairs)
     if 2 * len(ratios) < planned:
         return None
@@ -70,7 +76,7 @@ def request_cost(pairs: Sequence[tuple[float, float]], *, planned: int) -> tuple
 
 
 def _latency_s(variants: Sequence[Variant], trials: Sequence[Trial], quantile: str) -> float:
-    """Of the slower variant, the median over its runs; infinite without any."""
+    """A latency quantile of the slower variant in seconds, the median over its runs; inf: a variant has none."""
     by_variant = [
         [
             trial.measurement.latency_s[quantile].value
@@ -83,13 +89,13 @@ def _latency_s(variants: Sequence[Variant], trials: Sequence[Trial], quantile: s
 
 
 def _filled_s(scenario: Scenario) -> float:
-    """What TURN_REQUESTS take at the rate of an open loop."""
+    """Seconds in which TURN_REQUESTS are sent in an open loop; 0 for a closed loop."""
     rate_rps = scenario.load.rate_rps
     return TURN_REQUESTS / rate_rps if scenario.load.open_loop and rate_rps else 0.0
 
 
 def _open_s(variant: Variant) -> float:
-    """How long a batch waits for more requests, once nobody sends any."""
+    """The variant's batch timeout in seconds; 0 without batching."""
     configuration = variant.configuration
     return (
         0.0
@@ -101,10 +107,10 @@ def _open_s(variant: Variant) -> float:
 def probed_pace(
     bench: TrialBench, scenario: Scenario, configuration: Configuration, *, clients: int | None = None
 ) -> Pace:
-    """By a lone client and, where batches may be slow or a number of requests is asked for, by so many clients (None:
-    as the scenario's load has, or fill a batch).
+    """Measure a server's pace by a lone client and, where batches may be slow or the scenario sends a fixed number of
+    requests, by `clients` at once (None: those of the scenario's load, else enough to fill a batch).
 
-    The pace stays unknown where nothing was answered: the loads that follow say why.
+    Where nothing is answered, the returned pace is that of an unknown server: the loads that follow report why.
     """
     clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
     pace_probe_s = 0.3  # Length of the probe of a lone client; a slower answer is waited for.
@@ -122,15 +128,18 @@ def probed_pace(
 
 
 def leaves_duration_open(scenario: Scenario) -> bool:
-    """Whether the scenario leaves open how long a load lasts, by time and by number of requests."""
+    """Whether the scenario's file sets neither the duration of a load nor its number of requests."""
     return "duration_s" not in scenario.load.model_fields_set and scenario.load.requests is None
 
 
 def probed_paces(
     variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
 ) -> dict[str, Pace]:
-    """Probe the pace of each variant, by its name; those that differ in nothing but the name are probed once, those
-    of several models never: their loads last as long as the scenario says."""
+    """Measure the pace of each variant's server. Returns variant name -> pace.
+
+    Variants that differ only in their name are measured once. With several models none is measured (the pace is that
+    of an unknown server): their loads last as long as the scenario says.
+    """
     by_scenario: dict[str, Pace] = {}
     for variant in variants:
         if variant.scenario.target.models:
@@ -143,13 +152,15 @@ def probed_paces(
 
 
 def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
-    """Compute the seconds that so many blocks take, without repeats."""
+    """Compute the seconds that this many blocks take, without repeats; `paces`: variant name -> pace."""
     return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
 
 
 def run_seconds(variant: Variant, pace: Pace) -> float:
-    """Compute the seconds that one run of a variant takes; of a search for the capacity at most, of a number of
-    requests at most its duration."""
+    """Compute the seconds that one run of a variant takes; at most, where `is_most` says so.
+
+    A run that searches a capacity may end sooner; one of a fixed number of requests ends at the scenario's duration.
+    """
     scenario, configuration = variant.scenario, variant.configuration
     if scenario.target.models:
         return scenario.load.warm_up_s + scenario.load.duration_s
@@ -167,7 +178,7 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
 
 
 def is_most(variant: Variant, pace: Pace) -> bool:
-    """Whether a run of it may end long before `run_seconds`."""
+    """Whether `run_seconds` is an upper bound, and a run of the variant may end long before it."""
     if variant.scenario.objective == "capacity":
         return not variant.scenario.target.models
     return _counts_requests(variant.scenario) and not pace.full_rps > 0.0
@@ -189,7 +200,7 @@ def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
 def _plan(
     scenario: Scenario, configuration: Configuration, source: Source, *, clients: int, duration_s: float
 ) -> Plan:
-    """A short closed loop whose answers are waited for as those of a server of unknown speed."""
+    """Plan a short closed loop for a server of unknown speed."""
     return Plan(
         number=0,
         seed=scenario.load.seed,

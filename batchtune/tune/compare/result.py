@@ -1,4 +1,4 @@
-"""Sums up the blocks of a comparison: the factor, how sure it is, and whether batching helps."""
+"""Sums up a comparison: ratios between variants with intervals, whether batching helps, and the noise floor (A/A)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from batchtune.tune.compare.blocks import (
 from batchtune.tune.trials.trial import Trial
 
 HARDLY = 0.05
-"""A gain below this, sure as it may be, is called hardly any."""
+"""A gain of batching below this share, however narrow its interval, counts as "hardly"."""
 
 
 Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
@@ -41,8 +41,13 @@ Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two variants, block by block: `ratio` is variant over baseline, None when no block has both. `model` is whose
-    figures they are, of several; "": of the one."""
+    """Two variants compared block by block.
+
+    `metric`: the compared figure. `ratio`: variant over baseline, of that figure; None: no block has both.
+    `outcome`: "different" where the interval of `ratio` leaves out 1.
+    `latency_ratios`: quantile name -> ratio. `blocks`: blocks that have both.
+    `model`: with several models, the one whose figures these are; "": there is one.
+    """
 
     variant: str
     baseline: str
@@ -56,7 +61,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingAnswer:
-    """Does batching help here? `pair` is with over without; all else is the same in both."""
+    """Whether batching helps, from two variants that differ in nothing else: `pair` is with over without batching."""
 
     protocol: str
     rows_per_request: float | None
@@ -66,8 +71,12 @@ class BatchingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything that a comparison says; `pairs` are each variant against the first, of several models for each of
-    them. `repeats` were made for noise."""
+    """The result of a comparison.
+
+    `variants`: figures of each; with several models of each model in each variant. `pairs`: each variant against the
+    first. `answers`: whether batching helps, from each two variants that differ only in it.
+    `blocks`, `trials`, `repeats`: blocks run, trials run, and those of them that repeat a noisy one.
+    """
 
     variants: tuple[VariantFigures, ...]
     pairs: tuple[Pair, ...]
@@ -87,7 +96,7 @@ class Comparison:
 
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:
-    """Sum up the trials of `compare`, however many there are; the first variant is the baseline."""
+    """Sum up the trials of `compare`, all or those so far; the first variant is the baseline."""
     arms = [arm for variant in variants for arm in variant.arms()]
     runs = {arm.name: runs_of(trials, arm.name) for arm in arms}
     figures = {arm.name: figures_of(arm, trials) for arm in arms}
@@ -118,7 +127,10 @@ def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Compariso
 def block_pairs(
     before: Mapping[int, Trial], after: Mapping[int, Trial], value: Callable[[Trial], float]
 ) -> list[tuple[float, float]]:
-    """Return (before, after) of one figure, for every block that has both."""
+    """Return (before, after) of one figure for each block that has both, in the order of blocks.
+
+    `before`, `after`: block number -> trial, as `runs_of` returns them. `value`: a trial -> its figure.
+    """
     return [(value(before[block]), value(after[block])) for block in sorted(before.keys() & after.keys())]
 
 
@@ -166,9 +178,9 @@ def _metric(before: VariantFigures, after: VariantFigures, *, objective: str) ->
 
 
 def _same_but_for_batching(off: Variant, on: Variant) -> bool:
-    """Whether the two differ in nothing but that one batches and the other does not.
+    """Whether `on` batches, `off` does not, and they differ in nothing else.
 
-    Batches that hold no two requests are no batching: such a variant is a baseline of its own.
+    A variant whose batches have no room for two requests does not count as batching.
     """
     if off.configuration.batching is not None or not _may_batch(on):
         return False
@@ -200,17 +212,19 @@ def _helps(pair: Pair) -> Helps:
     return "yes" if gain >= 1.0 + HARDLY else "hardly"
 
 
-# How small a change can be told on this machine? One configuration against itself (A/A), block by block.
+# The noise floor: the smallest change that can be detected on this machine, from one configuration compared with
+# itself (A/A), block by block.
 
 ARMS: Final = ("A", "A again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """One figure: `spread` is the standard deviation of log ratios within a block, about zero, with its interval.
+    """The noise floor of one figure.
 
-    `ratio` is A again over A and should not differ from 1. `smallest` maps a number of blocks to the smallest
-    relative change that as many blocks find in 4 of 5 comparisons.
+    `spread`: standard deviation about 0 of the natural log of the ratio within a block, with its interval.
+    `ratio`: second run over first run of the same configuration; its interval should contain 1.
+    `smallest`: number of blocks -> the smallest relative change that as many blocks detect in 4 of 5 comparisons.
     """
 
     spread: Estimate
@@ -219,8 +233,7 @@ class Floor:
 
     @property
     def differs(self) -> bool:
-        """Whether one configuration seems to differ from itself, which 1 figure in 20 does by chance; more mean
-        drift."""
+        """Whether the interval of `ratio` leaves out 1: 1 figure in 20 does by chance, more are a sign of drift."""
         return not self.ratio.low <= 1.0 <= self.ratio.high
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,7 +243,13 @@ class Floor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """The floor of each figure, the objective's first. `noisy` runs were disturbed by the host after all repeats."""
+    """The noise floor of a machine.
+
+    `floors`: figure ("capacity", "throughput", "p50", …) -> its floor, the objective's first.
+    `pairs`: blocks that have both runs. `runs`: runs that count. `noisy`: those of them that the host disturbed in
+    spite of all repeats. `repeats`: trials that repeat a noisy one.
+    `client_limited`: the load generator limits the throughput. `failure`: why a run failed; None: none did.
+    """
 
     floors: dict[str, Floor]
     pairs: int
@@ -249,12 +268,12 @@ class NoiseFloor:
 
 
 def arms_of(scenario: Scenario) -> list[Variant]:
-    """Return the scenario's own configuration twice, as the two arms of a noise floor."""
+    """Return the scenario as two variants that differ only in their names, ARMS."""
     return [Variant(name=name, scenario=scenario) for name in ARMS]
 
 
 def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
-    """Sum up the trials of `compare` over `arms_of` a scenario."""
+    """Compute the noise floor from the trials that `compare` yields for the two variants of `arms_of`."""
     first, second = (runs_of(trials, arm.name) for arm in arms)
     figures = [figures_of(arm, trials) for arm in arms]
     objective = arms[0].scenario.objective

@@ -1,1 +1,1 @@
-"""Carries a search through: budget, order, confirmation, progress, export."""
+"""Carries a search out: within its budget, on one server or on several nodes, with progress and an export to Optuna."""

@@ -1,8 +1,8 @@
-"""Exports a search to an SQLite file as an Optuna study, for optuna-dashboard or a study of one's own.
+"""Exports a search to an SQLite file as an Optuna study, for optuna-dashboard or for a study of the user's.
 
-A trial a contender: its parameters are the knobs of the space, its value is what its runs held (capacity) or their mean
-(throughput, p95 of latency); one that held nothing is pruned. Exported again, the study has what is known by then, and
-keeps trials that somebody else added to it.
+Each contender becomes one Optuna trial. Its parameters are those of the space; its value is the highest rate held
+(objective capacity) or the mean over its runs (throughput, p95); it is pruned where no run held the SLO. A second
+export replaces these trials, and keeps those that somebody else added to the study.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
 NAMES = "named_by"
-"""The user attribute that every exported trial has: who named the contender."""
+"""Name of the user attribute that marks an exported trial; its value is who named the contender."""
 
 _STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 _HINT = "give sqlite:///FILE"
 
 
 def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
-    """Write the trials to an Optuna study. Returns its name: the scenario's and the start of the first trial.
+    """Write the contenders of these trials to an Optuna study; `url`: `sqlite:///FILE`.
+
+    Returns the name of the study: the scenario's name and the start of the first trial.
 
     Raises:
-        UsageError: no trials, no SQLite, or a file that cannot be written.
+        UsageError: there are no trials, the URL is not of SQLite, or the file cannot be written.
     """
     if not trials:
         raise UsageError("there are no trials to export")
@@ -62,10 +64,10 @@ def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
 
 @contextmanager
 def opened_storage(url: str) -> Iterator[optuna.storages.BaseStorage]:
-    """Within, the Optuna storage of an SQLite URL; its connections are closed at the end.
+    """Open the Optuna storage at an SQLite URL for a `with` block, whose end closes its connections.
 
     Raises:
-        UsageError: another kind of storage, or a file that cannot be opened.
+        UsageError: the URL is not of SQLite, or the file cannot be opened.
     """
     if not url.startswith("sqlite:///"):
         raise UsageError(f"--optuna-storage: no SQLite file: {url.partition('://')[0]!r}", hint=_HINT)
@@ -87,7 +89,10 @@ def _refused(error: Exception) -> UsageError:
 
 
 def _exported(search: Search, by_number: Mapping[int, Trial]) -> Iterator[optuna.trial.FrozenTrial]:
-    """The contenders that ran, in the order in which they were named."""
+    """Yield an Optuna trial for each contender that ran, in the order in which they were named.
+
+    `by_number`: trial number -> trial, of all trials of the search.
+    """
     ran = [contender for contender in search.contenders.all() if contender.runs]
     points = [_point(contender, search) for contender in ran]
     names = dict.fromkeys(name for point in points for name in point)
@@ -116,12 +121,12 @@ def _exported(search: Search, by_number: Mapping[int, Trial]) -> Iterator[optuna
 
 
 def _began(trial: Trial) -> datetime:
-    """When a trial began, as Optuna has it: in this machine's time."""
+    """When a trial began, in this machine's time without a zone, as Optuna stores it."""
     return datetime.fromisoformat(trial.started_utc).astimezone().replace(tzinfo=None)
 
 
 def _value(search: Search, contender: Contender) -> float | None:
-    """Requests/s, or seconds of p95; None: its runs held nothing."""
+    """Value of a contender: requests/s, with objective latency seconds of p95; None: no run held the SLO."""
     if not isinstance(search, FixedLoadSearch):
         return contender.bracket.held_rps or None
     standing = search.standing(contender)
@@ -131,7 +136,10 @@ def _value(search: Search, contender: Contender) -> float | None:
 
 
 def _point(contender: Contender, search: Search) -> dict[str, Any]:
-    """Its values of the space's knobs, words as text; without batching none."""
+    """Parameter -> the value that a contender has, for each parameter of the space; {} where it does not batch.
+
+    Values that are no numbers are written as text.
+    """
     if contender.configuration.batching is None:
         return {}
     point = contender.point or {}
@@ -141,7 +149,7 @@ def _point(contender: Contender, search: Search) -> dict[str, Any]:
 
 
 def _distribution(values: Sequence[Any]) -> BaseDistribution:
-    """Of numbers their range; of words, or of both, each of them."""
+    """Optuna's distribution of a parameter with these values: a range if all are numbers, else a choice of them."""
     if not all(map(is_number, values)):
         return CategoricalDistribution(list(dict.fromkeys(values)))
     kind = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution

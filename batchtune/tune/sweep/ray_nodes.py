@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster that run the trials of a sweep: a server under test and its load on each."""
+"""Runs the trials of a sweep on the nodes of a Ray cluster, each with a server under test and its load generators."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ WAIT_S: Final = 0.25
 
 
 class NodeBenches:
-    """Nodes with a bench each, on a thread each; a bench that raises MeasurementInvalidError has lost its node.
+    """Runs trials on several nodes at once, each by a bench on a thread of its own; `benches`: node name -> bench.
 
-    What a lost node was running is run on another. `on_wait` is called a few times a second.
+    A bench that raises MeasurementInvalidError has lost its node: its trial runs again on another, and `on_event` gets
+    a message. `on_wait` is called about four times a second while no trial ends.
     """
 
     def __init__(
@@ -90,14 +91,15 @@ class NodeBenches:
         self._on_event(f"{name} is lost: {error.message}; its trial is run again on another node")
 
 
-# A station: trials on a node for a head elsewhere, with a server, load and bench of its own.
+# A station: the part of a sweep that runs on a node, with a server, load generators and a bench of its own.
 #
-# The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same
-# for all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).
+# The main thread of its process (a Ray actor's) only answers the sweep; all trials run on one other thread, since the
+# kernel ends a server together with the thread that launched it (`target.process.ending_with_us`).
 
 
 class NodeStation:
-    """A node's server under test; `open` before anything else runs, `close` ends everything."""
+    """A server under test and its load on one node. Call `open` first, then `begin`, `look` until the trial has ended,
+    `result`; `close` at the end."""
 
     def __init__(self) -> None:
         at_usual_priority()
@@ -110,13 +112,14 @@ class NodeStation:
         return this_place()
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        """Make ready to launch the server on its share of these CPUs. Returns the scenario as it is run here.
+        """Make ready to launch the server. Returns the scenario with the CPUs that the server and its load get here.
 
-        Unless it is `alone` on its machine, the host is not watched: what the others do would look like noise. A Triton
-        is launched, and what its model's configuration says of batching is found.
+        `cpus`: numbers of the CPUs of this station. `alone`: no other station is on this machine; else the host is not
+        watched, since the load of the others would look like noise. A Triton is launched at once, and the returned
+        scenario has the batching parameters found in its model's configuration.
 
         Raises:
-            TargetError, UsageError: a Triton that does not start, or a model that cannot be batched.
+            TargetError, UsageError: Triton does not start, or its model cannot be batched.
         """
         here = placed_on_node(scenario, cpus=cpus, alone=alone)
         target, fleet = target_of(here), fleet_of(here.load)
@@ -137,22 +140,35 @@ class NodeStation:
         return here
 
     def begin(self, plan: Plan) -> None:
-        """Start a trial."""
+        """Start a trial and return at once.
+
+        Raises:
+            HostLostError: the station was not opened.
+        """
         if self._bench is None:
             raise HostLostError("it was not opened")
         self._running = _RunningTrial(self._thread.submit(self._bench.run, plan))
 
     def look(self) -> Progress:
-        """Return how far the trial is."""
+        """Return the last live counts of the trial begun, and whether it has ended.
+
+        Raises:
+            HostLostError: no trial was begun.
+        """
         running = self._trial()
         return Progress(live=running.live, ended=running.ended)
 
     def result(self) -> FinishedTrial:
-        """Return the trial that has ended, or raise what it raised."""
+        """Return the trial that has ended.
+
+        Raises:
+            BatchtuneError: the one that the trial raised.
+            HostLostError: the trial raised another exception, or none was begun.
+        """
         return self._trial().result()
 
     def close(self) -> None:
-        """Stop the server and the load; a trial under way fails by that."""
+        """Stop the server and the load generators; a trial under way fails, and is waited for up to 5 s."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
@@ -170,7 +186,7 @@ class NodeStation:
 
 
 class _RunningTrial:
-    """A trial on the thread of trials, and how far it is."""
+    """A trial that runs on the station's thread, with its latest live counts (None: none yet)."""
 
     def __init__(self, trial: Future[FinishedTrial]) -> None:
         self.trial = trial
@@ -188,13 +204,13 @@ class _RunningTrial:
 
 
 LONG_CALL_LIMIT_S: Final = 120.0
-"""Starting a node's load process, and moving the samples of a trial: 49 bytes a request."""
+"""Time limit of calls that start processes on a node, or move the samples of a trial (49 bytes a request)."""
 
 KEY: Final = "search.parallel"
 
 
 class RemoteNode(Protocol):
-    """What a head asks of a node: the methods of `NodeStation`."""
+    """The methods of a `NodeStation` that a sweep calls, by way of Ray or directly."""
 
     def place(self) -> Place: ...
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario: ...
@@ -205,7 +221,8 @@ class RemoteNode(Protocol):
 
 
 class RayNodes:
-    """A context manager: an actor with a station for each server that the scenario wants; all of it ends with it."""
+    """A context manager that starts a Ray actor with a station for each server that the scenario asks for, and ends
+    them all."""
 
     def __init__(self, scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
         self._scenario = scenario
@@ -215,11 +232,11 @@ class RayNodes:
         self.nodes: ServerNodes
 
     def __enter__(self) -> ServerNodes:
-        """The nodes, ready.
+        """Start the stations and return the nodes, ready for trials.
 
         Raises:
-            UsageError: no cluster at that address, or no room in it.
-            HostLostError: a node was lost before anything was measured.
+            UsageError: there is no cluster at that address, or no room in it.
+            HostLostError: a node was lost meanwhile.
         """
         spec = self._scenario.search.parallel
         self._on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
@@ -248,7 +265,7 @@ class RayNodes:
 
 
 class _RayStation:
-    """A RemoteNode by way of an actor's calls."""
+    """A RemoteNode whose methods are calls of a Ray actor."""
 
     def __init__(self, actor: RayActor) -> None:
         self._actor = actor
@@ -278,10 +295,15 @@ class _RayStation:
 
 
 class ServerNodes(NodeBenches):
-    """Nodes with a station each; servers on one machine share its CPUs out among themselves.
+    """`Nodes` of which each has a station; stations on one machine get equal shares of its CPUs.
 
-    `scenario` is the given one with the CPUs of the first node, and what a Triton's model had there; given so by an
-    earlier run, the others have their own all the same. `report` is told of the load of one trial in flight.
+    `scenario`: the given one with the CPUs of the first node, and the batching parameters that its Triton's model has
+    there. When a resumed run passes such a scenario, the other nodes still get CPUs of their own.
+    `report`: called with the plan and live counts of the trial in flight that began first; set by the caller.
+
+    Raises:
+        TargetError: a server does not start; the message names the node.
+        UsageError: Triton's model has other batching parameters on one node than on the first.
     """
 
     def __init__(
@@ -318,19 +340,19 @@ class ServerNodes(NodeBenches):
         on_event(_words(names, places, on_machine, gpus=gpus))
 
     def close(self) -> None:
-        """Stop waiting for trials."""
+        """End the threads that wait for trials: each raises HostLostError."""
         for trials in self._trials:
             trials.closed = True
 
     def _report(self) -> None:
-        """One load stands for those in flight: that of the trial begun first."""
+        """Call `report` with the load of the trial in flight that has the lowest number, where one has live counts."""
         lives = [trials.live for trials in self._trials if trials.live is not None]
         if lives:
             self.report(*min(lives, key=lambda live: live[0].number))
 
 
 class _NodeTrials:
-    """The trials of one node, waited for."""
+    """A TrialBench that runs each trial on a node's station and waits for its end; `live`: plan and latest counts."""
 
     def __init__(self, station: RemoteNode, *, sleep: Callable[[float], None]) -> None:
         self._station = station
@@ -353,7 +375,7 @@ class _NodeTrials:
 
 
 def _names(places: Sequence[Place]) -> list[str]:
-    """The names of the nodes, numbered where one has several servers."""
+    """Names of the nodes, each with " #1", " #2", … where it has several servers."""
     often = Counter(place.node for place in places)
     turns: Counter[str] = Counter()
     names = []
@@ -364,7 +386,10 @@ def _names(places: Sequence[Place]) -> list[str]:
 
 
 def _share(place: Place, turn: int, on_machine: Counter[str]) -> tuple[int, ...]:
-    """The CPUs of a machine dealt out to its servers in equal runs; all to each where there are fewer than servers."""
+    """CPUs of a station: an equal share of its machine's, as many as every other station there gets.
+
+    `turn`: number of the station on its machine, from 0. All CPUs where there are fewer than stations.
+    """
     count = len(place.cpus) // on_machine[place.machine]
     return place.cpus[turn * count : (turn + 1) * count] if count else place.cpus
 

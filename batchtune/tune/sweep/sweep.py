@@ -1,4 +1,5 @@
-"""Runs a sweep: asks the search what to load next, runs it, yields each trial as it ends, until the time is up."""
+"""Runs a sweep: asks the search which loads to run next, runs them, and yields each trial as it ends, until the budget
+is spent or nothing is open."""
 
 from __future__ import annotations
 
@@ -42,14 +43,17 @@ _PHASES: dict[Source, str] = {
 }
 
 PHASES: Final = ("scouting", "comparing", "confirming")
-"""In the order in which a sweep comes to them."""
+"""The phases of a sweep in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """Where a sweep stands. `plan` is that of the trial in flight, `best` leads so far.
+    """How far a sweep is.
 
-    `trials_max` is None when only time limits the sweep, `budget_s` when only trials do.
+    `phase`: one of PHASES. `plan`: of the trial in flight. `live`: its counts, None before the first.
+    `elapsed_s`, `budget_s`: seconds spent, and the budget (None: only trials limit the sweep).
+    `trials_done`, `trials_max`: trials ended, and the budget (None: only time limits the sweep).
+    `best`: last trial of the configuration that leads so far; None: none.
     """
 
     phase: str
@@ -64,9 +68,12 @@ class SweepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Who is told: `on_progress` a few times a second during a trial, `on_thinking` what goes on between two trials,
-    `on_plan` once, what the budget can do, as soon as that is known, `on_summary` once, when the sweep ends, however it
-    ends."""
+    """Functions that a sweep calls.
+
+    `on_progress`: a few times a second during a trial. `on_thinking`: with a text between two trials.
+    `on_plan`: once, with how the budget is divided, as soon as the server's speed is known.
+    `on_summary`: once, when the sweep ends, by whatever cause.
+    """
 
     on_progress: Callable[[SweepProgress], None] = lambda _progress: None
     on_thinking: Callable[[str], None] = lambda _text: None
@@ -78,12 +85,12 @@ NOBODY = Watcher()
 
 
 def phase_of(source: Source) -> str:
-    """Return the phase of a sweep in which such a trial is run."""
+    """Return the phase of a sweep, one of PHASES, in which trials of this source run."""
     return _PHASES.get(source, "comparing")
 
 
 FAILURES_TO_END = 6
-"""The search ends after so many failed trials in a row: a size that fails may follow others that do."""
+"""Failed trials in a row that end the search: several batch sizes in a row may be too large for the memory."""
 
 
 def sweep(
@@ -97,11 +104,11 @@ def sweep(
     guard: HostGuard | None = None,
     client_max_rps: Callable[[RequestSet], float] | None = None,
 ) -> Iterator[FinishedTrial]:
-    """Measure configurations on a server until nothing is open or the budget is spent, yielding each trial as it ends.
+    """Measure configurations on a server until nothing is open or the budget is spent; yield each trial as it ends.
 
-    `fleet`: of several models one for each. `finished` are the trials of an interrupted sweep: they are not run again,
-    and their time counts. An interrupt passes through; the trial in flight is lost, and no other. `guard` watches the
-    host; `client_max_rps` measures what the client can do at most with these requests, once.
+    `finished`: the trials of an interrupted sweep that is resumed; their time counts, and they are not run again.
+    `fleet`, `guard`, `client_max_rps`, `now_s`: as in `Bench`. KeyboardInterrupt passes through; only the trial in
+    flight is lost.
 
     Raises:
         TargetError: the first three trials failed. Once a trial has worked, failures only end the search sooner.
@@ -128,7 +135,7 @@ def run_sweep(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """Sweep on any bench, with any clock: a recorded table is swept in virtual time."""
+    """As `sweep`, on any bench and by any clock: tests sweep a table of recorded trials in virtual time."""
     yield from _Sweep(scenario, finished, watcher, now_s).run(OneServer(bench))
 
 
@@ -140,7 +147,10 @@ def sweep_nodes(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """Sweep on several nodes, a trial on each at once; `nodes` is called with whom to tell of a live load."""
+    """As `sweep`, on several nodes, which run a trial each at once.
+
+    `nodes`: called once with a function that takes the plan and live counts of a trial in flight; returns the nodes.
+    """
     search = _Sweep(scenario, finished, watcher, now_s)
     yield from search.run(nodes(search.report))
 
@@ -213,7 +223,8 @@ class _Sweep:
         return Plan(number=number, request=ask, seed=seed, pace=self._search.pace())
 
     def _set_budget(self) -> None:
-        """What a sweep may take where nobody says, by the speed of the server; told once."""
+        """Set the time budget by the server's speed where the user gives none, and report the plan; once, as soon as
+        a lone request was measured."""
         search = self._scenario.search
         lone_s = self._search.lone_s
         if math.isnan(lone_s) or self._told_plan is not None:
@@ -227,14 +238,15 @@ class _Sweep:
         return self._search.budget_s - (self._now_s() - self._started_s)
 
     def _tells_something(self, trial: Trial) -> bool:
-        """Whether it worked, or was out of memory where others were not: a size too large is the configuration's."""
+        """Whether a trial counts as no failure of the server: it is complete, or it ran out of memory where others did
+        not, which is the fault of its configuration."""
         return trial.state != "failed" or (self._worked() and out_of_memory(trial) is not None)
 
     def _worked(self) -> bool:
         return any(trial.state == "complete" for trial in self._trials)
 
     def report(self, plan: Plan, live: LiveAggregate | None) -> None:
-        """Tell the watcher where the sweep stands."""
+        """Call the watcher's `on_progress` with the plan and live counts of the trial in flight."""
         self._watcher.on_progress(
             SweepProgress(
                 phase=phase_of(plan.request.source),
@@ -267,7 +279,7 @@ class _Sweep:
 
 
 def usual_budget_s(batch_s: float) -> float:
-    """Return the seconds that a sweep may take where the user does not say, for a server whose batches take so long."""
+    """Return the seconds that a sweep may take where the user gives no budget, by the seconds of one batch."""
     # Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some
     # batches.
     sure_batches = 600
@@ -275,7 +287,7 @@ def usual_budget_s(batch_s: float) -> float:
 
 
 def _given_budget_s(scenario: Scenario) -> float:
-    """The scenario's; what a sweep may take at most where only trials are counted."""
+    """Seconds of the scenario's budget; TIME_BUDGET_MAX_S where it gives none or counts trials only."""
     return scenario.search.time_budget_s or TIME_BUDGET_MAX_S
 
 
@@ -283,16 +295,16 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
-    """Compute the server's pace from two probes: `lone_s` is the time of one request, `larger_s` of one with
-    `larger_rows` rows."""
+    """Compute the server's pace from two probes: `lone_s` seconds for a lone request of the scenario's, `larger_s` for
+    one of `larger_rows` rows."""
     rows = scenario.request.rows
     batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
     return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
 
 
 def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
-    """Return what to add to a scenario's document, under `load`, `search` and `fixed`, as far as the scenario leaves
-    them open."""
+    """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> keys with
+    values, without those that the scenario sets itself."""
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}
@@ -325,7 +337,10 @@ def _space(scenario: Scenario, pace: Pace) -> dict[str, list[int]]:
 
 
 def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
-    """Powers of two that hold a request, that the clients can fill, and of which two are done within the limit."""
+    """Batch sizes to search: the request's rows times 1, 2, 4, … 128, as far as the clients can fill them.
+
+    Those of which two batches take longer than the limit are left out, but for the smallest four.
+    """
     rows, clients = scenario.request.rows_most, scenario.load.concurrency
     most = math.inf if clients is None else clients * rows
     sizes = [rows * size for size in SIZES]
@@ -335,7 +350,10 @@ def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
 
 
 def _timeouts(pace: Pace, limit_s: float) -> list[int]:
-    """From none to a quarter of the limit; those that a model of this speed does not notice are left out."""
+    """Batch timeouts to search, in microseconds: 0, then at most five up to a quarter of the limit.
+
+    Those below a twentieth of a lone request's latency make no difference, and are left out.
+    """
     longest_s = min(limit_s / 4.0, max(10e-3, 2.0 * pace.lone_s))
     timeouts_micros = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
     waiting = [micros for micros in timeouts_micros if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
@@ -344,14 +362,14 @@ def _timeouts(pace: Pace, limit_s: float) -> list[int]:
 
 
 def _threads(scenario: Scenario) -> list[int]:
-    """Up to twice the CPUs that the server has."""
+    """Numbers of batch threads to search: 1, 2, 4, 8, up to twice the server's CPUs."""
     cpus = scenario.target.cpus
     threads = (1, 2, 4, 8)
     return [count for count in threads if cpus is None or count <= max(2 * len(cpus), 2)]
 
 
 def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) -> bool:
-    """Whether two seconds hold batches and requests enough for a trial."""
+    """Whether two seconds are long enough for a trial: for 5 batches of the largest size and for 100 requests."""
     batch_s = pace.batch_s(space["max_batch_size"][-1])
     rate_rps = scenario.load.rate_rps or math.inf
     quick_batches = 5

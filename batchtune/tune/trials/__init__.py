@@ -1,1 +1,1 @@
-"""What a trial was asked, what came of it, and what a run of it takes."""
+"""The trial: what was asked for, the points of the space, how long a run lasts, what came of it, why it failed."""

@@ -1,4 +1,4 @@
-"""Finds why batches fail, in the model's own words, and what that means."""
+"""Finds why trials failed: from which batch size on memory ran out, and what the server's error text means."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def out_of_memory(trial: Trial) -> str | None:
-    """Return the server's own words for running out of memory, shortened to a line; None when something else failed.
+    """Return the part of a trial's error texts that says that memory ran out, in one line of at most 60 characters.
 
-    A server that was killed (137, -9) counts too: nothing else kills one under load. Batches differ in size, so some
-    requests may have been answered.
+    "exited with 137" or "-9" counts too: under load nothing but a lack of memory kills a server. A trial that answered
+    other requests may have such a text, since batches differ in size. None: no text says so.
     """
     texts = (*(trial.failure or "").splitlines(), *trial.error_texts.values())
     words_max = 60
@@ -39,9 +39,9 @@ def out_of_memory(trial: Trial) -> str | None:
 
 
 def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
-    """Return the least max_batch_size that ran out of memory, above all sizes that worked; inf: none did.
+    """Return the least max_batch_size that ran out of memory and is above all sizes that worked; inf: there is none.
 
-    A trial worked where it was answered and no request ran out of memory.
+    A size worked where a complete trial with it has no error that says that memory ran out.
     """
     sizes = [
         (in_force(trial.configuration, "max_batch_size"), out_of_memory(trial) is not None, trial.state)
@@ -53,7 +53,8 @@ def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
 
 
 def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the points that ran out of memory, but for those that are no larger than one that worked."""
+    """Return the points (parameter -> value) that ran out of memory, without those that a point which worked equals or
+    exceeds (`is_as_large`)."""
     known = [trial for trial in trials if trial.point is not None]
     worked = [trial.point for trial in known if trial.state == "complete" and out_of_memory(trial) is None]
     ran_out = [trial.point for trial in known if out_of_memory(trial) is not None]
@@ -65,9 +66,11 @@ def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a point is as large in every knob as one that ran out of memory; once two did, as large in the product.
+    """Whether a point would run out of memory, judged by the points `ran_out` that did.
 
-    Memory is taken by several knobs together, so that the edge is a line: two points on it are learned, no more.
+    It would if every number of it is at least that of one of them; once there are two, also if the product of its
+    numbers is at least the least of theirs. Several parameters take memory together (batch size times threads), so
+    that two points on the edge are enough.
     """
     if len(ran_out) > 1 and _size(point) >= min(map(_size, ran_out)):
         return True
@@ -75,7 +78,7 @@ def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, An
 
 
 def is_as_large(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether every number of a point is at least the other's, and all else is equal."""
+    """Whether every number of `point` is at least that of `other`, and every value that is no number is equal."""
     return all(
         point.get(name) == value or (is_number(value) and is_number(point.get(name)) and point[name] >= value)
         for name, value in other.items()
@@ -90,21 +93,22 @@ _OVERLOAD: Final = frozenset(
     status.name.lower()
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
-"""How requests end at a working server that gets too many of them, as a trial's `error_texts` are keyed."""
+"""Classes of error, as in the keys of a trial's `error_texts`, of a working server that gets too many requests."""
 
 
 def texts_by_class(samples: Samples) -> dict[str, str]:
-    """Return the server's error texts by the names under which a measurement counts errors."""
+    """Return one error text of the server for each class of error; classes are named as in `Measurement.errors`."""
     return {name.lower(): text for name, text in samples.error_texts.items()}
 
 
 def is_overload(samples: Samples) -> bool:
-    """Whether all of a trial's errors are those of a server that gets too many requests."""
+    """Whether every error is one of a working server that gets too many requests; True without errors."""
     return {name.lower() for name in samples.errors()} <= _OVERLOAD
 
 
 def unanswered(samples: Samples) -> str:
-    """Describe a server that answered no request."""
+    """Return the failure of a trial in which no request was answered: counts by class, the server's texts, and what
+    they mean where that is known."""
     classes = ", ".join(f"{count} × {name}" for name, count in samples.errors().items())
     texts = "; ".join(samples.error_texts.values())
     meaning = meaning_of(texts)
@@ -112,7 +116,8 @@ def unanswered(samples: Samples) -> str:
 
 
 def undecodable(samples: Samples) -> str:
-    """Describe a server most of whose examined answers cannot be decoded; "" where they can."""
+    """Return the failure of a trial in which at least half of the answers that were checked cannot be decoded; ""
+    otherwise."""
     malformed = min(int((samples.status == Status.MALFORMED).sum()), samples.answers_checked)
     if not malformed or 2 * malformed < samples.answers_checked:
         return ""
@@ -121,10 +126,10 @@ def undecodable(samples: Samples) -> str:
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:
-    """Write the error that most of the failed trials have, once, and what it means where that is known; "" without one.
+    """Return the error text that most of the failed trials have, and what it means where that is known; "": none has.
 
-    A trial counts as failed when no request of it worked because of an error of the model or the server, as opposed to
-    too much load.
+    A complete trial counts as failed too when more than half of its requests failed and at least one by an error of
+    the model or the server rather than by too much load.
     """
     failed = [trial for trial in trials if trial.state == "failed" or _only_errors(trial)]
     words = Counter(word for word in map(_words, failed) if word)
@@ -147,9 +152,9 @@ def _texts_of_model(trial: Trial) -> list[str]:
 
 
 def _words(trial: Trial) -> str:
-    """The model's own words in one line, without what a failure says of their meaning.
+    """First error text of the model or the server, else the first line of the trial's failure; "" without any.
 
-    The figures of one batch, which differ from trial to trial, stay.
+    In one line of at most 200 characters, without the meaning that `unanswered` appends in brackets.
     """
     failure = (trial.failure or "").removesuffix(f" ({_meaning(trial)})")
     texts: Iterable[str] = _texts_of_model(trial) or failure.splitlines()[:1]
@@ -163,6 +168,6 @@ def _in_a_line(text: str) -> str:
 
 
 def _meaning(trial: Trial) -> str:
-    """Empty where it is not known."""
+    """What a trial's error texts mean, from the table of known errors; "" where that is unknown."""
     meaning = meaning_of("\n".join([*_texts_of_model(trial), trial.failure or ""]))
     return meaning or (meaning_of("out of memory") if out_of_memory(trial) is not None else "")

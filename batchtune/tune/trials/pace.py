@@ -1,7 +1,7 @@
-"""What is known of a server's speed, and how long a load of it must therefore last.
+"""Estimates a server's speed from the trials so far, and chooses how long a load must last by it.
 
-Read from the trials so far: the latency of a lone request, then the time of a batch by its rows. Until a batch was
-seen, rows are taken to cost what a lone request costs each, which no server exceeds by much.
+The speed is the latency of a lone request, then the time of a batch by its rows. Until a batch was measured, each row
+is assumed to take as long as a lone request: few servers are slower.
 """
 
 from __future__ import annotations
@@ -17,35 +17,39 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import RULE_PROBES, Trial
 
-# A rate read between the ends of n batches of one size is exact; n of 4 or 5 leave room for one that was slow
-# (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
+# Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
+# room for a slow one (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
 
 WARM_UP_BATCHES = 1.5
-"""A closed loop starts with a batch of its first request alone; the next one is full."""
+"""Least warm-up in batches: a closed loop starts with a batch of its first request alone; the next batch is full."""
 
 PROBE_WARM_UP_S = 0.3
-"""Warm-up of a short run, where the scenario's is longer and so are no batches."""
+"""Warm-up of a short run, at most, unless batches take longer."""
 
 PROBE_BATCHES = 4
 """Batches in the measured part of a short closed loop, at least."""
 
 RUN_BATCHES, RUN_BATCHES_MIN = 5, 2
-"""Batches in the measured part of a run, at least; where the budget of time leaves no room for more."""
+"""Batches in the measured part of a run: RUN_BATCHES as far as the time budget has room, RUN_BATCHES_MIN always."""
 
 
 TIME_BUDGET_MAX_S = 1800.0
-"""The budget where nobody gives one and the server is slow."""
+"""The largest time budget that is chosen for a slow server, where the user gives none."""
 
 TIMEOUT_TURNS, TIMEOUT_MAX_S = 3.0, 600.0
-"""Where the scenario says nothing a request may take as many times as long as the last in the queue should, and no
-longer than this: a server that hangs is to be noticed."""
+"""Timeout of a request, unless the scenario sets one: this many times what the last request of the queue should take,
+but at most TIMEOUT_MAX_S, so that a server that hangs is noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """`lone_s` is the latency of a lone request of `lone_rows` rows, NaN before one was answered; `batch_s_by_rows` the
-    least mean execution time of the batches seen, in rising order of rows; `full_rps` the rate
-    of all the scenario's clients together, NaN where they were not tried."""
+    """What is known of a server's speed.
+
+    `lone_s`: latency of a request while no other is in flight, in seconds; NaN before one was answered.
+    `lone_rows`: rows of that request, or SIDE_BY_SIDE.
+    `batch_s_by_rows`: rows of a batch -> the least mean time of its execution in any trial, seconds; rows ascend.
+    `full_rps`: requests/s answered to all the scenario's clients at once; NaN where that was not tried.
+    """
 
     lone_s: float = math.nan
     lone_rows: int = 1
@@ -53,8 +57,11 @@ class Pace:
     full_rps: float = math.nan
 
     def batch_s(self, rows: float) -> float:
-        """Return the seconds of a batch of so many rows: between the sizes seen, beyond them on the last slope; 0
-        while nothing is known."""
+        """Estimate the seconds that a batch of this many rows takes; 0 while nothing is known.
+
+        Linear between the sizes measured; beyond the largest along the slope between the last two; below the smallest
+        as long as that.
+        """
         points = sorted(self.batch_s_by_rows.items())
         if math.isfinite(self.lone_s) and not any(size <= self.lone_rows for size, _ in points):
             points.insert(0, (self.lone_rows, self.lone_s))
@@ -70,21 +77,20 @@ class Pace:
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s)
 
     def turn_s(self, in_flight_rows: float, size: float) -> float:
-        """Return how long the last of so many rows waits for its answer, where batches of this size run one by one,
-        in seconds."""
+        """Estimate the seconds until all of `in_flight_rows` are answered, in batches of `size` rows, one by one."""
         size = max(min(size, in_flight_rows), 1.0)
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 
 
 SIDE_BY_SIDE: Final = 10**9
-"""Rows of a lone request, where requests run side by side: however many, a turn takes what a lone one does."""
+"""`Pace.lone_rows` of a server that batches continuously: a turn of any number of requests takes as long as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
-    """Of one load, in seconds: what is thrown away, what counts, how long an answer is waited for.
+    """Lengths of one load in seconds: its warm-up, its measured part, and the timeout of a request.
 
-    `batch_s` is what a batch of it is expected to take, `turn_s` how long the last in the queue waits.
+    `batch_s`: how long a batch is expected to take. `turn_s`: how long the last request of the queue waits. 0: unknown.
     """
 
     warm_up_s: float
@@ -95,13 +101,15 @@ class RunTimes:
 
     @property
     def run_s(self) -> float:
-        """Seconds that such a run takes in all, the last answers included."""
+        """Seconds from the start of the warm-up to the last answer."""
         return self.warm_up_s + self.duration_s + self.turn_s
 
 
 def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
-    """Compute the server's pace from these trials; of each size the shortest mean counts: more threads share the
-    device."""
+    """Compute the server's pace from these trials.
+
+    Of each batch size the shortest mean execution time counts: with more threads, batches share the device.
+    """
     lone_s = math.nan
     shortest_s: dict[int, float] = {}
     for trial in trials:
@@ -126,7 +134,10 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
 
 
 def _alone_on_the_device(batch_s_by_rows: Mapping[int, float]) -> dict[int, float]:
-    """No batch takes longer than one of more rows: where it seems to, other threads had the device meanwhile."""
+    """Lower each time to the least of all batches with at least as many rows (rows -> seconds, ascending).
+
+    A batch does not take longer than one of more rows: where it seems to, other threads used the device meanwhile.
+    """
     least_s = math.inf
     alone_s: dict[int, float] = {}
     for rows in sorted(batch_s_by_rows, reverse=True):
@@ -143,10 +154,10 @@ def times_of(
     rate_rps: float | None = None,
     short_s: float | None = None,
 ) -> RunTimes:
-    """Choose how long to load this configuration, by so many clients or at this rate; None: as the scenario says.
+    """Choose how long to load this configuration with this many clients, or at this rate; neither: the scenario's load.
 
-    `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
-    the scenario sets itself stay, but where `short_s` is given.
+    `short_s`: the measured part of a short run, extended for PROBE_BATCHES of a closed loop; its warm-up is short too.
+    None: the scenario's times, extended for a slow server where the scenario's file does not set them.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency
@@ -183,7 +194,7 @@ def times_of(
 
 
 def _most_s(scenario: Scenario) -> float:
-    """The longest load that leaves time for others, where it is not the scenario's own."""
+    """Seconds that a load which is longer than the scenario's may take, so that others still fit in the budget."""
     search = scenario.search
     budget_s = search.time_budget_s if search.budget_is_given else None
     run_share = 1 / 12  # A load that is longer than the scenario's takes at most this share of the budget.
@@ -193,7 +204,7 @@ def _most_s(scenario: Scenario) -> float:
 def _batch_rows(
     scenario: Scenario, configuration: Configuration, *, clients: int | None, rate_rps: float | None
 ) -> float:
-    """Rows that a batch of this traffic can hold: no more than are under way, or arrive while one may wait."""
+    """Rows that a batch of this traffic can have: at most those of all clients, or those that arrive within the SLO."""
     rows = scenario.request.rows_most
     if configuration.batching is None:
         return rows

@@ -1,4 +1,4 @@
-"""The points that the search may propose, and where a configuration lies among them."""
+"""The search space: its points as configurations, configurations as its points, and the value that is in force."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 UNBATCHED_CLIENTS = 16
-"""Clients of a closed loop that keep a server without batching busy."""
+"""Clients of a closed loop that are enough to keep a server without batching busy."""
 
 
 def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
-    """The server's, when it may run on `cpus`; None: on those of this process.
+    """Parameter name -> the server's default; `cpus` are the CPUs that it may run on (None: those of this process).
 
-    A configuration for Triton names its size, delay and instances, without batching at least the instances, and it
-    keeps as many requests as come; so do most servers of kind http.
+    Servers of other dialects (Triton, kind http) have one instance and a queue without bound.
     """
     if dialect != "tfserving":
         return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": 2**31 - 1}
@@ -44,7 +43,7 @@ def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> d
 
 
 class Space:
-    """The scenario's search space, a grid: a point maps the name of each of its axes to its value."""
+    """The scenario's search space, a grid. A point of it maps the name of each parameter to one of its values."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -53,8 +52,8 @@ class Space:
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """Return the configuration of a point; None when no server would accept it, or it refuses the scenario's
-        requests."""
+        """Return the configuration of a point; None when the parameters are not legal, or the scenario's largest
+        request does not fit into a batch."""
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
@@ -62,8 +61,10 @@ class Space:
         return configuration if fits_requests(configuration, self._scenario) else None
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
-        """Return the point that means this configuration, absent parameters read as the server's defaults; else
-        None."""
+        """Return the point of this configuration; None: it is no point of the space, or does not batch.
+
+        A parameter that the configuration leaves out has the server's default.
+        """
         if configuration.batching is None:
             return None
         cpus = self._scenario.target.cpus
@@ -76,10 +77,10 @@ class Space:
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the point nearest to these values knob by knob, and to the server's defaults where none is wanted.
+        """Return the point whose value is, in each parameter, nearest to the wanted one, else to the server's default.
 
-        A knob whose values are no numbers gives its first one; of a server that batches continuously, whose smallest
-        values are of no use, numbers without a default give the middle one.
+        `wanted`: parameter -> value, of any of the parameters. Where neither is a number, the first value is taken;
+        for a server that batches continuously the middle number, since its smallest values are of no use.
         """
         point = {}
         for name, knob in self._axes.items():
@@ -95,7 +96,7 @@ class Space:
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:
-        """Return the configuration with the server's defaults spelt out."""
+        """Return the configuration with the server's default in place of each parameter that it leaves out."""
         batching = configuration.batching
         if batching is None:
             return configuration
@@ -104,9 +105,9 @@ class Space:
 
 
 def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
-    """Whether every knob of the space has, by name or by the server's default, a value that the space allows.
+    """Whether the space that the user wrote allows this configuration; a parameter left out has the server's default.
 
-    Between the ends of a range any value does; of a list only its own. No batching is inside whatever the space.
+    A range allows every value between its ends, a list only its values. No batching is always allowed.
     """
     if configuration.batching is None:
         return True
@@ -123,7 +124,10 @@ def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
 def _value_among(
     knob: ListSpace | RangeSpace, configuration: Configuration, name: str, *, cpus: Collection[int] | None
 ) -> Any:
-    """What is in force, as the space writes it: a configuration keeps flags as texts, and batching as being there."""
+    """The value that a configuration has for a parameter, as the space writes it.
+
+    A configuration keeps the value of a flag as text, and has `batching` None in place of `enable_batching: false`.
+    """
     if name == "enable_batching":
         return True
     value = in_force(configuration, name, cpus=cpus)
@@ -135,10 +139,10 @@ def _value_among(
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
-    """Return the parameter or flag if present, else the server's default; None when that is unknown.
+    """Return the value that a parameter or flag has in a configuration, else the server's default; None: unknown.
 
-    `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows. Of
-    several models `MODEL:NAME` is a parameter of one of them.
+    `name`: of several models `MODEL:NAME` is that of one of them. `cpus`: those that the server may run on
+    (`target.cpus`), by which the default of num_batch_threads goes; None: those of this process.
     """
     model, _, name = name.rpartition(":")
     if model:
@@ -155,8 +159,10 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
 
 
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
-    """Return the rows of the largest batch, of several models of the largest batch of each; without batching those
-    of a request."""
+    """Return the rows of the largest batch; without batching those of the largest request.
+
+    With several models, the sum over the largest batch of each.
+    """
     if configuration.batching is None:
         return scenario.request.rows_most
     names = [f"{own.name}:{_SIZE}" for own in scenario.target.models]
@@ -164,15 +170,17 @@ def rows_of(configuration: Configuration, scenario: Scenario) -> int:
 
 
 def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
-    """Whether the largest request, of several models that of each, fits into a batch."""
+    """Whether the scenario's largest request fits into a batch; with several models, that of each."""
     requests = {f"{own.name}:{_SIZE}": own.request or scenario.request for own in scenario.target.models}
     sizes = requests or {_SIZE: scenario.request}
     return all(in_force(configuration, name) >= request.rows_most for name, request in sizes.items())
 
 
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
-    """Return the clients of a closed loop that keep every batch full: two batches for each thread; 16 without
-    batching."""
+    """Return how many clients of a closed loop keep every batch full: the requests of two batches for each thread.
+
+    Without batching UNBATCHED_CLIENTS; for a server that batches continuously without a stated maximum, 64.
+    """
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
     # Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences.

@@ -1,4 +1,4 @@
-"""A trial: what was asked of it and why, and what came of it."""
+"""A trial, one load of one configuration: what was asked for and why, what was measured, and its line in JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchtune.plain_values import Coded, as_text, check_version, fields_to_plai
 from batchtune.target.telemetry import ServerActivity
 
 SCHEMA_VERSION = 1
-"""Of one line of trials.jsonl, and of search.json; raised when an older reader would misread a newer line."""
+"""Version of a line of trials.jsonl and of search.json; counted up when an older reader would misread a newer line."""
 
 Source = Literal[
     "present",
@@ -36,36 +36,40 @@ Source = Literal[
     "variant",
     "load",
 ]
-"""Who named its configuration: a reference, the rule, TF Serving's guide, what is best for each of several models
-alone, the space, the leader's neighbours, Optuna's sampler. A `probe` is a lone client, a `calibration` a closed loop
-that scouts. A `confirm` is a fresh run, made after the choice, of a configuration that was measured before. A `variant`
-of a comparison proposes nothing: its `reason` is the variant's name, its `block` the round in which it ran. A `load` is
-a point of a load test, which chooses nothing. Runs of before have a `twin` that proposed, a `race` of survivors, and a
-`node`: one load on each of several nodes."""
+"""Who named the configuration of a trial, or what the trial is for.
+
+`present`, `no_batching`, `defaults`: a reference. `rule`, `guide`: the glossary's. `alone`: the best of each of several
+models by itself, combined. `grid`: a point of the space. `neighbour`: of the leader. `sampler`: Optuna's.
+`probe`: a lone client. `calibration`: a scout. `confirm`: a confirmation run of a configuration measured before.
+`variant`: of a comparison; `reason` is the variant's name, `block` the block. `load`: a point of a load test.
+Only in older files: `twin` (the twin named it), `race` (a repeat among the best), `node` (a load on each of several
+nodes)."""
 
 NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
-"""Trials under loads of their own: they say nothing of the objective."""
+"""Trials under other loads than the scenario's: their figures are not compared by the objective."""
 
 RULE_PROBES: frozenset[Source] = frozenset(("probe", "node"))
-"""Trials of a lone request, or of requests one by one."""
+"""Trials whose requests are sent one by one; with `concurrency` 1 they give the latency of a lone request."""
 
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
-"""Trials of what was tried before: they do not count against a budget of configurations."""
+"""Trials of a configuration that was tried before: they do not count against a budget of trials."""
 
 State = Literal["complete", "failed"]
 
 WORST_VIOLATION = 10.0
-"""Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
+"""Largest relative violation of a limit; an undefined or infinite quantile counts as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """A load that somebody wants, with its reason in words.
+    """What a trial shall measure: a configuration, the load it gets, and why.
 
-    `point` is the point of the search space, None where the configuration lies outside it. `rate_rps`, `concurrency`
-    (a closed loop of so many clients) and `duration_s` (the measured part) replace the scenario's; with `rate_rps` a
-    capacity is not searched but this one rate measured. `block` numbers runs made side by side under one seed. Of
-    several models `scale` multiplies the stated rates, and `models` are the only ones that are loaded; empty: all.
+    `source`: who named the configuration, or what the trial is for. `reason`: why, in words.
+    `point`: the configuration as a point of the search space (parameter -> value); None: it lies outside.
+    `block`: number of the block whose seed the trial has; None: a seed of its own.
+    `rate_rps`, `concurrency` (clients of a closed loop), `duration_s` (the measured part): in place of the scenario's;
+    None: the scenario's. With `rate_rps`, this rate is measured and no capacity searched.
+    `scale`, `models`: with several models, the factor on their stated rates, and those to load (empty: all).
     """
 
     configuration: Configuration
@@ -81,13 +85,15 @@ class TrialRequest:
 
 
 def _key(name: str) -> str:
-    """The key of a request's field in a trial's JSON, where the plain names of loads are of what was measured."""
+    """Key of a TrialRequest's field in a trial's JSON: `asked_…` for the load asked for, since `rate_rps` and
+    `concurrency` there are those that were measured."""
     return f"asked_{name}" if name in ("rate_rps", "concurrency", "duration_s") else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One rate tried on the way to a capacity: whether it met the SLO, and what it measured."""
+    """One rate tried in the search for a capacity: whether it met the SLO, latency quantiles in seconds by name, and
+    the share of requests that failed."""
 
     rate_rps: float
     met: bool
@@ -97,20 +103,24 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of a request: one configuration under load, once.
+    """One run of one configuration under load: what was asked for, and what came of it.
 
-    `number` counts from 1 and names the samples file. `objective` is throughput in requests/s, p95 in seconds or
-    capacity in requests/s, as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when
-    met. `seconds` is everything it took, from applying the parameters to the measurement. `rate_rps` and `concurrency`
-    are the load that was measured. `repeat_of` is the number of the trial, spoilt by the host or the client, that this
-    one repeats. `error_texts` are the server's words, one for each class of error. `startup_s` is what a server
-    launched for this trial took until its model was AVAILABLE; None: none was launched, or it does not tell.
-    `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a ledger of before, or
-    no sweep. `node` is where it ran; None: there was one server.
+    `number`: from 1; names the samples file. `request`: what was asked for. `seed`: of the load.
+    `state`, `failure`: "failed" where there are no figures to trust, and why; `failure` is None when complete.
+    `seconds`: from applying the parameters to the measurement. `started_utc`: when it began, ISO 8601.
+    `rate_rps`, `concurrency`: the load that was measured (open loop: requests/s; closed loop: clients).
+    `objective`: throughput or capacity in requests/s, or p95 in seconds, as the scenario asks; None: not measured.
+    `constraints`, `feasible`: what `violations` returns, and whether all limits are kept.
+    `probes`: the rates tried, where a capacity was searched.
+    `repeat_of`: number of the trial that this one repeats, since the host or the client spoilt it; None: of none.
+    `error_texts`: class of error -> one of the server's texts.
+    `startup_s`: from the launch of a server for this trial until its model was AVAILABLE; None: no launch, or unknown.
+    `elapsed_s`: what the sweep had spent when the trial ended, its own computing included; None: older file, no sweep.
+    `node`: name of the node that it ran on; None: there was one server.
 
-    Of several models loaded at once `parts` are what each got, by name, a trial with a number of its own each, the
-    first that of the whole; it has no measurement beside theirs, fails where one of them does, and says what the
-    `server` did, which counts all models together. Of a part `model` is the name.
+    With several models, `parts` maps each loaded model to a trial of its own, whose `model` is its name and whose
+    number is its own (the first part's is that of the whole). The whole has no `measurement`, is failed where a part
+    is, and its `server` has the counters of all models together.
     """
 
     number: int
@@ -138,13 +148,13 @@ class Trial:
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """Measurements by model; "" names the only one."""
+        """Model name -> measurement, without models that have none; the name of an only model is ""."""
         measured = {name: part.measurement for name, part in (self.parts or {"": self}).items()}
         return {name: own for name, own in measured.items() if own is not None}
 
     @property
     def last_number(self) -> int:
-        """Highest number in use: the trial's own, or that of a part."""
+        """Highest number that the trial takes: its own, or that of its last part."""
         return max((part.number for part in self.parts.values()), default=self.number)
 
     @property
@@ -168,7 +178,8 @@ class Trial:
         return self.request.block
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON; the fields of the request stand beside the others."""
+        """Return plain types, safe for JSON: one flat mapping in which the fields of `self.request` have the keys that
+        `_key` gives them."""
         plain = fields_to_plain(self)
         request = {_key(name): value for name, value in plain.pop("request").items()}
         plain = {"schema_version": SCHEMA_VERSION, **request, **plain}
@@ -197,7 +208,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial and the requests behind it, of several models by name; None when it failed before any was sent."""
+    """A trial and the samples of its requests: with several models, by model name; None: it failed before any was
+    sent."""
 
     trial: Trial
     samples: Samples | Mapping[str, Samples] | None
@@ -206,10 +218,11 @@ class FinishedTrial:
 def violations(
     latency_s: Mapping[str, float], error_ratio: float, *, limits: Mapping[str, float], error_limit: float
 ) -> dict[str, float]:
-    """Compute by how much each promise is missed, as a share of it: at most 0 when kept.
+    """Compute by how much each limit is exceeded, as a share of the limit: value / limit - 1, at most 0 when kept.
 
-    Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
-    samplers compare constraints by position. An undefined quantile counts as missed by WORST_VIOLATION.
+    Returns the names of `limits` (quantile name -> seconds) in their order, then "errors" (with an `error_limit` of 0
+    the share of errors itself), each -> violation. No value exceeds WORST_VIOLATION, as which an undefined quantile
+    counts.
     """
     misses = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
     misses["errors"] = (
@@ -219,7 +232,7 @@ def violations(
 
 
 def is_feasible(constraints: Mapping[str, float]) -> bool:
-    """Whether a trial keeps every promise."""
+    """Whether every limit is kept: no violation, as `violations` returns them, is above 0."""
     return all(value <= 0.0 for value in constraints.values())
 
 
@@ -230,28 +243,31 @@ def _relative(value: float, limit: float) -> float:
 
 
 def spent_s(trials: Sequence[Trial]) -> float:
-    """Compute the seconds that a sweep had spent after these trials; of a ledger that does not say it the sum of
-    theirs."""
+    """Compute the seconds that a sweep had spent when the last of these trials ended.
+
+    In older files, whose trials have no `elapsed_s`, the sum of the trials' seconds.
+    """
     known = [trial.elapsed_s for trial in trials if trial.elapsed_s is not None]
     return max(known) if known else sum(trial.seconds for trial in trials)
 
 
 def measuring_s(trials: Sequence[Trial]) -> float:
-    """Compute the seconds that these trials took: on one server their sum, on several nodes at once the time until
-    the last had ended."""
+    """Compute the seconds that these trials took: on one server the sum of theirs, on several nodes at once what the
+    sweep had spent when the last of them ended."""
     return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
 
 
 def parts_of(trials: Iterable[Trial]) -> list[Trial]:
-    """Return of trials of several models the part of each; others as they are."""
+    """Return the trials with each trial of several models replaced by its parts."""
     return [part for trial in trials for part in trial.parts.values() or (trial,)]
 
 
 def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
-    """Return the trials of a ledger; in older runs each model of a load had a line, with the `company` that it had
-    there.
+    """Return the trials of a ledger from its lines, each a trial and None or, in older files, its `company`.
 
-    A load of which lines are missing, since the run was killed between the first and the last, is left out.
+    Older files have a line for each model of a load; `company` ({load, model, kind, of, factor}) says which load it
+    is a part of. Such lines become one trial with parts. A load with missing lines (the run was killed while it wrote
+    them) is left out.
     """
     lines = list(lines)
     names = {trial.model for trial, company in lines if company}
@@ -286,7 +302,7 @@ def _whole_load(parts: Sequence[Trial]) -> Trial:
 
 
 def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line of a run of before says of the load that it was a part of."""
+    """The fields of a TrialRequest, and the model, that the `company` of a line in an older file stands for."""
     models = [company["of"]] if company["kind"] == "alone" else []
     asked = {"model": company["model"], "scale": company["factor"], "models": models}
     # A flood sent a model more than its rate, which nobody asks any more: nothing is chosen by it.
@@ -295,21 +311,23 @@ def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that count: of one that was repeated and its repeats the last."""
+    """Return the trials without those that another of them repeats."""
     superseded = {trial.repeat_of for trial in trials}
     return [trial for trial in trials if trial.number not in superseded]
 
 
-# What a sweep says of itself when it ends; kept beside the ledger, which holds what was measured.
+# The summary of a sweep, written when it ends to search.json, beside the ledger.
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchSummary:
-    """How a space was searched.
+    """How a sweep searched its space.
 
-    `plan`: what the budget was divided into, before it was spent. `proposals`: runs by who named the configuration.
-    `curve`: seconds of a batch by its rows, as the search read them. `nodes`: those that ran trials at once; "": there
-    was one server.
+    `strategy`: the scenario's. `stop_reason`: why it ended. `space_size`: points of the space.
+    `plan`: how the budget was to be divided among the phases. `proposals`: source -> number of trials.
+    `curve`: rows of a batch -> seconds of its execution, as the search estimated them.
+    `nodes`: names of the nodes that ran trials at once, separated by commas; "": there was one server.
+    `seconds_by_phase`, `trials_by_phase`: of "scouting", "comparing", "confirming".
     """
 
     strategy: str
@@ -323,7 +341,8 @@ class SearchSummary:
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
 
     def continuing(self, earlier: SearchSummary) -> SearchSummary:
-        """Return the summary of a sweep that went on where `earlier` ended: the time of both counts."""
+        """Return this summary of a resumed sweep with the seconds of each phase before the interruption (`earlier`)
+        added."""
         phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
         spent = {
             phase: earlier.seconds_by_phase.get(phase, 0.0) + self.seconds_by_phase.get(phase, 0.0)

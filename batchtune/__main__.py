@@ -1,4 +1,4 @@
-"""`python -m batchtune`: the same as the console script `batchtune`."""
+"""Makes `python -m batchtune` run the same command line as the console script `batchtune`."""
 
 from batchtune.cli.ending import main
 

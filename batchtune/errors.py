@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class BatchtuneError(Exception):
-    """An expected failure: what was wrong and where; `hint` says what to do next (empty: nothing to add)."""
+    """An expected failure. `message`: what was wrong and where; `hint`: what to do next, "" for nothing to add."""
 
     exit_code = 70
 

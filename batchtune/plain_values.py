@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A finding as a code with its figures, which `report` words.
+    """A finding, such as a caveat or a verdict: a code and its figures by name; `report` turns it into English.
 
-    The names of figures end in their unit. A figure `text` has been worded before, by a run that was kept or by a
-    server, or is another finding.
+    Names of figures end in their unit. The figure `text` is a finished sentence, of an older run or of a server, or
+    another `Coded`.
     """
 
     code: str
@@ -30,7 +30,10 @@ class Coded:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Coded:
-        """From its fields, or a caveat from `code`, `text` and `advice`, as --json and older runs have it."""
+        """Make a finding from `code` and `figures`, or from `code`, `text` and `advice`, as in older runs and --json.
+
+        Figures that are findings are made `Coded` too. Raises TypeError as `from_plain`.
+        """
         figures = {name: text for name, text in values.items() if name in ("text", "advice")}
         for name, figure in from_plain(cls, values).figures.items():
             is_finding = isinstance(figure, Mapping) and figure.keys() == {"code", "figures"}
@@ -39,12 +42,12 @@ class Coded:
 
 
 def coded(code: str, **figures: Any) -> Coded:
-    """Make a finding of a code and its figures."""
+    """Make a finding of a code and its figures, given by name."""
     return Coded(code, figures)
 
 
 def as_text(text: str) -> Coded:
-    """Make a finding of a text that was worded before."""
+    """Make a finding whose only figure is a finished sentence."""
     return Coded("text", {"text": text})
 
 
@@ -62,23 +65,25 @@ def to_plain(value: Any) -> Any:
 
 
 def fields_to_plain(value: Any) -> dict[str, Any]:
-    """Convert the fields of a dataclass to plain types, by name."""
+    """Return the fields of a dataclass instance by name, their values converted as in `to_plain`."""
     return {own.name: to_plain(getattr(value, own.name)) for own in fields(value)}
 
 
 def check_version(values: Mapping[str, Any], version: int) -> None:
-    """Raise ValueError where a document has another schema version."""
+    """Raise ValueError where the `schema_version` of a document is missing or is not `version`."""
     if values.get("schema_version") != version:
         raise ValueError(f"schema_version {values.get('schema_version')!r} where {version} is read")
 
 
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:
-    """Make a dataclass from what `fields_to_plain` gave, also after a journey through JSON, whose keys are strings.
+    """Make an instance of the dataclass `kind` from what `fields_to_plain` returned, directly or read from JSON.
 
-    Keys that are no field are passed over, fields that are absent have their default. A whole number is a float too.
+    Keys that are no field are ignored, absent fields take their default, an int is accepted for a float, and keys of
+    mappings become int where the field says so (in JSON they are strings). `place` precedes the names in errors.
 
     Raises:
-        TypeError: the first value that is not what its field declares, by its place: `.measurement.requests is 'x'`.
+        TypeError: a value is not what its field declares, or a field without default is missing; names the first
+            one by its place: `.measurement.requests is 'x'`.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{place or kind.__name__} is {shortened(values)}")
@@ -126,7 +131,7 @@ def _key(declared: Any, key: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, which a boolean is not."""
+    """Whether a value is an int or a float; a bool does not count as one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

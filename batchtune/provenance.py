@@ -62,10 +62,10 @@ def collect(
     root: Path = Path("/"),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Collect what a reader of this run's figures may ask (machine, versions, commit), as plain types for JSON.
+    """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON.
 
-    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for;
-    `extra` is added as it is.
+    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for; the
+    keys of `extra` are added at the top level.
     """
     import psutil
 
@@ -146,7 +146,7 @@ def _cpu_model(root: Path) -> str | None:
 
 
 def _memory_limit_bytes(root: Path) -> int | None:
-    """Bytes that the control groups allow, at every level; None: no limit."""
+    """Return the smallest memory limit of the control groups at any level, in bytes; None: no limit."""
     texts = [
         _read(group / name) or ""
         for group in control_groups(root)
@@ -161,7 +161,11 @@ def _in_container(root: Path) -> bool:
 
 
 def gpus(root: Path = Path("/")) -> dict[str, Any]:
-    """List the NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
+    """Return `names`, `driver` (its version) and `memory_bytes` (a list, parallel to `names`) of the NVIDIA GPUs.
+
+    Asks NVML (extra `gpu`), else nvidia-smi, else the files of the kernel module, which do not tell the memory (empty
+    list). Without a GPU the lists are empty and `driver` is None.
+    """
     return (
         _gpu_by_nvml()
         or _gpu_by_nvidia_smi()
@@ -232,7 +236,7 @@ def _package_versions() -> dict[str, str]:
 
 
 def _git(directory: Path) -> dict[str, Any] | None:
-    """The commit checked out in `directory`, and whether tracked files differ from it; None outside git."""
+    """Return `commit`, checked out in `directory`, and `dirty`: whether tracked files differ; None outside git."""
     commit = _git_output(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -245,7 +249,7 @@ def _git_output(directory: Path, *arguments: str) -> str | None:
 
 
 def _output(command: Sequence[str], *, limit_s: float) -> str | None:
-    """What a program prints; None where it is missing, fails or takes longer."""
+    """Return what a program prints, stripped; None where it is missing, fails or takes longer than `limit_s`."""
     try:
         ended = subprocess.run(
             list(command),

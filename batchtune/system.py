@@ -23,25 +23,25 @@ from typing import Any, Final, Self
 
 
 def schedulable_cpus() -> frozenset[int]:
-    """The CPUs that this process and its children may run on."""
+    """Return the numbers of the CPUs that this process and its children may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def schedulable_cores(*, root: Path = Path("/")) -> int:
-    """Number of cores that this process may run on; CPUs that share a core (simultaneous multithreading) count once.
+    """Count the cores that this process may run on; CPUs that share a core (simultaneous multithreading) count once.
 
-    A CPU of which /sys under `root` does not say whom it shares with counts as a core.
+    A CPU for which /sys, looked for under `root`, lists no siblings counts as a core.
     """
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     return len({text_of(root / topology.format(cpu)) or cpu for cpu in schedulable_cpus()})
 
 
 def quota_cpus(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control groups allow, the least of all levels; None: no limit.
+    """Return the CPU time that the control groups allow, in CPUs (1.5: 1.5 s per second); None: no limit.
 
-    `root` is where /proc and /sys are looked for.
+    Of several levels the smallest counts. `root` is where /proc and /sys are looked for.
     """
     limits = []
     for group in control_groups(root):
@@ -54,19 +54,22 @@ def quota_cpus(root: Path = Path("/")) -> float | None:
 
 
 def usable_cpus(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> float:
-    """CPUs' worth of time for a process that may run on `cpus` (None: where this one may), quota counted."""
+    """Return how many CPUs' worth of time a process gets on `cpus` (None: on those of this process).
+
+    The number of `cpus`, or the quota of the control groups where that is less.
+    """
     count = float(len(schedulable_cpus() if cpus is None else cpus))
     quota = quota_cpus(root)
     return count if quota is None else min(count, quota)
 
 
 def usable_threads(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> int:
-    """Number of threads that can keep those CPUs busy; part of a CPU counts as a thread."""
+    """Return how many threads keep `usable_cpus` busy: rounded up, at least 1."""
     return max(1, math.ceil(usable_cpus(cpus, root=root)))
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[Path]:
-    """Every directory that may limit this process, in both versions of control groups."""
+    """Yield every directory, existing or not, that may limit this process, in both versions of control groups."""
     for line in (text_of(root / "proc/self/cgroup") or "0::/").splitlines():
         _, controllers, group = line.split(":", 2)
         mounts = [root / "sys/fs/cgroup"]
@@ -91,7 +94,7 @@ def is_loopback(host: str) -> bool:
 
 
 def absolute(path: Path | str) -> Path:
-    """The whole path without `..`; a link keeps its own name: a model is served under it."""
+    """Return the absolute path without `..`; links are not followed: a model is served under the link's name."""
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
@@ -117,7 +120,7 @@ def hear_interrupts() -> None:
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
-    """A signal's handler: raise KeyboardInterrupt. A terminal that goes away says so more than once: heard once."""
+    """Handle a signal by raising KeyboardInterrupt; SIGHUP, which a closing terminal sends repeatedly, only once."""
     if number == signal.SIGHUP:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -125,7 +128,10 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Within, collect the first interrupt instead of raising; the second raises at once. For the main thread only."""
+    """Within the block, append the first interrupt's signal number to the yielded list instead of raising.
+
+    A second interrupt raises KeyboardInterrupt at once; further SIGHUPs are only appended. For the main thread only.
+    """
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -157,7 +163,10 @@ _OWNER: Final = "owner"
 
 
 class ScratchFolder:
-    """A new folder under the system's temporary one, removed by `close`, or by a later process once we are dead."""
+    """A new folder under the system's temporary one, at `path`.
+
+    Removed by `close`; where its process was killed, by the next one that makes a scratch folder.
+    """
 
     def __init__(self) -> None:
         remove_abandoned()
@@ -169,7 +178,7 @@ class ScratchFolder:
         unseen.rename(self.path / _OWNER)  # others look at this name only: it is never there unlocked
 
     def close(self) -> None:
-        """Remove it with all that is in it; more than once is fine."""
+        """Remove the folder and its contents; further calls do nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -183,7 +192,7 @@ class ScratchFolder:
 
 
 def remove_abandoned() -> None:
-    """Remove the scratch folders of this user whose owner has died."""
+    """Remove the scratch folders of this user whose process no longer lives."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*/"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -55,12 +55,12 @@ def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> floa
 
 
 def with_unit(number: object, units: tuple[str, str]) -> str:
-    """Write the hint of a number without its unit, such as `write 20ms or 20s`."""
+    """Return the hint for a number that lacks its unit, such as `write 20ms or 20s`."""
     return f"write {number}{units[0]} or {number}{units[1]}"
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact text that `parse_duration_s` reads back as the same float: `20ms`, `1.5s`."""
+    """Format seconds as the shortest text that `parse_duration_s` reads back as the same float: `20ms`, `1.5s`."""
     exact = Decimal(repr(float(seconds)))
     unit = "s" if exact >= 1 or not exact else "ms" if exact >= _SECONDS["ms"] else "us"
     return f"{_plain(exact / _SECONDS[unit])}{unit}"
@@ -108,7 +108,10 @@ def rounded(value: float | None) -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Three significant digits, zeros too, for the ends of an interval: `6.40`; otherwise as `rounded`."""
+    """Format a number with three significant digits, trailing zeros included (`6.40`), for the ends of an interval.
+
+    Otherwise as `rounded`: `–` for None and nan, `unbounded` for infinity.
+    """
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -120,7 +123,7 @@ def three_digits(value: float | None) -> str:
 
 
 def rounded_duration(seconds: float) -> str:
-    """Format seconds in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; `–` for nan."""
+    """Format seconds in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; nan and inf as `rounded`."""
     if not math.isfinite(seconds):
         return rounded(seconds)
     shown_s = float(f"{seconds:.3g}")
@@ -132,7 +135,7 @@ def rounded_duration(seconds: float) -> str:
 
 
 def percentage(ratio: float | None) -> str:
-    """Format a ratio as per cent: `12.3 %`, `5 %`."""
+    """Format a ratio as per cent: `12.3 %`, `5 %`; `–` for None and nan."""
     return "–" if ratio is None or math.isnan(ratio) else f"{rounded(ratio * 100)} %"
 
 

@@ -1,4 +1,4 @@
-"""What several protocols encode alike: protobuf's numbers and messages, and memos of what was decoded before."""
+"""Encodes and decodes protobuf's numbers and fields, declares messages without protoc, and remembers decoded values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 class Memo(dict[_Key, _Value]):
-    """Remembers `entries_max` values and then begins anew, for strangers choose the keys."""
+    """A dict that `keep` empties when it has `entries_max` entries: clients choose the keys, so it must be bounded."""
 
     __slots__ = ("_entries_max",)
 
@@ -22,7 +22,7 @@ class Memo(dict[_Key, _Value]):
         self._entries_max = entries_max
 
     def keep(self, key: _Key, value: _Value) -> _Value:
-        """Remember a value."""
+        """Store a value under its key and return the value."""
         if len(self) >= self._entries_max:
             self.clear()
         self[key] = value
@@ -30,7 +30,7 @@ class Memo(dict[_Key, _Value]):
 
 
 def varint(value: int) -> bytes:
-    """Write a number that is not negative."""
+    """Encode a number, which must not be negative, as protobuf's varint."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -40,9 +40,9 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """Read the number at `position`.
+    """Decode the varint at `position`; returns (number, position after it).
 
-    Returns it and the position after it; IndexError where the message ends, ValueError above 70 bits.
+    Raises IndexError where the message ends within it, ValueError where it has more than 10 bytes.
     """
     value = shift = 0
     while True:
@@ -57,7 +57,7 @@ def read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def read_varints(packed: bytes) -> list[int]:
-    """All numbers of a packed field; raises as `read_varint`."""
+    """Return all numbers of a packed repeated field; raises as `read_varint`."""
     numbers, position = [], 0
     while position < len(packed):
         number, position = read_varint(packed, position)
@@ -66,11 +66,13 @@ def read_varints(packed: bytes) -> list[int]:
 
 
 VARINT, LENGTH_DELIMITED = 0, 2
-"""protobuf's wire types of whole numbers, and of bytes, texts, messages and packed numbers."""
+"""protobuf's wire types: whole numbers; bytes, texts, messages and packed numbers."""
 
 
 def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, and where the value begins and ends, of each field between the two positions.
+    """Yield (field number, wire type, begin, end) of each field in message[position:end].
+
+    The value of a field is message[begin:end].
 
     Raises ValueError or IndexError where the bytes are no message, or one with groups.
     """
@@ -101,10 +103,10 @@ _SCALARS = {
 
 
 def add_messages(file: FileDescriptorProto, declarations: Sequence[str]) -> None:
-    """Add the declared messages, without protoc; raises ValueError for a field that is not one.
+    """Add message types to `file` in place, without protoc; raises ValueError for a field not declared as below.
 
-    A message is `Name: kind field=1, …`; `kind* field` is repeated. Kinds are protobuf's scalars, or messages of the
-    same package.
+    A declaration is `Name: kind field=1, …`; `kind* field=2` is a repeated field. A kind is a scalar of protobuf, or a
+    message of the same package.
     """
     for declaration in declarations:
         name, _, fields = declaration.partition(":")

@@ -23,15 +23,15 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 
 
 AnswerHeads = Memo[bytes, tuple[int, int]]
-"""By the bytes of a head, with its blank line: status, and length of the whole answer in bytes.
+"""Maps the bytes of an answer's head, with its blank line, to (status, length of head and body together in bytes).
 
-Only heads of keep-alive answers with Content-Length enter. Share one among the connections to a server; bound it, for
-a `Date` header makes a new head each second.
+Only heads of keep-alive answers with Content-Length are added. The connections to a server share one; it is bounded,
+because a `Date` header makes a new head each second.
 """
 
 
 class Http1Events(Protocol):
-    """What the owner of connections hears. Each tag given to `send` ends in `answered` or in `lost`, once."""
+    """Callbacks of connections; each tag given to `send` comes back once, in `answered` or in `lost`."""
 
     def ready(self, connection: Http1ClientConnection) -> None:
         """Called when the connection, and its TLS, is up."""
@@ -40,11 +40,10 @@ class Http1Events(Protocol):
         """Called when an answer has begun and is not complete; not for an answer that arrives in one piece."""
 
     def piece(self, tag: int, data: bytes) -> None:
-        """Called with each piece of the body of a good answer, by connections that stream."""
+        """Called with each piece of the body of an answer with status 200, by connections made with `streams`."""
 
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
-        """Called when the answer is complete; `body` is given if it was asked for, and always when the status is not
-        200."""
+        """Called when the answer is complete; `body` is None unless `send` asked for it or the status is not 200."""
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
         """Called when the connection is gone; `tag` is the request left without an answer, or NO_TAG."""
@@ -53,9 +52,10 @@ class Http1Events(Protocol):
 class Http1ClientConnection(asyncio.Protocol):
     """One connection with at most one request in flight.
 
-    `reusable`: a request may be sent; False before the connection is up, once a close was announced, and at the end.
-    `malformed`: how the server broke the protocol ("" if it did not); the connection then closes.
-    `streams`: bodies of good answers are handed out piece by piece, unless Content-Length was known before.
+    `reusable`: whether it takes requests; False before the connection is up, once a close was announced, and when
+    closed. `tag`: that of the request in flight, else NO_TAG. `malformed`: how the server broke the protocol ("" if it
+    did not); the connection then closes. `streams`: `events.piece` gets the body of an answer with status 200 piece by
+    piece, except where its head is in `heads`.
     """
 
     __slots__ = (
@@ -79,13 +79,16 @@ class Http1ClientConnection(asyncio.Protocol):
         self.tag = NO_TAG
 
     def send(self, request: bytes, tag: int, keep_body: bool) -> None:
-        """Write one prepared request; the caller has seen that nothing is in flight and that `reusable` holds."""
+        """Write one prepared request; the caller has checked that nothing is in flight and `reusable` is true.
+
+        `keep_body`: whether `answered` gets the body of an answer with status 200 too.
+        """
         self.tag = tag
         self._keep_body = keep_body
         self._write(request)
 
     def abandon(self) -> None:
-        """Close at once, forgetting the request in flight: `lost` will name NO_TAG."""
+        """Close at once and forget the request in flight: `lost` is called with NO_TAG."""
         self.tag = NO_TAG
         self.reusable = False
         if self._transport is not None:
@@ -191,7 +194,7 @@ class Http1ClientConnection(asyncio.Protocol):
 
 
 class _AnswerReader:
-    """One answer through httptools, interim (1xx) answers skipped."""
+    """Parses one answer with httptools; interim (1xx) answers before it are skipped."""
 
     def __init__(self, *, keep_body: bool, on_piece: Callable[[bytes], None] | None = None) -> None:
         self._on_piece = on_piece
@@ -208,7 +211,7 @@ class _AnswerReader:
         self._in_body = False
 
     def feed(self, data: bytes) -> None:
-        """Raises httptools.HttpParserError when the bytes are not one HTTP/1.x answer."""
+        """Parse further bytes; raises httptools.HttpParserError when they are not part of one HTTP/1.x answer."""
         if not self._fed_bytes:
             self._first_piece_head = data[: data.find(_BLANK_LINE) + 4]
         self._fed_bytes += len(data)
@@ -221,12 +224,13 @@ class _AnswerReader:
 
     @property
     def ends_with_connection(self) -> bool:
-        """The head is read and the body lasts until the connection closes."""
+        """Whether the head is read and the body lasts until the connection closes."""
         return self._in_body and not self.complete and self._declared_length is None and not self.keep_alive
 
     @property
     def head_to_learn(self) -> bytes | None:
-        """The head, if its length and the declared one account for every byte of a keep-alive answer."""
+        """The head, to be added to `AnswerHeads`; None unless it and Content-Length account for all bytes of a
+        keep-alive answer."""
         whole_bytes = len(self._first_piece_head) + self.body_bytes
         exact = self._declared_length == self.body_bytes and whole_bytes == self._fed_bytes
         return self._first_piece_head if exact and self.keep_alive else None

@@ -1,10 +1,10 @@
 """Inflates compressed requests, without holding up the event loop or filling memory.
 
-16 kB of gzip may hold 16 MB, which take 100 ms. What turns out small is inflated on the event loop; the rest on one
-thread, in the order of arrival, for zlib lets go of the interpreter, and only where there is room: inflated requests
-that are not answered, and answers that clients have not taken, share ROOM_BYTES. How much a request will take is known
-before the work, from the length at the end of a gzip; one that is padded, or of several members, holds more, and is
-inflated once there is room for the most that it may hold.
+16 kB of gzip may hold 16 MB, which take 100 ms. Small requests are inflated on the event loop; the others on one
+thread (zlib releases the GIL), in the order of arrival, and only while there is room: inflated requests that are not
+answered, and answers that clients have not read, share ROOM_BYTES. How much a request will take is read from the length
+at the end of a gzip before the work; a gzip that is padded, or of several members, may hold more, and is then inflated
+again once there is room for the most that it may hold.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import StatusError
 
 GZIP = 31
-"""zlib's wbits; those of "deflate" are 15."""
+"""zlib's `wbits` for gzip; for "deflate" it is 15."""
 WAITING_BYTES_MAX = 1 << 26
-"""Of compressed requests that wait for the thread; a lone one may be larger."""
+"""Most bytes of all compressed requests that wait for the thread; a request that waits alone may be larger."""
 ROOM_BYTES = 1 << 26
-"""For requests that were inflated and are not answered, and answers that are not taken; a lone request may be more."""
+"""Memory for inflated requests that are not answered, and for answers not read; a request alone may take more."""
 BYTES_FOR_EACH = 4
-"""Taken for each inflated byte: the request, the tensors made of it, those of the answer, and its bytes."""
+"""Bytes of memory counted for each inflated byte: the request, its tensors, the answer's tensors, and its bytes."""
 
 
 class InflateError(Exception):
-    """What cannot be inflated: why."""
+    """Bytes that cannot be inflated; the message says why."""
 
 
 class TooLargeError(InflateError):
-    """More comes out than is allowed."""
+    """Bytes that inflate to more than is allowed."""
 
 
 Outcome = bytes | InflateError | StatusError
-"""StatusError: there is no memory."""
+"""The inflated bytes, or why there are none; StatusError: there was no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A compressed request. `go_on` is called once, with the outcome and a function to be called when the request is
-    answered. `is_gone`: nobody waits for the answer; asked on the thread. `put_off`, asked before the work: whether its
-    client has to take answers first, and brings it again then. `heeds_end`: the length at the end of a gzip is
-    believed."""
+    """A compressed request.
+
+    `wbits`: GZIP, or 15 for deflate. `bytes_max`: most bytes that may come out. `go_on(outcome, release)` is called
+    once; `release()` has to be called when the request is answered. `is_gone()`: whether nobody waits for the answer;
+    may be called on the thread. `put_off()`, called before the work: whether the client has to read answers first; the
+    request is then dropped here, and its caller starts it again later. `heeds_end`: whether the length at the end of a
+    gzip is believed.
+    """
 
     content: bytes
     wbits: int
@@ -59,7 +63,7 @@ class Packed:
 
     @property
     def plain_bytes_max(self) -> int:
-        """Most bytes that can come out; of a gzip, the length that it names at its end."""
+        """Most bytes that can come out; of a gzip whose end is believed, the length that is written there."""
         ratio_max = 1_032  # deflate's: 258 bytes for 2 bits
         bytes_max = min(self.bytes_max, ratio_max * len(self.content))
         if self.wbits != GZIP or not self.heeds_end:
@@ -71,8 +75,8 @@ class Packed:
 class Inflating:
     """Inflates the requests of a port; only for the thread of one event loop.
 
-    `waiting_bytes`: compressed, of those that wait. `held_bytes`: inflated, or about to be, of those that are not
-    answered. `unsent`: the answers that clients have not taken.
+    `waiting_bytes`: compressed bytes of requests that wait or are being inflated. `held_bytes`: inflated bytes, real or
+    expected, of requests that are not answered. `unsent`: the answers that clients have not read, which take room too.
     """
 
     def __init__(self, unsent: SharedBytes | None = None) -> None:
@@ -143,7 +147,10 @@ class Inflating:
         packed.go_on(outcome, partial(self._release, held))
 
     def _release(self, held: list[int]) -> None:
-        """Take note of an answer, the first one only; the next request waits until it is on its way."""
+        """Free a request's bytes when it is answered; further calls do nothing.
+
+        The next request begins in a later turn of the loop, when the answer is on its way.
+        """
         if held:
             self.held_bytes -= held.pop()
             if self._waiting:
@@ -151,10 +158,11 @@ class Inflating:
 
 
 def inflate(content: bytes, wbits: int, bytes_max: int) -> bytes:
-    """Undo gzip, of one member or several, with zeros after them or without, or deflate.
+    """Decompress gzip (one member or several, perhaps followed by zeros) or deflate, as `wbits` says.
 
     Raises:
-        InflateError: it is broken; beyond `bytes_max` TooLargeError.
+        TooLargeError: more than `bytes_max` bytes come out.
+        InflateError: the content is broken, cut short or of too many members.
     """
     members: list[bytes] = []
     left_bytes = bytes_max
@@ -178,7 +186,10 @@ def inflate(content: bytes, wbits: int, bytes_max: int) -> bytes:
 
 
 def _outcome(packed: Packed, bytes_max: int) -> Outcome:
-    """What `inflate` gives or raises, without the frames of an error: they hold all that was inflated."""
+    """Return what `inflate` returns or raises; b"" where the client is gone.
+
+    An error is made anew: the frames in its traceback would hold all that was inflated.
+    """
     if packed.is_gone():
         return b""
     try:

@@ -1,4 +1,4 @@
-"""A port that listens, and what its connections share: bytes, of which the idlest give way, and turns."""
+"""A port that listens, and what its connections share: memory, for which the idlest are closed, and turns to work."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SWEEP_S = 5.0
-"""Between two looks at who moves; a look takes about 1 µs for each connection."""
+"""Time between two sweeps, which look for slow, silent and old connections; a sweep takes about 1 µs for each."""
 BYTES_PER_S_MIN = 1_000
-"""Who moves less between two sweeps is slow; a modem moves more."""
+"""A client that sends or reads less than this between two sweeps is slow; a modem moves more."""
 _STEP_BYTES = 1_000
-"""Moved at once; a window opened by a byte at a time is no step."""
+"""A client that sends or reads so much at once takes a step; one that opens its window byte by byte does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLimits:
-    """What the connections of a port may hold together; `idle_…`: as soon as some have not moved for a moment;
-    `untried_…`: as soon as some have not, ever;
-    `slow_…`: those that move less than BYTES_PER_S_MIN, which are cut off after `patience_s` in any case, after half of
-    it where one alone holds more."""
+    """Most bytes held for all connections of a port together, of incomplete requests (`arriving`) and unread answers
+    (`unsent`).
+
+    Above a limit clients are cut off, those first whose last step (_STEP_BYTES) is longest ago: above `…_bytes_max` any
+    client; above `idle_…` one without a step for 0.25 s; above `untried_…` such a one that never took a step; above
+    `slow_…` those that move less than BYTES_PER_S_MIN. These are cut off after `patience_s` in any case, after half of
+    it where one alone holds more than `slow_…`.
+    """
 
     arriving_bytes_max: int = 2**28
     slow_arriving_bytes_max: int = 2**21
@@ -36,25 +40,25 @@ class SharedLimits:
 
 
 class Connection(Protocol):
-    """A client's connection: what it holds, how it is made to hold less, and how it ends."""
+    """A client's connection, as the listener sees it: the bytes held for it, and the ways to end it or its requests."""
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes held of requests that are not whole."""
+        """Bytes held of incomplete requests."""
         ...
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes held of answers that the client has not taken."""
+        """Bytes held of answers that the client has not read."""
         ...
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether nothing arrives because we do not read."""
+        """Whether the server has paused reading, so that it is no fault of the client that nothing arrives."""
         ...
 
     def refuse_arriving(self) -> None:
-        """Refuse the requests that are not whole."""
+        """Refuse the incomplete requests."""
         ...
 
     def close_if_due(self) -> None:
@@ -71,10 +75,10 @@ class Connection(Protocol):
 
 
 class Listener:
-    """A port that listens. It looks at all its connections once in SWEEP_S.
+    """A port that listens, its open `connections`, and what they share; looks at them all once in SWEEP_S.
 
-    `arriving`: bytes of requests that are not whole; `unsent`: of answers that clients have not taken; `turns`: which
-    connections go on, where some have more to do than fits into a moment.
+    `arriving`: bytes of incomplete requests; `unsent`: bytes of answers that clients have not read; `turns`: the order
+    in which connections work that have more to do than fits into a slice of time. `port`: 0 before `listen`.
     """
 
     def __init__(self, limits: SharedLimits, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -115,11 +119,11 @@ class Listener:
         self._sockets.append(server)
 
     def opened(self, connection: Connection) -> None:
-        """Count a new connection."""
+        """Add a new connection."""
         self.connections.add(connection)
 
     def closed(self, connection: Connection) -> None:
-        """Count a connection out, with all that it held."""
+        """Remove a connection, and the bytes that were held for it from the counts."""
         self.connections.discard(connection)
         self.arriving.note(connection, 0)
         self.unsent.note(connection, 0)
@@ -127,8 +131,7 @@ class Listener:
             self._all_closed.set()
 
     def sweep(self) -> None:
-        """Close connections that are silent or too old, and those of clients that are slow for too long or make us keep
-        too much."""
+        """Close connections that are silent or too old; cut off clients that are slow for too long or hold too much."""
         connections = list(self.connections)
         for connection in connections:
             connection.close_if_due()
@@ -139,7 +142,7 @@ class Listener:
         self.unsent.sweep()
 
     async def drain(self, grace_s: float) -> bool:
-        """Accept no more connections, let every client finish, close; cut off after `grace_s` seconds who has not.
+        """Accept no more connections, let every client finish, then close; after `grace_s` seconds cut off the rest.
 
         Returns whether none was cut off.
         """
@@ -174,8 +177,11 @@ class Listener:
 
 
 class _Account:
-    """What one client holds; `moved_bytes` since the last sweep, `slow_sweeps` in a row since it last did; it began, or
-    took its last step, at `step_s`."""
+    """What is held for one client.
+
+    `held_bytes`: now. `moved_bytes`: sent or read since the last sweep. `slow_sweeps`: in how many sweeps in a row it
+    was slow. `step_s`: when it took its last step, or began.
+    """
 
     __slots__ = ("held_bytes", "is_new", "moved_bytes", "slow_sweeps", "step_s")
 
@@ -186,12 +192,11 @@ class _Account:
 
 
 class SharedBytes:
-    """The bytes of one direction; only for the thread of one event loop.
+    """Counts the bytes held for all clients in one direction, and cuts clients off beyond `SharedLimits`.
 
-    Above `bytes_max` those that have not moved for longest are cut off until the others have room; so are those that
-    are idle above `idle_bytes_max`, of those that never took a step above `untried_bytes_max`, and those that are slow
-    above `slow_bytes_max`. A lone client may exceed them all for a time: a single request or answer has its own limits.
-    `waiting`: what is called, once, as soon as there is room again.
+    The directions are incomplete requests, and answers not read (`outgoing`). A lone client may exceed the limits for a
+    time: a single request or answer has limits of its own. `is_tight`: little room is left; `waiting`: functions to be
+    called, once, as soon as there is room again. Only for the thread of one event loop.
     """
 
     def __init__(self, limits: SharedLimits, now_s: Callable[[], float], *, outgoing: bool) -> None:
@@ -216,8 +221,7 @@ class SharedBytes:
         self._outgoing = outgoing
 
     def note(self, client: Connection, held_bytes: int) -> None:
-        """Note how many bytes are held for a client now; where that is too much for all clients together, the idlest
-        end at once."""
+        """Set how many bytes are held for a client now; where all clients then hold too much, cut off the idlest."""
         account = self._accounts.get(client)
         if account is None:
             if not held_bytes:
@@ -242,8 +246,8 @@ class SharedBytes:
             self.make_room()
 
     def make_room(self) -> None:
-        """End the clients that have not moved for longest, while too much is held; only idle ones where the others have
-        room."""
+        """Cut off clients while too much is held, those first whose last step is longest ago; idle ones only, below the
+        limit for all."""
         self._end_oldest(self._untried, self._untried_bytes_max)
         self._end_oldest(self._accounts, self._idle_bytes_max)
 
@@ -262,7 +266,10 @@ class SharedBytes:
             self._end(client)
 
     def sweep(self) -> None:
-        """Tell slow clients from the others and end those that must go; many of them in several turns of the loop."""
+        """Find the slow clients and cut off those that are slow for too long, or hold too much together.
+
+        At most two end in one turn of the event loop.
+        """
         self.make_room()
         slow, slow_bytes, now_s = [], 0, self._now_s()
         doomed = []
@@ -296,7 +303,7 @@ class SharedBytes:
             asyncio.get_running_loop().call_soon(self._end_all, clients[ended_at_once:])
 
     def _end(self, client: Connection) -> None:
-        """Cut a client off, unless it is gone or has taken everything since."""
+        """Cut a client off, or refuse its incomplete requests; not where nothing is held for it any more."""
         account = self._accounts.pop(client, None)
         self._untried.pop(client, None)
         if account is not None:
@@ -322,16 +329,21 @@ class SharedBytes:
 # later turn of the loop, after whatever else was due. Connections that ask for little never wait.
 
 STRIDE_BYTES = 1_024
-"""Between two looks at the clock, which take 0.1 µs each; a smaller read is worked off without one (front_ends.py)."""
+"""Bytes read between two looks at the clock (0.1 µs each); a smaller read needs no look (front_ends.py)."""
 SMALL_FRAME_BYTES = 64
-"""What a frame counts in a stride beside its own bytes, where it is no request in two frames, so that the clock is
-looked at after 14 of the smallest; DATA of fewer bytes is small (greedy_clients.py)."""
+"""Bytes that a frame counts in a stride on top of its own, unless it is HEADERS or DATA of a request in two frames.
+
+So the clock is looked at after 14 of the smallest frames. DATA of fewer bytes than this is small (greedy_clients.py).
+"""
 LARGE_READ_BYTES = 1 << 16
-"""Of a read after which the next one waits for a turn: to copy it takes 0.1 ms (greedy_clients.py, uploads)."""
+"""After a read of so many bytes the next one waits for a turn: copying it takes 0.1 ms (greedy_clients.py, uploads)."""
 
 
 class Turns:
-    """Connections of one port that have more to do than a slice; for the thread of one event loop."""
+    """A queue of the connections of one port that have more to do than fits into a slice of time.
+
+    Only for the thread of one event loop.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
         self.now_s = now_s
@@ -354,7 +366,7 @@ class Turns:
         self._waiting.append(go_on)
 
     def _take(self) -> None:
-        """Let those go on that have waited for longest."""
+        """Call the two functions that have waited for longest."""
         self._is_taking = True
         # Of those that wait, in one turn of the loop; each may read 256 KiB afterwards, for 0.2 ms
         # (greedy_clients.py).

@@ -1,4 +1,4 @@
-"""What a model takes and gives, whichever protocol asks for it, and tensors as all protocols carry them."""
+"""Describes the inputs and outputs of a model for every protocol, and converts tensors as all protocols need it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ DEFAULT_SIGNATURE = "serving_default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a signature says of one tensor; the batch dimension is part of `shape`.
+    """One input or output of a signature: name, dtype and shape.
 
-    `dtype` is numpy's name ("object" for strings); `shape` None: unknown rank; a None dimension: any size.
+    `dtype` is numpy's name ("object" for strings). `shape` includes the batch dimension; None: unknown rank; a None
+    dimension: any size.
     """
 
     name: str
@@ -25,13 +26,16 @@ class TensorSpec:
 
 
 def by_name(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The tensors in the order of their names, as a `Signature` has them."""
+    """Return the tensors sorted by name, the order that a `Signature` needs."""
     return tuple(sorted(specs, key=lambda spec: spec.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """A callable of a model: its inputs and outputs, each sorted by name."""
+    """A callable of a model: its inputs and outputs, each sorted by name.
+
+    `method_name` says for which call it is, such as "tensorflow/serving/predict".
+    """
 
     name: str
     method_name: str
@@ -40,18 +44,18 @@ class Signature:
 
 
 MAX_RANK = 64
-"""numpy's own limit."""
+"""Most dimensions of a tensor, numpy's own limit."""
 
 
 def object_array(values: Sequence[Any]) -> NDArray[Any]:
-    """Make a one-dimensional array of Python objects."""
+    """Make a one-dimensional array of dtype object that holds the values themselves."""
     array = np.empty(len(values), object)
     array[:] = values
     return array
 
 
 def as_bytes(value: Any) -> bytes:
-    """Encode an element of a string tensor; raises ValueError for what is neither text nor bytes."""
+    """Return an element of a string tensor as bytes, text as UTF-8; raises ValueError for any other type."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -60,7 +64,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def little_endian(name: str) -> np.dtype[Any]:
-    """Return the little-endian dtype of this name, as it travels."""
+    """Return numpy's dtype of this name in little-endian order, the order on the wire."""
     if name == "bfloat16":
         import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
 

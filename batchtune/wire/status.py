@@ -47,7 +47,7 @@ HTTP_CODES = {
 
 
 FAULT = "the server failed to handle the request"
-"""What a client hears, as INTERNAL, of a fault of the server's own; the log has the rest."""
+"""The message that a client gets, with the code INTERNAL, for an exception inside the server; the log has details."""
 
 
 class StatusError(Exception):

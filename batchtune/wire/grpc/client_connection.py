@@ -39,9 +39,10 @@ OnDone = Callable[[int, int, bytes, str], None]
 
 
 class ClientStreams:
-    """The open streams of a connection; `flow` and `out` are the connection's, which writes and clears `tags` itself.
+    """The open streams of a client connection, whose `flow` and `out` they share.
 
-    `bodies`: of streams with headers: None before the message, the message, or an Answer off the fast path.
+    `tags`: stream id -> tag of the call; the connection adds and removes entries too. `bodies`: stream id -> what has
+    come after the answer's headers: None before the message, the message, or a CollectedAnswer off the fast path.
     `on_done(tag, grpc_status, message, grpc_message)` is called once per call.
     """
 
@@ -58,14 +59,14 @@ class ClientStreams:
         self._message_bytes_max = message_bytes_max
 
     def begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Take the first header block of an answer that is not plain."""
+        """Take the first header block of an answer that is not plain; raises PeerError for trailers out of place."""
         if stream_id in self.bodies or not head.http_status:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
         if not head.informational:
             self.bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def feed(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take DATA of a stream with headers: in pieces, compressed or ending the stream."""
+        """Take DATA off the fast path, of a stream that has headers: in pieces, compressed or ending the stream."""
         body = self.bodies[stream_id]
         if not isinstance(body, CollectedAnswer):
             answer = CollectedAnswer(PLAIN_HEAD, self._message_bytes_max)
@@ -103,13 +104,13 @@ class ClientStreams:
         self.fail(stream_id, status, message)
 
     def fail(self, stream_id: int, status: int, message: str) -> None:
-        """End a call without an answer."""
+        """End a call without an answer, by a gRPC status number and a message."""
         self._flow.drop(stream_id)
         self.bodies.pop(stream_id, None)
         self._on_done(self.tags.pop(stream_id), status, b"", message)
 
     def cancel(self, tag: int) -> bool:
-        """Reset the call's stream; False where no call has the tag."""
+        """Reset the stream of the call with this tag; returns False where there is none."""
         for stream_id, open_tag in self.tags.items():
             if open_tag == tag:
                 self.reset(stream_id, ErrorCode.CANCEL)
@@ -119,12 +120,12 @@ class ClientStreams:
         return False
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """Say that nothing more of a stream is wanted, nor sent."""
+        """Reset a stream and drop what waits to be sent on it."""
         self._flow.drop(stream_id)
         self._out.append(h2.rst_stream_frame(stream_id, code))
 
     def grow_window(self, stream_id: int, increment: int) -> None:
-        """Apply a WINDOW_UPDATE and send what it lets go; raises PeerError for a window that cannot be."""
+        """Apply a WINDOW_UPDATE and write what it allows; raises PeerError for an increment of 0 or too large."""
         flow = self._flow
         if stream_id == 0:
             flow.grow_connection(increment)
@@ -137,7 +138,7 @@ class ClientStreams:
 
 
 NOT_PROCESSED = "the peer did not process the stream"
-"""How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""
+"""First words of the grpc_message of calls that end UNAVAILABLE by a GOAWAY; they may be sent again."""
 
 _DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
 
@@ -149,10 +150,10 @@ OnConnection = Callable[["GrpcClientConnection"], None]
 class GrpcClientConnection(asyncio.Protocol):
     """One HTTP/2 connection (prior knowledge, or TLS with ALPN "h2" by its transport) for unary calls.
 
-    `on_ready(conn)` once the peer's SETTINGS are known; `on_done(tag, grpc_status, message, grpc_message)` once per
-    call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`, with
-    the calls that got no answer; `on_capacity(conn)` when capacity grows though no call ended.
-    Calls made inside a callback leave together once the bytes at hand are read; elsewhere `flush` sends them.
+    Calls `on_ready(conn)` once the peer's SETTINGS are known; `on_done(tag, grpc_status, message, grpc_message)` once
+    per call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`,
+    with the tags of calls that got no answer; `on_capacity(conn)` when `capacity` grows though no call ended.
+    Calls made inside a callback are sent together once the bytes at hand are read; elsewhere `flush` sends them.
     """
 
     def __init__(
@@ -187,23 +188,23 @@ class GrpcClientConnection(asyncio.Protocol):
 
     @property
     def capacity(self) -> int:
-        """Count the calls that may be made now; 0 before ready, after GOAWAY and while the socket is clogged."""
+        """Number of calls that may be made now; 0 before `on_ready`, after GOAWAY and while the socket is clogged."""
         if not self._ready or self._retiring or self._paused:
             return 0
         return max(0, self._limit - len(self._tags))
 
     @property
     def in_flight(self) -> int:
-        """Count the calls that await their answer."""
+        """Number of calls that await their answer."""
         return len(self._tags)
 
     @property
     def retiring(self) -> str:
-        """Say why this connection will take no more calls; "" while it does."""
+        """Why this connection will take no more calls; "" while it does."""
         return self._retiring
 
     def call(self, prepared: PreparedCall, tag: int) -> None:
-        """Buffer a call; the caller has seen `capacity` > 0."""
+        """Buffer a call, which callbacks name by `tag`; only while `capacity` > 0, which is not checked here."""
         stream_id = self._next_id
         self._next_id = stream_id + 2
         self._tags[stream_id] = tag
@@ -220,7 +221,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._retiring = "stream ids are used up"
 
     def flush(self) -> None:
-        """Send everything buffered in one write; inside a callback, leave it to the end of the read."""
+        """Send everything buffered in one write; inside a callback do nothing: it is sent at the end of the read."""
         if self._out and not self._reading:
             if self._transport is not None:
                 self._transport.write(b"".join(self._out))
@@ -277,7 +278,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._close_if_retired()
 
     def _read_frames(self, data: bytes) -> int:
-        """Read all whole frames; return the bytes used."""
+        """Read all complete frames; returns the number of bytes used."""
         position, end = 0, len(data)
         bodies, tags, heads = self._bodies, self._tags, known_heads
         unpack = FRAME.unpack_from
@@ -334,7 +335,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._begin(stream_id, head)
 
     def _begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Take the first header block of an answer that is not plain."""
+        """Take the first header block of an answer that is not plain (`ResponseHead.plain`)."""
         if stream_id in self._tags:
             self._streams.begin(stream_id, head)
         else:

@@ -16,7 +16,7 @@ from batchtune.wire.status import GRPC_CODES, StatusError
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 FIRST_DATA = struct.Struct(">IBIBI")
-"""A DATA frame's header and the message prefix after it."""
+"""A DATA frame's header (length << 8 | type, flags, stream id) and the message prefix after it (flag, length)."""
 
 _WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
@@ -49,7 +49,7 @@ def encode_timeout(timeout_s: float) -> str:
 
 
 def decode_timeout_ns(text: str) -> int | None:
-    """Read a grpc-timeout in nanoseconds; None for text that is none."""
+    """Return a grpc-timeout in nanoseconds; None where the text is not one."""
     digits, unit = text[:-1], text[-1:]
     if unit not in _UNITS_NS or not unit or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
         return None
@@ -67,13 +67,16 @@ def decode_grpc_message(text: str) -> str:
 
 
 def status_of_http(http_status: str) -> int:
-    """Map the HTTP status of an answer without grpc-status; 200 too is UNKNOWN, for trailers are missing."""
+    """Return the gRPC status number for the HTTP status of an answer that has no grpc-status.
+
+    UNKNOWN for what the mapping does not list, and for 200, where trailers are missing.
+    """
     code = _CODE_OF_HTTP_STATUS.get(int(http_status)) if http_status.isdigit() else None
     return GRPC_CODES[code or "UNKNOWN"]
 
 
 def status_of_reset(error_code: int) -> tuple[int, str]:
-    """Map the error code of a RST_STREAM frame to (gRPC status number, message)."""
+    """Return (gRPC status number, message) for the error code of a RST_STREAM frame."""
     code = _CODE_OF_RESET.get(error_code, "INTERNAL")
     return GRPC_CODES[code], f"the peer reset the stream: {error_name(error_code)}"
 
@@ -88,7 +91,7 @@ def inflate(message: bytes, encoding: str, message_bytes_max: int) -> bytes:
 
 
 def wbits_of(encoding: str) -> int:
-    """What zlib is to expect of a grpc-encoding; raises StatusError for an unknown one."""
+    """Return zlib's `wbits` for a grpc-encoding, gzip or deflate; raises StatusError for any other."""
     if encoding in _WBITS:
         return _WBITS[encoding]
     known = "a message is flagged as compressed" if encoding in {"", "identity"} else "unknown encoding"
@@ -97,14 +100,14 @@ def wbits_of(encoding: str) -> int:
 
 
 def inflate_failure(error: inflating.InflateError, message_bytes_max: int) -> StatusError:
-    """What a peer hears of a message that cannot be decompressed."""
+    """Make the error that a peer gets for a message that cannot be decompressed, or is too large when it is."""
     if isinstance(error, inflating.TooLargeError):
         return too_large(message_bytes_max + 1, message_bytes_max)
     return StatusError("INTERNAL", f"a compressed message cannot be decompressed: {error}")
 
 
 def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
-    """Make the error of a message that exceeds the receiver's limit, in gRPC's own words."""
+    """Make the error for a message that exceeds the receiver's limit, RESOURCE_EXHAUSTED in gRPC's own words."""
     return StatusError(
         "RESOURCE_EXHAUSTED",
         f"Received message larger than max ({message_bytes} vs. {message_bytes_max})",
@@ -112,11 +115,9 @@ def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
 
 
 class MessageBuffer:
-    """Cuts the DATA of one stream into gRPC messages, whatever the frames; for all but the one-frame fast path.
+    """Cuts the DATA of one stream into gRPC messages, wherever frames begin and end; not for the one-frame fast path.
 
-    Compressed messages are inflated, unless the receiver does that itself: `inflates` False.
-
-    `feed` raises StatusError when a message is larger than allowed, before its bytes are kept.
+    `inflates`: whether compressed messages are inflated here; else they are returned as they came.
     """
 
     __slots__ = (
@@ -144,16 +145,19 @@ class MessageBuffer:
 
     @property
     def incomplete(self) -> bool:
-        """Tell whether a message has begun and not ended."""
+        """Whether a message has begun and not ended."""
         return bool(self._data)
 
     @property
     def held_bytes(self) -> int:
-        """Count the bytes in memory on behalf of the stream."""
+        """Bytes in memory for the stream: of the incomplete message, and of messages that the receiver keeps."""
         return len(self._data) + self.retained_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add DATA; list the messages that it completes, decompressed."""
+        """Add DATA; returns the messages that it completes.
+
+        Raises StatusError for a broken message, and for one larger than allowed, before its bytes are kept.
+        """
         held = self._data
         held += data
         self.fed_bytes += len(data)

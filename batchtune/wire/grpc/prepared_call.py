@@ -1,4 +1,4 @@
-"""Unary calls that are encoded once and sent many times."""
+"""Encodes unary calls once, to be sent many times, and decodes the header blocks of their answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ HEADER_LIST_BYTES = 65_536
 class ResponseHead:
     """A decoded header block of an answer: its initial headers, its trailers or both in one.
 
-    `plain`: HTTP 200, gRPC, not compressed and no status yet. `status` is None where grpc-status is absent.
+    `plain`: HTTP 200, gRPC, not compressed and no status yet. `status`: number of grpc-status, None where it is absent.
+    `message`: grpc-message, or what is wrong with the HTTP status. `http_status` is "" in trailers.
     """
 
     plain: bool
@@ -57,7 +58,7 @@ known_heads: Memo[bytes, ResponseHead] = Memo(1_024)
 
 
 def read_response_head(block: bytes) -> ResponseHead:
-    """Decode a block that `known_heads` lacks and remember it; raises PeerError when it is malformed."""
+    """Decode a header block that `known_heads` lacks and add it there; raises PeerError when it is malformed."""
     decoder = new_decoder(table_bytes=0, header_list_bytes=HEADER_LIST_BYTES)
     return known_heads.keep(block, _head_of(decode_block(decoder, block)))
 
@@ -89,7 +90,10 @@ def _head_of(fields: Fields) -> ResponseHead:
 
 
 class CollectedAnswer:
-    """An answer in several frames, compressed, or broken; collects until the stream ends."""
+    """Collects an answer in several frames, compressed, or broken, until its stream ends.
+
+    `unacknowledged_bytes`: DATA since the last WINDOW_UPDATE; the owner sends that and sets it to 0.
+    """
 
     __slots__ = ("_buffer", "_failure", "_head", "_messages", "unacknowledged_bytes")
 
@@ -101,11 +105,11 @@ class CollectedAnswer:
         self.unacknowledged_bytes = 0
 
     def add_message(self, message: bytes) -> None:
-        """Take a message that the fast path had read already."""
+        """Add a message that the fast path had read already."""
         self._messages.append(message)
 
     def feed(self, data: bytes) -> bool:
-        """Add DATA; False when the stream should be reset because nothing more of it is wanted."""
+        """Add DATA; returns False when the stream should be reset because nothing more of it is wanted."""
         self.unacknowledged_bytes += len(data)
         if not self._head.is_grpc:
             return True  # an error page
@@ -117,7 +121,7 @@ class CollectedAnswer:
         return True
 
     def settle(self, trailers: ResponseHead | None) -> tuple[int, bytes, str]:
-        """Give the call's outcome: (gRPC status number, message, grpc-message); `trailers` None: none came."""
+        """Return the call's outcome: (gRPC status number, message, grpc-message); `trailers` None: none came."""
         if self._failure is not None:
             return GRPC_CODES[self._failure.code], b"", self._failure.message
         if trailers is None or trailers.status is None:
@@ -145,12 +149,17 @@ OPENING = (
     )
     + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
 )
-"""What a client begins with: the preface, no dynamic table, no push, the widest windows."""
+"""The bytes that a client sends first: the preface, and settings of no dynamic table, no push, the widest windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A request ready for any stream of any connection: its frames with gaps for the stream id."""
+    """A request encoded for any stream of any connection.
+
+    `head` (HEADERS), and `at_once` (HEADERS and DATA, where one DATA frame can hold the body), are the pieces of frames
+    between which the packed stream id goes: `STREAM_ID.pack(stream_id).join(pieces)`. `body`: the message with its
+    prefix, of `body_bytes` bytes.
+    """
 
     at_once: tuple[bytes, ...]
     head: tuple[bytes, ...]

@@ -31,8 +31,11 @@ _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """A request as its headers tell it; `malformed` (what rule of HTTP/2 it breaks) and `http_status` (it is no
-    gRPC call) are empty for a call; `content_bytes` -1: it does not say its length."""
+    """The headers of a request.
+
+    `malformed`: which rule of HTTP/2 they break; `http_status`: how to answer what is no gRPC call; both "" for a call.
+    `timeout_ns`: None without grpc-timeout. `content_bytes`: the content-length, -1 without one.
+    """
 
     path: str
     metadata: tuple[tuple[str, str], ...]
@@ -49,7 +52,10 @@ known_heads: Memo[bytes, RequestHead] = Memo(1_024)
 
 
 class HeadReader:
-    """The header blocks of one connection. `is_pure`: the client has emptied its dynamic table for good."""
+    """Decodes the header blocks of one connection.
+
+    `is_pure`: the client has emptied its dynamic table for good, so that equal blocks are equal headers.
+    """
 
     __slots__ = ("_decoder", "_header_list_bytes", "is_pure")
 
@@ -59,8 +65,7 @@ class HeadReader:
         self._header_list_bytes = header_list_bytes
 
     def read(self, block: bytes) -> RequestHead:
-        """Decode a header block into a request head; a block that begins by emptying the dynamic table makes the
-        connection pure.
+        """Decode a header block; one that begins by emptying the dynamic table sets `is_pure`.
 
         Raises PeerError where it cannot be decoded.
         """
@@ -79,7 +84,7 @@ class HeadReader:
 
 
 def _remember(block: bytes, fields: Fields) -> RequestHead:
-    """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
+    """Make a head of a block's fields and add it to `known_heads`, unless it is large; only where `is_pure`."""
     # Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand.
     remembered_bytes_max = 2_048
     if sum(len(name) + len(value) for name, value in fields) > remembered_bytes_max:
@@ -88,7 +93,7 @@ def _remember(block: bytes, fields: Fields) -> RequestHead:
 
 
 def read_head(fields: Fields) -> RequestHead:
-    """Read the fields of a request (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); never raises."""
+    """Make a head of a request's fields (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); faults go into `malformed`."""
     values = dict(fields)
     malformed = _malformation(fields, values)
     timeout = values.get("grpc-timeout")
@@ -120,7 +125,7 @@ def _is_grpc(content_type: str) -> bool:
 
 
 def _malformation(fields: Fields, values: dict[str, str]) -> str:
-    """Say which rule of RFC 9113 §8.2-8.3 the fields break; "" if none."""
+    """Return which rule of RFC 9113 §8.2-8.3 the fields break; "" if none."""
     pseudo = [name for name, _ in fields if name[:1] == ":"]
     if len(pseudo) != len(set(pseudo)) or not set(pseudo) <= _PSEUDO:
         return "repeated or unknown pseudo-header"
@@ -155,7 +160,7 @@ _OK_FLAGS = h2.END_HEADERS | h2.END_STREAM
 
 
 def write_reply(out: list[bytes], stream_id: int, message: bytes) -> None:
-    """Append headers, one DATA frame and OK trailers; the caller has seen that the windows allow it."""
+    """Append to `out` headers, one DATA frame and OK trailers; the caller has checked that the windows allow it."""
     size = len(message)
     out += (
         _REPLY_HEAD.pack(
@@ -168,7 +173,10 @@ def write_reply(out: list[bytes], stream_id: int, message: bytes) -> None:
 
 @lru_cache(maxsize=256)
 def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[bytes, ...]:
-    """Write the header frames that end a call with a status, with gaps for the stream id."""
+    """Encode the header frames that end a call with a status: pieces between which the packed stream id goes.
+
+    `trailers_only`: no headers were sent before, so they are part of these.
+    """
     fields = [(":status", "200"), _CONTENT_TYPE] if trailers_only else []
     fields.append(("grpc-status", str(GRPC_CODES[code])))
     if message:
@@ -177,24 +185,24 @@ def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[byt
 
 
 class CallSink(Protocol):
-    """The connection, as calls see it; all methods belong to the event loop's thread."""
+    """What a call needs of its connection to be answered; for the event loop's thread only."""
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None: ...
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None: ...
 
 
 class AnswerSink(CallSink, Protocol):
-    """The connection, as streams see it."""
+    """What a stream needs of its connection to be answered."""
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None: ...
     def send_end(self, stream: GrpcStream) -> None: ...
 
 
 class GrpcCall:
-    """A unary call. `reply` or `fail` must be called once, on the loop's thread, even when it was cancelled.
+    """A unary call. `reply` or `fail` must be called once, on the loop's thread, even when the call was cancelled.
 
-    `deadline_ns` is on CLOCK_MONOTONIC, None without grpc-timeout. `cancelled` turns true and `on_cancel` is called
-    when the client resets the stream or is gone; an answer then goes nowhere. Later answers are ignored.
+    A second answer is ignored. `deadline_ns` is on CLOCK_MONOTONIC, None without grpc-timeout. When the client resets
+    the stream or is gone, `cancelled` turns true and `on_cancel` is called; the answer is then not sent.
     """
 
     __slots__ = (
@@ -253,15 +261,17 @@ class GrpcCall:
         self.fail(error.code, message)
 
     def cancel(self) -> None:
-        """Note that the client no longer waits for the answer; called by the connection."""
+        """Mark the call as cancelled and call `on_cancel`; for the connection, when the client no longer waits."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
 
 
 def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[GrpcCall], None]:
-    """Make the function that hands each call to the handler of its path; a handler that raises ends the call with
-    INTERNAL."""
+    """Return a function that hands each call to the handler of its path.
+
+    A call for an unknown path ends with UNIMPLEMENTED, one whose handler raises with INTERNAL.
+    """
 
     def dispatch(call: GrpcCall) -> None:
         method = methods.get(call.head.path)
@@ -278,7 +288,7 @@ def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[G
 
 
 def hand_over(call: GrpcCall, dispatch: Callable[[GrpcCall], None]) -> None:
-    """Dispatch a call that waited meanwhile; it ends where its client is gone or the service refuses it."""
+    """Dispatch a call that has waited; it fails where its client is gone or `dispatch` raises StatusError."""
     try:
         if call.cancelled:
             raise StatusError("CANCELLED", "the client is gone")
@@ -328,7 +338,7 @@ class GrpcStream:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The client's metadata."""
+        """The client's metadata; values of keys in "-bin" are base64 as sent."""
         return self.head.metadata
 
     def send(self, message: bytes) -> None:
@@ -347,7 +357,7 @@ class GrpcStream:
             self.sink.send_failure(self, code, message)
 
     def cancel(self) -> None:
-        """Note that the client is gone; called by the connection."""
+        """Mark the stream as cancelled and call `on_cancel`; for the connection, when the client is gone."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()

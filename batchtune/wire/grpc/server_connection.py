@@ -49,7 +49,10 @@ _DRAIN_PING = b"draining"
 
 
 class RateLimit:
-    """How many `frames`, which cost us work and carry no request, may come in a second; rarely asks the clock."""
+    """Allows a client `per_s` frames per second of a kind that costs work and carries no request.
+
+    `frames` names the kind in errors. The clock is asked only when `per_s` frames have come.
+    """
 
     __slots__ = ("_count", "_frames", "_per_s", "_since_s")
 
@@ -60,7 +63,7 @@ class RateLimit:
         self._since_s = time.monotonic()
 
     def count(self) -> None:
-        """Count one frame or request; raises PeerError where the client sends them faster than allowed."""
+        """Count one frame; raises PeerError where the client sends them faster than allowed."""
         self._count += 1
         if self._count > self._per_s:
             now_s = time.monotonic()
@@ -71,9 +74,10 @@ class RateLimit:
 
 
 class GrpcServerConnection(asyncio.Protocol):
-    """One client. `dispatch(call)` gets each unary call once its message is whole; StatusError ends the call.
+    """The connection of one client.
 
-    `streams` names the methods served as streams, by path. `listener` counts what all clients make the server keep.
+    `dispatch(call)` is called for each unary call when its message is complete; a StatusError that it raises ends the
+    call. `streams`: path -> what serves that method as a stream. `listener` counts the memory held for all clients.
     """
 
     def __init__(
@@ -114,9 +118,9 @@ class GrpcServerConnection(asyncio.Protocol):
         self._old_at_s = time.monotonic() + age_ms / 1000
 
     def drain(self) -> None:
-        """Finish what the client has sent, take no more, close.
+        """Answer the requests that the client has sent, take no more, then close.
 
-        The first GOAWAY only announces it; the second, once the client has answered a PING, names the last stream.
+        The first GOAWAY only announces that; the second, once the client has answered a PING, names the last stream.
         """
         writer = self._writer
         if writer is None:
@@ -130,7 +134,7 @@ class GrpcServerConnection(asyncio.Protocol):
         writer.flush()
 
     def close_if_due(self) -> None:
-        """Drain a connection that is older than it may be, and close it after the grace."""
+        """Drain the connection when it is older than `max_connection_age_ms`, and close it when the grace is over."""
         limits = self._limits
         over_s = time.monotonic() - self._old_at_s
         if not limits.max_connection_age_ms or over_s < 0:
@@ -175,7 +179,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._wait_turn(b"", 0)
 
     def _wait_turn(self, data: bytes, position: int) -> None:
-        """Read no more, and keep data[position:], until it is this connection's turn."""
+        """Pause reading, and hold data[position:], until it is this connection's turn."""
         self._unread, self._unread_from, self._waits_turn = data, position, True
         if self._writer is not None:
             self._writer.hold_reading(held=True)
@@ -193,7 +197,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._writer.hold_reading(held=False)
 
     def _read(self, data: bytes, position: int) -> None:
-        """Work off data[position:], for a slice at most."""
+        """Handle data[position:], for a slice of time at most."""
         writer = self._writer
         if writer is None:
             return
@@ -218,24 +222,24 @@ class GrpcServerConnection(asyncio.Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes held of requests that are not whole, or that wait for their turn or for answers to be taken."""
+        """Bytes held of requests that are incomplete, wait for their turn, or wait until the client reads answers."""
         cut_bytes = len(self._partial.held) + self._block.held_bytes + self._held.held_bytes
         cut_bytes += len(self._unread) - self._unread_from
         return 0 if self._writer is None else cut_bytes + self._writer.held_bytes + self._writer.idle_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes held of answers that the client has not taken."""
+        """Bytes held of answers that the client has not read."""
         return 0 if self._writer is None else self._writer.unsent_bytes
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether reading is paused by us: the client takes none of our answers, or others have their turn."""
+        """Whether the server has paused reading: the client reads no answers, or other connections have their turn."""
         return self._waits_turn or (self._writer is not None and self._writer.is_paused)
 
     def refuse_arriving(self) -> None:
-        """End the requests that are not whole; close the connection where they are many, or a frame or header block is
-        not whole."""
+        """Fail the incomplete requests; close the connection where they are many, or a frame or header block is
+        incomplete."""
         writer = self._writer
         if writer is None:
             return
@@ -255,8 +259,10 @@ class GrpcServerConnection(asyncio.Protocol):
         self._listener.arriving.note(self, arriving_bytes)
 
     def _read_frames(self, writer: AnswerWriter, data: bytes, position: int) -> int:
-        """Read whole frames until the slice is over, which takes a clock only where there are many; return where the
-        next begins."""
+        """Read complete frames until the slice of time is over; returns the position of the next frame.
+
+        The clock is looked at only once in STRIDE_BYTES.
+        """
         end = len(data)
         end_s, look_at = math.inf, end
         if end - position > STRIDE_BYTES:
@@ -308,7 +314,7 @@ class GrpcServerConnection(asyncio.Protocol):
         return position
 
     def _widen_window(self, writer: AnswerWriter) -> None:
-        """Let the client send as much again as was read, once it is enough to be worth a frame."""
+        """Send a WINDOW_UPDATE for the bytes read, once they are more than WINDOW_UPDATE_AT."""
         if self._received_bytes > h2.WINDOW_UPDATE_AT:
             writer.out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
@@ -347,7 +353,7 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._read_data(writer, flags, stream_id, b"")
 
     def _read_trailers(self, writer: AnswerWriter, flags: int, stream_id: int) -> None:
-        """Take HEADERS that open no stream: the end of a request, or of one that is closed."""
+        """Take HEADERS that open no stream: they end a request, or belong to a stream that is closed."""
         if not stream_id & 1:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         if stream_id not in writer.streams:
@@ -386,7 +392,7 @@ class GrpcServerConnection(asyncio.Protocol):
     def _read_other(
         self, writer: AnswerWriter, kind: int, flags: int, stream_id: int, payload: bytes
     ) -> None:
-        """Take every frame but DATA and whole, unpadded HEADERS."""
+        """Take every frame but DATA, and HEADERS that are complete and unpadded."""
         h2.check_control_frame(kind, flags, stream_id, len(payload))
         match kind:
             case h2.HEADERS | h2.CONTINUATION:
@@ -414,7 +420,10 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._control.count()
 
     def _count_small(self, writer: AnswerWriter) -> None:
-        """Count a WINDOW_UPDATE, or DATA of a few bytes; some are free for each stream and frame of an answer."""
+        """Count a WINDOW_UPDATE, or DATA of a few bytes; raises PeerError where there are too many.
+
+        Eight are free for each stream, and for each frame of an answer that had to wait.
+        """
         # Small frames that a client may send for each request, and for each frame of an answer that had to
         # wait: it opens two windows for each, and may send a message's prefix by itself
         # (tests/benchmarks/server/greedy_clients.py).
@@ -440,7 +449,7 @@ class GrpcServerConnection(asyncio.Protocol):
             writer.out.append(h2.goaway_frame(self._last_id, ErrorCode.NO_ERROR))
 
     def _check_not_idle(self, stream_id: int, what: str) -> None:
-        """Tolerate, but count, frames of a closed stream; raises PeerError for one that was never opened."""
+        """Count a frame of a closed stream, which is tolerated; raises PeerError for a stream that was never opened."""
         if not stream_id & 1 or stream_id > self._last_id:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
         self._control.count()
@@ -455,11 +464,11 @@ async def serve(
     limits: ServerLimits | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Listener:
-    """Listen on host:port (0: any free port, see `Listener.port`); raises OSError where that cannot be.
+    """Listen on host:port (0: any free port, see `Listener.port`); raises OSError where that fails.
 
     `dispatch(call)` is called on the loop's thread for every unary call and must answer it sooner or later with
-    `call.reply` or `call.fail`; `streams` maps the paths of streaming methods to what serves them. With `tls` the
-    context must offer ALPN "h2".
+    `call.reply` or `call.fail`; `streams` maps the paths of streaming methods to what serves them. The context `tls`
+    must offer ALPN "h2".
     """
     limits = limits or ServerLimits()
     listener = Listener(limits.shared)

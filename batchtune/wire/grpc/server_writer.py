@@ -1,10 +1,10 @@
-"""What leaves a gRPC server connection, and what waits until its client takes it.
+"""Writes the answers of a gRPC server connection, and holds back calls while its client does not read them.
 
-An answer leaves at once when the client's windows allow it, else when they open. The connection of a client that has
-too many answers to take is read on meanwhile, for the windows that let them go arrive on it too; its next calls wait.
-While answers for all clients together fill much of what they may, a client that has never taken any that waited has a
-few calls under way at a time, one more for each whose answer left at once: one that reads nothing is known by their
-answers.
+An answer is sent at once when the client's windows allow it, else when they open. The connection of a client that has
+too many answers to read is still read, because the frames that open its windows arrive on it too; its next calls wait.
+While the answers of all clients together take much of the memory allowed, a client that has never read an answer that
+had to wait may have only a few calls under way, one more for each whose answer could be sent at once: so a client that
+reads nothing is known after a few answers.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from batchtune.wire.listener import SharedBytes, SharedLimits
 from batchtune.wire.status import StatusError
 
 FEW_STREAMS = 1_024
-"""As many are no burden."""
+"""So many incomplete requests of one connection are no burden: they count no memory, and may be failed one by one."""
 _TOO_SLOW = "too many answers wait for the client to read them"
 _CALL_BYTES = 1_000  # of a call beside its message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Bounds per connection. What exceeds one ends in a status, a reset stream or a GOAWAY, never in growth.
+    """Bounds per connection. Beyond one a call fails, a stream is reset or the connection closed; memory never grows.
 
-    `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening and
-    resetting streams quickly (CVE-2023-44487) gains nothing. Of requests that are not whole there may be
-    `max_begun_streams`; further ones are refused unread. `max_buffered_bytes` bounds the incomplete requests
-    of a connection together; one request alone may use `max_message_bytes`, one that comes compressed
-    `max_inflated_bytes`. `stall_s`: a client that takes no
-    data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
-    windows, or for its socket, the next ones that have to wait fail; a single answer may be larger. While more than
-    `max_unsent_bytes` of them wait, no further call of the client is begun.
-    `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
-    SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
-    A connection older than `max_connection_age_ms` (0: none is), give or take a tenth, is told to go, so that clients
-    spread over new replicas, and closed `max_connection_age_grace_ms` later at the latest (0: once it is idle); both
-    are looked at every SWEEP_S.
-    `shared` bounds what all connections hold together.
+    Requests: `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening
+    and resetting streams quickly (CVE-2023-44487) gains nothing. Beyond `max_begun_streams` incomplete requests,
+    further ones are refused unread. The incomplete requests together may hold `max_buffered_bytes`; one request alone
+    `max_message_bytes`, a compressed one `max_inflated_bytes` when inflated.
+
+    Answers: while `max_queued_bytes` wait for the client's windows, or for its socket, the next answers that have to
+    wait fail; a single answer may be larger. While more than `max_unsent_bytes` wait, no further call of the client is
+    begun. While more than `max_queued_stream_bytes` wait, a stream that sends a message ends. A client that reads
+    nothing for `stall_s`, though answers wait for it, is cut off.
+
+    Frames: each SETTINGS frame may touch every answer that waits for a window, hence the low `max_settings_per_s`.
+
+    Age: a connection older than `max_connection_age_ms` (0: no limit), give or take a tenth, is asked to end, so that
+    clients spread over new replicas, and closed `max_connection_age_grace_ms` later at the latest (0: when it is idle);
+    both are checked every SWEEP_S. `shared` bounds what all connections hold together.
     """
 
     max_concurrent_streams: int = 65_536
@@ -76,7 +77,7 @@ class ServerLimits:
 class AnswerWriter:
     """The writing half of a server connection: its open streams, their windows and everything not yet sent.
 
-    `note_unsent` is told how much waits, and says whether it wants to know of the next answers even if nothing does.
+    `note_unsent(unsent_bytes)` is called when a flush leaves answers waiting; while it returns True, after each flush.
     """
 
     __slots__ = (
@@ -131,7 +132,7 @@ class AnswerWriter:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that requests take before their first byte has come, where there are many of them."""
+        """Bytes of memory that requests take before their data; 0 while at most FEW_STREAMS are incomplete."""
         stream_bytes = 300  # of one without data; by tracemalloc
         return self.begun_streams * stream_bytes if self.begun_streams > FEW_STREAMS else 0
 
@@ -185,7 +186,7 @@ class AnswerWriter:
         self._send_tail(call, STREAM_ID.pack(call.stream_id).join(pieces))
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None:
-        """Send one message of a stream, after its headers if it is the first; end the stream where too much waits."""
+        """Send one message of a stream, after the headers if it is the first; fail the stream where too much waits."""
         if self._flow.queued_bytes > self._limits.max_queued_stream_bytes:
             stream.finish("RESOURCE_EXHAUSTED", _TOO_SLOW)
             return
@@ -261,7 +262,7 @@ class AnswerWriter:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write everything buffered; close when told to and nothing is left to answer."""
+        """Write everything buffered; close the connection where `close_when_idle` and nothing is left to answer."""
         self.flush_due = False
         transport = self.transport
         if transport is None:
@@ -334,7 +335,7 @@ class AnswerWriter:
         self.flush_soon()
 
     def _forget_zombie(self) -> None:
-        """Take note that the service has ended a call that was cancelled."""
+        """Count one zombie less: the service has ended a call that was cancelled."""
         self.zombies -= 1
         if self.tells_flushes:
             self.flush_soon()
@@ -346,7 +347,7 @@ class AnswerWriter:
             self.out.append(h2.rst_stream_frame(stream_id, ErrorCode.NO_ERROR))
 
     def _forget(self, stream_id: int) -> GrpcCall | GrpcStream | None:
-        """Drop all that is kept for a stream; it is returned if it was open."""
+        """Drop all that is held for a stream; returns the stream, None where it was not open."""
         stream = self.streams.pop(stream_id, None)
         self._flow.drop(stream_id)
         self._grants.pop(stream_id, None)
@@ -391,9 +392,10 @@ class AnswerWriter:
 
 
 class HeldCalls:
-    """The calls of one connection that wait; `dispatch` hands a call to the service, `unsent` counts for all.
+    """Holds back the calls of one connection while its client does not read its answers.
 
-    `note_held` is called when calls come to wait that had been begun.
+    `dispatch` hands a call to the service; `unsent` counts the unread answers of all clients; `note_held()` is called
+    when a call that had been begun waits again. `held_bytes`: of the calls that wait.
     """
 
     __slots__ = (
@@ -433,8 +435,7 @@ class HeldCalls:
         self._tried_max = tried_calls_max
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
-        """Start a call whose message is whole, by `start` or else by dispatching it: now, or once the client has taken
-        enough answers.
+        """Start a complete call, by `start` (None: by `dispatch`): now, or when the client has read enough answers.
 
         Raises:
             StatusError: too much waits, or the service refuses the call.
@@ -446,10 +447,9 @@ class HeldCalls:
         self._go_on_soon()
 
     def put_off(self, call: GrpcCall, message: bytes, start: Callable[[GrpcCall], None]) -> bool:
-        """Let a call wait again that was begun but not dispatched, if its client has fallen behind since. Returns
-        whether it waits.
+        """Let a call that was begun but not dispatched wait again, if its client has too many answers to read now.
 
-        It fails where too much waits.
+        Returns False where the call goes on; True where it waits, or has failed because too much waits.
         """
         if not self._is_behind or call.cancelled:
             return False
@@ -463,9 +463,9 @@ class HeldCalls:
         return True
 
     def note_unsent(self, unsent_bytes: int) -> bool:
-        """Note how many bytes the client has to take, and start its waiting calls where these are few.
+        """Set how many bytes of answers the client has to read, and start its waiting calls where these are few.
 
-        True: calls wait, so that each answer matters.
+        Returns whether calls wait, or are under way on trial, so that the caller reports each further answer.
         """
         bytes_max = self._limits.max_unsent_bytes
         tight_unsent_bytes_max = 2**16  # of a client, while there is little room for all

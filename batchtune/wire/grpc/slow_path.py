@@ -1,4 +1,4 @@
-"""What is rare on a gRPC server connection: its preface, what is no call, DATA in pieces, compressed messages."""
+"""Handles what is rare on a gRPC server connection: the preface, requests that are no calls, DATA in pieces, gzip."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HTTP1_ANSWER = (
 def read_preface(
     writer: AnswerWriter, limits: ServerLimits, missing: bytes, data: bytes
 ) -> tuple[bytes, bytes]:
-    """Check the client's connection preface, of which the bytes `missing` are to come. Returns what is missing now, and
-    the bytes that follow it.
+    """Compare `data` with the bytes of the client's preface that are `missing`.
 
-    Who speaks HTTP/1 is answered in HTTP/1. Raises PeerError for anything else.
+    Returns (bytes that are still missing, bytes of `data` after the preface). A client that speaks HTTP/1 gets an
+    answer in HTTP/1. Raises PeerError for anything else.
     """
     size = min(len(data), len(missing))
     if data[:size] != missing[:size]:
@@ -41,7 +41,7 @@ def read_preface(
 
 
 def _opening_frames(limits: ServerLimits) -> bytes:
-    """The frames that a server begins with: its SETTINGS, and the widest connection window."""
+    """Encode the frames that a server sends first: its SETTINGS, and the widest connection window."""
     settings = {
         Setting.HEADER_TABLE_SIZE: 0,
         Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
@@ -64,7 +64,9 @@ def refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
 
 
 def inflate_call(call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, held: HeldCalls) -> None:
-    """Inflate a call's message and dispatch it, now or later; one whose client has fallen behind waits in `held` again.
+    """Inflate a call's message and dispatch the call, now or later.
+
+    A call whose client has too many answers to read by then waits in `held` again.
 
     Raises:
         StatusError: an unknown encoding, or too many wait.
@@ -102,7 +104,7 @@ def _go_on(
 
 
 class _ReleasingSink:
-    """Takes the answer of a call that was inflated, and calls `release`."""
+    """Passes the answer of a call that was inflated on to its connection, and then calls `release`."""
 
     __slots__ = ("_release", "_sink")
 
@@ -131,7 +133,7 @@ def take_data(
     inflating: Inflating,
     held: HeldCalls,
 ) -> None:
-    """Cut DATA into messages and hand on what is complete; what cannot be taken ends the call with a status."""
+    """Cut DATA into messages and hand on those that are complete; a fault or a limit ends the call with a status."""
     try:
         messages, buffer = _cut(writer, stream, payload, limits)
         if isinstance(stream, GrpcStream):
@@ -153,7 +155,7 @@ def take_data(
 def _cut(
     writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
 ) -> tuple[list[bytes], MessageBuffer]:
-    """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
+    """Return (messages that `payload` completes, the stream's buffer); raises StatusError beyond a limit."""
     if stream.buffer is None:
         stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes, inflates=False)
     buffer = stream.buffer
@@ -193,7 +195,7 @@ def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
 
 
 def fail_begun(writer: AnswerWriter, message: str) -> bool:
-    """Fail the requests that are not whole. Returns False, and fails none, where they are too many to look at each."""
+    """Fail the incomplete requests of a connection; returns False, and fails none, above FEW_STREAMS of them."""
     begun = [stream for stream in writer.streams.values() if not stream.half_closed]
     if len(begun) > FEW_STREAMS:
         return False

@@ -17,7 +17,7 @@ LARGEST_FRAME_BYTES = 2**24 - 1
 LARGEST_WINDOW = 2**31 - 1
 LARGEST_STREAM_ID = 2**31 - 1
 OUR_FRAME_BYTES = 2**20
-"""Frames that we accept: a 64 MiB tensor then arrives in 64 frames, not in 4,096."""
+"""Largest payload of a frame that we accept, in bytes: a 64 MiB tensor then arrives in 64 frames, not in 4,096."""
 WINDOW_UPDATE_AT = 2**30
 """Bytes received since the last WINDOW_UPDATE before the next is sent."""
 
@@ -64,7 +64,7 @@ class ErrorCode(IntEnum):
 
 
 class PeerError(Exception):
-    """The peer broke a rule in a way that ends the connection; `code` goes into our GOAWAY."""
+    """The peer broke a rule in a way that ends the connection; `code` and `reason` go into our GOAWAY."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(f"{code.name}: {reason}")
@@ -73,7 +73,7 @@ class PeerError(Exception):
 
 
 def error_name(code: int) -> str:
-    """Name an error code; one that RFC 9113 does not list is given as hexadecimal."""
+    """Return the name of an error code; `error 0x…` for one that RFC 9113 does not list."""
     return ErrorCode(code).name if code in ErrorCode.__members__.values() else f"error {code:#x}"
 
 
@@ -121,7 +121,10 @@ def header_frames(block: bytes, flags: int) -> tuple[bytes, ...]:
 
 
 def read_settings(payload: bytes, *, by_server: bool) -> Iterator[tuple[int, int]]:
-    """Read the settings of a SETTINGS frame; raises PeerError for a value that RFC 9113 §6.5.2 forbids."""
+    """Yield (setting, value) of a SETTINGS frame; raises PeerError for a value that RFC 9113 §6.5.2 forbids.
+
+    `by_server`: whether a server sent the frame; it may not enable push.
+    """
     if len(payload) % _SETTING.size:
         raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is not a multiple of 6 bytes")
     for key, value in _SETTING.iter_unpack(payload):
@@ -145,7 +148,7 @@ def check_control_frame(kind: int, flags: int, stream_id: int, length: int) -> N
 
 
 def read_goaway(payload: bytes) -> tuple[int, int, str]:
-    """Read (last stream id, error code, debug text) of a GOAWAY frame that passed `check_control_frame`."""
+    """Return (last stream id, error code, debug text) of a GOAWAY frame that passed `check_control_frame`."""
     last, code = _GOAWAY.unpack_from(payload)
     return last & LARGEST_STREAM_ID, code, payload[8:208].decode(errors="replace")
 
@@ -171,7 +174,7 @@ def without_padding(payload: bytes, flags: int) -> bytes:
 
 
 class PartialFrame:
-    """The bytes of a frame that has not arrived entirely; a byte is copied twice, however thinly it drips in."""
+    """Holds the beginning of a frame until the rest arrives; copies each byte twice, however small the pieces."""
 
     __slots__ = ("held", "need")
 
@@ -202,7 +205,10 @@ class PartialFrame:
 
 
 class HeaderBlock:
-    """A header block and the flags of the HEADERS frame that began it."""
+    """Joins a header block that comes in several frames.
+
+    `stream_id`: of the block that is incomplete, 0 without one; `flags`: those of the HEADERS frame that began it.
+    """
 
     __slots__ = ("_block", "_block_bytes_max", "_frames", "flags", "stream_id")
 
@@ -215,7 +221,7 @@ class HeaderBlock:
 
     @property
     def held_bytes(self) -> int:
-        """Count the bytes of a block that is not whole."""
+        """Bytes held of a block that is incomplete."""
         return len(self._block)
 
     def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bytes | None:
@@ -243,9 +249,10 @@ class HeaderBlock:
 
 
 class _Body:
-    """What is left to send of one stream; `tail` follows the last DATA frame, None sets END_STREAM on it instead.
+    """What is left to send of one stream: `data` from `sent` on, then the pieces of `later`, then `tail`.
 
-    `later`: what follows `data`, in pieces, for to join them each time would take the square of their number.
+    `tail`: frames that follow the last DATA frame; None: that frame ends the stream. `later` is a queue, because
+    joining the pieces each time would take the square of their number. `window`: bytes that the stream's window allows.
     """
 
     __slots__ = ("data", "later", "sent", "tail", "window")
@@ -259,10 +266,12 @@ class _Body:
 
 
 class OutgoingFlow:
-    """The peer's receive windows, seen from the sender.
+    """The peer's receive windows, as the sender counts them, and the bodies that wait for them.
 
-    Fast path of both ends: a body of n bytes with `n <= flow.window and n <= flow.at_once` may be written in one
-    DATA frame; the writer then takes n off `window`. Everything else goes through `queue` and `pump`.
+    `window`: bytes that the connection's window allows; `at_once`: largest body that a stream not waiting may send in
+    one DATA frame, -1 while any waits. Fast path of both ends: a body of n bytes with `n <= flow.window and n <=
+    flow.at_once` may be written in one frame; the writer then takes n off `window`. All else goes through `queue` and
+    `pump`.
     """
 
     __slots__ = ("_frame_bytes", "_ready", "_waiting", "at_once", "initial_window", "queued_bytes", "window")
@@ -286,7 +295,7 @@ class OutgoingFlow:
         return stream_id in self._waiting
 
     def extend(self, stream_id: int, data: bytes, tail: bytes | None) -> None:
-        """Append to a body that waits, and replace its tail."""
+        """Append data to a stream's body, which waits already, and replace the tail of the body."""
         body = self._waiting[stream_id]
         if data:
             if body.later is None:
@@ -296,7 +305,11 @@ class OutgoingFlow:
         self.queued_bytes += len(data)
 
     def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
-        """Append a body; `extra_window` is what WINDOW_UPDATEs have granted this stream above the initial window."""
+        """Let a stream's body wait for the windows; `pump` writes it.
+
+        `tail`: frames to write after its last DATA frame; None: that frame ends the stream. `extra_window`: bytes that
+        WINDOW_UPDATEs have granted this stream above the initial window.
+        """
         body = self._waiting[stream_id] = _Body(data, tail, self.initial_window + extra_window)
         if body.window > 0 or not data:
             self._ready[stream_id] = body
@@ -314,7 +327,7 @@ class OutgoingFlow:
         return True
 
     def pump(self, out: list[bytes]) -> list[int]:
-        """Append all frames that the windows allow to `out`, oldest stream first; list the streams finished.
+        """Append to `out` all frames that the windows allow, oldest stream first; returns the ids of finished streams.
 
         Streams whose own window is closed are not looked at: a client may keep thousands of them.
         """
@@ -362,7 +375,7 @@ class OutgoingFlow:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "connection window above 2^31-1")
 
     def grow_stream(self, stream_id: int, increment: int) -> bool:
-        """Apply a WINDOW_UPDATE to a stream that waits; False if it overflows 2^31-1."""
+        """Apply a WINDOW_UPDATE to a stream that waits; returns False where its window then exceeds 2^31-1."""
         body = self._waiting[stream_id]
         body.window += increment
         if body.window > 0:
@@ -370,7 +383,10 @@ class OutgoingFlow:
         return body.window <= LARGEST_WINDOW
 
     def set_initial_window(self, size: int) -> None:
-        """Apply SETTINGS_INITIAL_WINDOW_SIZE to all streams, present ones by the difference (§6.9.2)."""
+        """Apply SETTINGS_INITIAL_WINDOW_SIZE: windows of streams that wait change by the difference (RFC 9113 §6.9.2).
+
+        Raises PeerError where one then exceeds 2^31-1.
+        """
         change = size - self.initial_window
         self.initial_window = size
         for stream_id, body in self._waiting.items():
@@ -417,7 +433,7 @@ _STATIC_NAMES = {
 
 
 def encode_block(fields: Iterable[tuple[str, str]], *, opens_table: bool = True) -> bytes:
-    """Write fields as indexed or never-to-be-indexed literals; `opens_table` puts the size update to 0 in front."""
+    """Encode fields without a dynamic table (RFC 7541 §6.1, §6.2.2); `opens_table` puts EMPTY_TABLE in front."""
     block = bytearray(EMPTY_TABLE if opens_table else b"")
     for name, value in fields:
         pair = _STATIC_PAIRS.get((name, value))
@@ -435,7 +451,7 @@ def encode_block(fields: Iterable[tuple[str, str]], *, opens_table: bool = True)
 
 
 def _integer(value: int, prefix_bits: int) -> bytes:
-    """Write an integer (RFC 7541 §5.1); the bits before the prefix are 0."""
+    """Encode an integer (RFC 7541 §5.1); the bits before the prefix are 0."""
     limit = (1 << prefix_bits) - 1
     if value < limit:
         return bytes((value,))
@@ -453,7 +469,7 @@ def _string(value: bytes) -> bytes:
 
 
 def new_decoder(*, table_bytes: int, header_list_bytes: int) -> hpack.Decoder:
-    """Make a decoder whose peer may keep a dynamic table of `table_bytes`."""
+    """Make a decoder for a peer that may keep a dynamic table of `table_bytes`; fields may take `header_list_bytes`."""
     decoder = hpack.Decoder(max_header_list_size=header_list_bytes)
     decoder.header_table_size = table_bytes
     decoder.max_allowed_table_size = table_bytes
@@ -461,7 +477,7 @@ def new_decoder(*, table_bytes: int, header_list_bytes: int) -> hpack.Decoder:
 
 
 def decode_block(decoder: hpack.Decoder, block: bytes) -> Fields:
-    """Read a block; raises PeerError when it is not HPACK or larger than the decoder allows."""
+    """Decode a header block into (name, value) pairs; raises PeerError when it is not HPACK or too large."""
     try:
         fields = decoder.decode(block, raw=True)
         return tuple((name.decode("ascii"), value.decode("latin-1")) for name, value in fields)

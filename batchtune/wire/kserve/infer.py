@@ -30,7 +30,7 @@ _WHITESPACE = b" \t\r\n"
 
 
 def encode_infer_json(inputs: Mapping[str, NDArray[Any]], *, binary: bool = False) -> bytes:
-    """Write the body of a REST infer call; with `binary` the tensors follow as raw bytes, and are asked for as such.
+    """Write the body of a REST infer call; with `binary`, tensors follow the JSON as raw bytes, in the answer too.
 
     Raises ValueError for an array without a KServe datatype, or that JSON cannot hold (FP16, BF16, other BYTES than
     UTF-8).
@@ -55,9 +55,9 @@ def encode_infer_json(inputs: Mapping[str, NDArray[Any]], *, binary: bool = Fals
 
 
 def json_length(body: bytes) -> int:
-    """Say after how many bytes of a body its JSON ends and its binary data begin; raises ValueError if never.
+    """Return the bytes of the JSON at the start of a body, after which binary data may follow.
 
-    The value of `JSON_LENGTH_HEADER`, for who has the body only.
+    This is the value of the header `JSON_LENGTH_HEADER`, found without it. Raises ValueError where there is no JSON.
     """
     start = len(body) - len(body.lstrip(_WHITESPACE))
     try:
@@ -96,7 +96,10 @@ def decode_infer_json(body: bytes) -> dict[str, NDArray[Any]]:
 def encode_infer_request(
     model_name: str, inputs: Mapping[str, NDArray[Any]], *, version: int | None = None
 ) -> bytes:
-    """Serialise a ModelInferRequest with raw contents; raises ValueError for an array without a KServe datatype."""
+    """Serialise a ModelInferRequest with raw contents; `version` None: the server chooses.
+
+    Raises ValueError for an array without a KServe datatype.
+    """
     request = ModelInferRequest(model_name=model_name, model_version="" if version is None else str(version))
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
@@ -125,7 +128,10 @@ def decode_infer_response(message: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _read_entry(entry: Any, body: bytes, position: int) -> tuple[str, NDArray[Any], int]:
-    """An output's name and array, and where the binary data go on after it."""
+    """Return (name, array, position) of an output; `position` is where the next output's binary data begin.
+
+    Raises ValueError where the entry is no output, or its data do not fit its shape.
+    """
     match entry:
         case {
             "name": str(name),
@@ -145,7 +151,7 @@ def _read_entry(entry: Any, body: bytes, position: int) -> tuple[str, NDArray[An
 
 @contextmanager
 def _naming(output_name: str) -> Iterator[None]:
-    """Say which output a ValueError is about."""
+    """Put the output's name in front of the message of a ValueError raised within the block."""
     try:
         yield
     except ValueError as error:
@@ -185,7 +191,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def numpy_name(datatype: str) -> str:
-    """Name numpy's dtype for a datatype such as "FP32"; raises ValueError for one that there is not."""
+    """Return the name of numpy's dtype for a KServe datatype such as "FP32"; raises ValueError for an unknown one."""
     name = _DATATYPES.get(datatype)
     if name is None:
         raise ValueError(f"{datatype!r} is no KServe datatype: {', '.join(_DATATYPES)}")
@@ -193,7 +199,7 @@ def numpy_name(datatype: str) -> str:
 
 
 def datatype_of(array: NDArray[Any]) -> str:
-    """Name the datatype of an array; text and bytes are BYTES; raises ValueError for a dtype without one."""
+    """Return the KServe datatype of an array; text and bytes are BYTES; raises ValueError for a dtype without one."""
     name = "object" if array.dtype.kind in "OSU" else array.dtype.name
     datatype = _DATATYPE_BY_NUMPY_NAME.get(name)
     if datatype is None:
@@ -202,7 +208,10 @@ def datatype_of(array: NDArray[Any]) -> str:
 
 
 def to_raw(array: NDArray[Any]) -> bytes:
-    """The array's elements as bytes; raises ValueError for objects that are neither text nor bytes."""
+    """Return the array's elements as little-endian bytes, row by row; each element of BYTES follows its length.
+
+    Raises ValueError for objects that are neither text nor bytes.
+    """
     if datatype_of(array) != "BYTES":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     values = [as_bytes(value) for value in array.ravel().tolist()]
@@ -210,7 +219,7 @@ def to_raw(array: NDArray[Any]) -> bytes:
 
 
 def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """The array that `raw` holds; raises ValueError when its length is not that of datatype and shape."""
+    """Return the array that `raw` holds; raises ValueError when its length is not that of datatype and shape."""
     count = _count(shape)
     dtype = little_endian(numpy_name(datatype))
     if dtype.hasobject:
@@ -224,7 +233,7 @@ def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
 
 
 def to_json(array: NDArray[Any]) -> Any:
-    """The elements, row by row in one flat list, as orjson takes them.
+    """Return the elements, row by row, as one flat list or array that orjson can write.
 
     Raises ValueError for what JSON cannot hold: FP16, BF16, and BYTES that are not UTF-8.
     """
@@ -240,7 +249,7 @@ def to_json(array: NDArray[Any]) -> Any:
 
 
 def from_json(data: Any, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """The array of a JSON list, flat or nested as `shape` says; raises ValueError when it does not fit."""
+    """Make the array of a JSON list, flat or nested as `shape` says; raises ValueError when it does not fit."""
     dtype = little_endian(numpy_name(datatype))
     flat = _flattened(data, shape)
     strange = set(map(type, flat)) - _JSON_TYPES[dtype.kind]
@@ -252,7 +261,7 @@ def from_json(data: Any, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
 
 
 def from_contents(contents: Any, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """The array of an InferTensorContents; raises ValueError when it does not fit."""
+    """Make the array of an InferTensorContents; raises ValueError when its values do not fit datatype and shape."""
     dtype = little_endian(numpy_name(datatype))
     field = _DATATYPES[datatype][1]
     if not field:
@@ -379,9 +388,9 @@ METHOD_NAME = "kserve/infer"
 
 
 def signature_from_metadata(name: str, document: Any) -> Signature:
-    """The signature in the JSON of `GET /v2/models/M`; raises ValueError when it is no such document.
+    """Make a `Signature` from the JSON of `GET /v2/models/M`; raises ValueError when it is no such document.
 
-    KServe models have one signature and no name for it; `name` is what it is to be called.
+    KServe models have one signature, without a name; it is called `name`.
     """
     if not isinstance(document, dict):
         raise ValueError("the metadata are not a JSON object")
@@ -396,7 +405,7 @@ def signature_from_metadata(name: str, document: Any) -> Signature:
 
 
 def signature_from_response(name: str, message: bytes) -> Signature:
-    """The signature in a ModelMetadataResponse; raises ValueError when it is not one."""
+    """Make a `Signature` called `name` from a serialised ModelMetadataResponse; raises ValueError when it is none."""
     try:
         response = ModelMetadataResponse.FromString(message)
     except DecodeError as error:

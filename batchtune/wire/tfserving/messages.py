@@ -19,7 +19,7 @@ DESCRIPTORS = Path(__file__).with_suffix(".binpb")
 
 
 def new_pool() -> descriptor_pool.DescriptorPool:
-    """Make a pool of the services and messages of `messages.binpb`."""
+    """Make a descriptor pool with the services and messages of `messages.binpb`."""
     declared = DESCRIPTORS.read_bytes()
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(declared).file:

@@ -29,7 +29,7 @@ _OP: Final = b"BatchFunction"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBatching:
-    """One batcher of a graph: the attributes of its BatchFunction, by their names there."""
+    """One op BatchFunction of a graph: its attributes under their own names, 0 where one is absent."""
 
     max_batch_size: int
     batch_timeout_micros: int
@@ -37,7 +37,7 @@ class GraphBatching:
     allowed_batch_sizes: tuple[int, ...] = ()
 
     def in_words(self) -> str:
-        """Describe the batcher, such as `max_batch_size 32, batch_timeout_micros 5000, num_batch_threads 1`."""
+        """Format the attributes: `max_batch_size 32, batch_timeout_micros 5000, num_batch_threads 1`."""
         sizes = ",".join(map(str, self.allowed_batch_sizes))
         return (
             f"max_batch_size {self.max_batch_size}, batch_timeout_micros {self.batch_timeout_micros}, "
@@ -46,8 +46,10 @@ class GraphBatching:
 
 
 def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
-    """Find the batchers inside the graph of a version's SavedModel; none where there is no such file, or it cannot be
-    read."""
+    """Return the distinct BatchFunction ops in the `saved_model.pb` of a version.
+
+    () where there is no such file, or it is larger than 256 MiB or cannot be read.
+    """
     file = "saved_model.pb"
     path = version_directory / file
     bytes_max = 1 << 28  # A larger graph is not looked at: it takes a second for each 100 MB.
@@ -61,7 +63,7 @@ def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
 
 
 def graph_batching(saved_model: bytes) -> tuple[GraphBatching, ...]:
-    """Find the batchers in a serialised SavedModel, each once; in broken bytes those before the first fault."""
+    """Return the distinct BatchFunction ops of a serialised SavedModel; of broken bytes those before the fault."""
     kept: dict[GraphBatching, None] = {}
     try:
         for node in _nodes(saved_model):
@@ -73,7 +75,7 @@ def graph_batching(saved_model: bytes) -> tuple[GraphBatching, ...]:
 
 
 def _nodes(saved_model: bytes) -> Iterator[bytes]:
-    """Every node, those of the functions too: SavedModel.meta_graphs → MetaGraphDef.graph_def → …"""
+    """Yield every serialised NodeDef, also of library functions: SavedModel.meta_graphs → MetaGraphDef.graph_def → …"""
     for meta_graph in _messages(saved_model, 2):
         for graph in _messages(meta_graph, 2):
             yield from _messages(graph, 1)  # GraphDef.node
@@ -83,7 +85,7 @@ def _nodes(saved_model: bytes) -> Iterator[bytes]:
 
 
 def _batching_of(node: bytes) -> GraphBatching:
-    """From NodeDef.attr, a map from names to AttrValue."""
+    """Read the attributes of a serialised NodeDef; its field `attr` maps names to AttrValue."""
     values = {_first(entry, 1): entry for entry in _messages(node, 5)}
 
     def number(name: bytes) -> int:
@@ -113,7 +115,7 @@ def _first(message: bytes, field: int) -> bytes | int:
 
 
 def _values(message: bytes, field: int) -> Iterator[bytes | int]:
-    """The values of one field, as they come; ValueError or IndexError where the bytes are no message."""
+    """Yield the values of one field in their order: int or bytes; ValueError or IndexError where it is no message."""
     for number, wire_type, begin, end in read_fields(message, 0, len(message)):
         if number == field:
             yield read_varint(message, begin)[0] if wire_type == VARINT else message[begin:end]
@@ -124,7 +126,8 @@ def encode_predict_json(
 ) -> bytes:
     """Write the body of a REST predict call, `instances` by row or `inputs` by column.
 
-    Raises ValueError when rows are asked for and the inputs do not share their first dimension.
+    Raises ValueError for complex numbers, and when rows are asked for and the inputs do not share their first
+    dimension.
     """
     columns = {name: _json_values(array) for name, array in inputs.items()}
     body: dict[str, Any] = {"signature_name": signature_name}

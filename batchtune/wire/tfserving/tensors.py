@@ -19,7 +19,7 @@ from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, 
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
 
 MAX_TENSOR_BYTES = 2**31 - 1
-"""A tensor declared larger than a gRPC message can be is refused, however few values it carries."""
+"""Largest tensor, as large as a gRPC message can be; by the declared shape, however few values the message carries."""
 
 # name of the DataType, numpy's name, field of the typed values
 _DTYPES: tuple[tuple[str, str, str], ...] = (
@@ -55,7 +55,7 @@ _dtype_by_number: dict[int, np.dtype[Any]] = {}
 
 
 def numpy_name(number: int) -> str:
-    """Name numpy's dtype for a DataType number; raises ValueError for one that no array can hold."""
+    """Return the name of numpy's dtype for a DataType number; raises ValueError for a type that no array can hold."""
     name = _NAME_BY_NUMBER.get(number)
     if name is None:
         raise ValueError(f"tensors of type {datatype_name(number)} are not supported")
@@ -63,7 +63,10 @@ def numpy_name(number: int) -> str:
 
 
 def datatype_number(dtype_name: str) -> int:
-    """Give the DataType number of a numpy dtype's name; text and bytes are strings; raises ValueError."""
+    """Return the DataType number for the name of a numpy dtype; text and bytes are DT_STRING.
+
+    Raises ValueError for a dtype that TensorFlow does not have.
+    """
     number = _NUMBER_BY_NAME.get(dtype_name)
     if number is None:
         if dtype_name.startswith(("str", "bytes")):
@@ -73,15 +76,16 @@ def datatype_number(dtype_name: str) -> int:
 
 
 def datatype_name(number: int) -> str:
-    """Give "DT_FLOAT" for 1; a number that TensorFlow does not know is given as itself."""
+    """Return the name of a DataType number: "DT_FLOAT" for 1; the number as text where TensorFlow has no name."""
     return str(DataType.Name(number)) if number in DataType.values() else str(number)
 
 
 def tensor_from_proto(proto: Any, *, filled_bytes_max: int = 2**24) -> NDArray[Any]:
     """Decode a TensorProto; raises ValueError when type, shape and values do not agree.
 
-    A tensor whose last of several values is repeated, more than doubling it, may have `filled_bytes_max` bytes: 16 MiB
-    take 5 ms, and the message may have 30 bytes. A single value is repeated without memory, over MAX_TENSOR_BYTES.
+    Where values are missing the last one is repeated. A single value takes no memory (a broadcast view) and may fill a
+    tensor of MAX_TENSOR_BYTES; several ones, where that more than doubles them, one of `filled_bytes_max` bytes: 16 MiB
+    take 5 ms, though the message may have 30 bytes.
     """
     dtype = _dtype_by_number.get(proto.dtype)
     if dtype is None:
@@ -108,7 +112,11 @@ def tensor_from_proto(proto: Any, *, filled_bytes_max: int = 2**24) -> NDArray[A
 
 
 def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
-    """Encode `array` into an empty TensorProto in place, such as `response.outputs["y"]`."""
+    """Encode `array` into an empty TensorProto in place, such as `response.outputs["y"]`.
+
+    `as_content`: as raw bytes in `tensor_content`, else as typed values; strings are always typed values. Raises
+    ValueError for a dtype that TensorFlow does not have.
+    """
     name = array.dtype.name
     number = datatype_number(name)
     proto.dtype = number
@@ -128,7 +136,7 @@ def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
 
 
 def signature_from_def(name: str, definition: Any) -> Signature:
-    """Read a SignatureDef; raises ValueError for a tensor type that no array can hold."""
+    """Make a `Signature` of a SignatureDef; raises ValueError for a tensor type that no array can hold."""
     return Signature(
         name=name,
         method_name=definition.method_name,
@@ -138,7 +146,7 @@ def signature_from_def(name: str, definition: Any) -> Signature:
 
 
 def signature_to_def(signature: Signature) -> Any:
-    """Write a SignatureDef; the graph's tensor names, which we do not keep, become `<alias>:0`."""
+    """Make a SignatureDef; a `Signature` does not have the graph's tensor names, so they become `<alias>:0`."""
     definition = SignatureDef(method_name=signature.method_name)
     for specs, target in ((signature.inputs, definition.inputs), (signature.outputs, definition.outputs)):
         for spec in specs:
@@ -160,7 +168,10 @@ def encode_predict_request(
     output_filter: Sequence[str] = (),
     as_content: bool = True,
 ) -> bytes:
-    """Serialise a PredictRequest; the same arguments give the same bytes."""
+    """Serialise a PredictRequest; equal arguments give equal bytes.
+
+    `version` None: the server chooses; `output_filter` empty: all outputs; `as_content`: see `fill_tensor`.
+    """
     request = PredictRequest(output_filter=output_filter)
     request.model_spec.name = model_name
     request.model_spec.signature_name = signature_name
@@ -203,7 +214,10 @@ def _typed_values(proto: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _repeat_last(values: NDArray[Any], count: int, empty: Any, filled_bytes_max: int) -> NDArray[Any]:
-    """Bring values to `count`: cut the excess, repeat the last without allocating when there is only one."""
+    """Return `count` values: the excess cut, or the last one repeated, a single one by a view that takes no memory.
+
+    `empty` is repeated where there are no values. Raises ValueError where that takes more than `filled_bytes_max`.
+    """
     given = len(values)
     if given >= count:
         return values if given == count else values[:count]

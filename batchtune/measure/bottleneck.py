@@ -31,26 +31,28 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Under which conditions a run was limited.
+    """What the advice on a bottleneck depends on."""
 
-    `protocol` is the scenario's, None: not known. `batching` None: nobody says whether the server batches, nor with
-    which parameters. `batches_full` says whether fuller batches have nothing left to give: they are full, or hardly
-    cheaper a row when they are; None: not known. `met` is whether an open loop was answered as fast as it was offered,
-    `disturbed` whether other programs took the machine's time meanwhile.
-    """
-
+    # The scenario's; None: not known.
     protocol: Protocol | None
+    # Whether the server batches; None: not known.
     batching: bool | None
+    # Whether the load was a closed loop.
     closed: bool
+    # Whether fuller batches would gain nothing, being full already or hardly cheaper a row; None: not known.
     batches_full: bool | None = None
+    # Whether requests were answered as fast as they were due; always so in a closed loop.
     met: bool = True
+    # Whether other programs took the machine's time meanwhile.
     disturbed: bool = False
 
 
 def advice_for(kind: Kind, case: Case) -> Coded:
-    """One piece of advice on this configuration under this load; it says nothing of other points of a search space.
+    """Return one piece of advice on this configuration under this load; it says nothing of other points of a
+    search space.
 
-    Of a server that speaks KServe v2 it is to be told in Triton's words.
+    For a server that speaks KServe v2 the figures hold `in_tritons_words`, so that the report uses Triton's
+    terms.
     """
     figures: dict[str, Any] = {"in_tritons_words": True} if _speaks_kserve(case.protocol) else {}
     if kind == "server_threads":
@@ -103,17 +105,20 @@ def _more_load(case: Case) -> str:
 
 
 BUSY_RATIO: Final = 0.85
-"""From here on batch threads, a device or a core count as busy all the time; queues grow quickly beyond."""
+"""From this share of the time on, batch threads, a device or a core count as always busy; queues grow quickly
+beyond."""
 MANY_RATIO: Final = 0.5
 PAYS_FROM: Final = 1.05
-"""Rows per second of larger batches over those of smaller ones: from here on batching pays; noise alone makes less."""
+"""Rows per second of larger batches over those of smaller ones: from this ratio on batching pays; noise alone
+makes less."""
 PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
-"""The same of `fuller_gain`, which is extrapolated and counts half, in logs."""
+"""As PAYS_FROM, for `fuller_gain`, which is extrapolated: its logarithm must be twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The figures that the looks share; None: the server does not tell."""
+    """The figures that the conditions of `find_bottleneck` share; None: the server does not report what they
+    need."""
 
     run: Measurement
     settings: ServerSettings
@@ -122,7 +127,8 @@ class Facts:
     def thread_busy_ratio(self) -> float | None:
         """Mean share of the batch threads that are executing.
 
-        From the time spent in batches; the device's busy time counts overlapping batches once, so it is a floor.
+        The time spent in batches over the run and the threads. The device's busy time counts overlapping
+        batches once, so it is a lower bound, and the larger of the two is taken.
         """
         server = self.run.server
         if server is None or not self.settings.known:
@@ -136,7 +142,8 @@ class Facts:
 
     @property
     def execution_ratio(self) -> float | None:
-        """Share of a request's latency that passes in execution, where some batch executes all the time."""
+        """Share of a request's latency that is execution, 0 to 1; None too where the device is idle some of
+        the time."""
         server, compute_s = self.run.server, self.run.compute_mean_s
         if server is None or (server.device_busy_ratio or 0.0) < BUSY_RATIO or compute_s is None:
             return None
@@ -144,20 +151,22 @@ class Facts:
 
     @property
     def timeout_ratio(self) -> float:
-        """Share of the batches that closed because their time was up."""
+        """Share of the batches that closed because their batch timeout passed; 0 where the server reports no
+        reasons."""
         reasons = {} if self.run.server is None else self.run.server.close_reasons
         total = sum(reasons.values())
         return reasons.get("timeout", 0) / total if total else 0.0
 
     @property
     def fill_ratio(self) -> float | None:
+        """Mean rows of a batch over max_batch_size."""
         server, most = self.run.server, self.settings.max_batch_size
         return server.mean_batch_rows / most if server and server.mean_batch_rows and most else None
 
     @property
     def rows_in_flight(self) -> float | None:
-        """Rows that the clients of a closed loop have in flight at once; None for an open loop, where they are not
-        bounded."""
+        """Rows that the clients of a closed loop have in flight at once; None: an open loop, where they are
+        not bounded."""
         users = self.run.concurrency
         return None if users is None else users * self.settings.rows_per_request
 
@@ -177,7 +186,7 @@ class Facts:
 
     @property
     def case(self) -> Case:
-        """Under which conditions the run was limited, for the advice."""
+        """What the advice depends on."""
         return Case(
             protocol=self.settings.protocol,
             batching=self.settings.batching,
@@ -195,43 +204,44 @@ class Facts:
 
     @property
     def is_met(self) -> bool:
-        """Whether an open loop is answered as fast as requests are due; a closed one always is."""
+        """Whether an open loop is answered at 97 % at least of the rate at which requests were due; always
+        True of a closed one."""
         met_ratio = 0.97
         due_rps = self.due_rps
         return due_rps is None or self.run.throughput_rps.value >= met_ratio * due_rps
 
     @property
     def due_rps(self) -> float | None:
-        """Requests that were due in the window, a second: what the draw of random arrivals put there, not their rate.
-
-        None: a closed loop, in which nothing is due.
-        """
+        """Requests that were due in the window, per second: as the random arrivals fell, not the rate of
+        their distribution. None: a closed loop."""
         if self.run.offered_rps is None or self.run.window_s <= 0.0:
             return None
         return self.run.requests / self.run.window_s
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much of the machine that what is late may be late because of them."""
+        """Whether other programs took so much of the machine that they may be why requests were late."""
         return any(caveat.code in HOST_CODES or caveat.code == "host_pressure" for caveat in self.run.caveats)
 
     @property
     def device_is_cpu(self) -> bool:
-        """Whether the model runs on the server's own CPUs: no emulated device, no GPU that tells of itself."""
+        """Whether the model runs on the server's own CPUs: no emulated device, no GPU with counters of its
+        own."""
         server = self.run.server
         return server is not None and not server.emulated and self.device_used_ratio is None
 
     @property
     def executing_ratio(self) -> float | None:
-        """Share of the time with at least one batch executing, for a server that tells it; else that of its threads."""
+        """Share of the time with at least one batch executing; else, where the server does not report it,
+        `thread_busy_ratio`."""
         server = self.run.server
         return (server and server.device_busy_ratio) or self.thread_busy_ratio
 
     def loop_is_busy(self, lag_s: float) -> bool:
-        """Whether the lag of the event loop is its own work.
+        """Whether the event loop's lag comes from its own work.
 
-        A loop that uses less than half a CPU is kept from running; one that is late by no more than an execution on
-        the CPU waits for the model's threads.
+        Not where the server uses less than half a CPU (the loop is kept from running), nor, with the model on
+        the CPU, where the lag is no longer than an execution (the loop waits for the model's threads).
         """
         cpus_used = self.server_cpus_used
         if cpus_used is not None and cpus_used < MANY_RATIO:
@@ -240,7 +250,8 @@ class Facts:
 
     @property
     def has_room_in_batches(self) -> bool:
-        """Whether an open loop is met by batches that are half empty: at a higher rate they would hold more."""
+        """Whether an open loop is met by batches less than half full that would gain from being fuller: at a
+        higher rate they would hold more."""
         fill = self.fill_ratio
         return (
             self.run.offered_rps is not None
@@ -262,9 +273,10 @@ class Facts:
 
     @property
     def device_room(self) -> float | None:
-        """Share of the device in use while batch threads are busy, 0 to 1; None where it is not known.
+        """Share of the device in use while batch threads are busy, 0 to 1; None: not known.
 
-        Without counters of its own the device is the CPU, or an emulated one, which tells whether batches share it.
+        The GPU's own counters; else the server's CPUs; of an emulated device 0 where batches run side by side
+        on it.
         """
         server, used = self.run.server, self.device_used_ratio
         if used is not None or server is None:
@@ -275,16 +287,17 @@ class Facts:
 
     @property
     def requests_in_server(self) -> float | None:
-        """How many requests are in queue and execution at a time, by Little's law."""
+        """Mean number of requests in queue and execution at a time, by Little's law."""
         inside_s = (self.run.queue_mean_s or 0.0) + (self.run.compute_mean_s or 0.0)
         rate_rps = self.run.throughput_rps.value
         return rate_rps * inside_s if inside_s > 0.0 and math.isfinite(rate_rps) else None
 
     @property
     def fuller_gain(self) -> float | None:
-        """Rows per second of full batches over those of the mean batch, by a straight line through the times told.
+        """Rows per second of full batches over those of the mean batch, by a straight line through the
+        execution times by size.
 
-        Extrapolates: a guess at what fuller batches would pay. None: no two sizes 2 : 1 apart, or batching off.
+        An extrapolation. None too where no two sizes are 2 : 1 apart, or batching is off.
         """
         server, most = self.run.server, self.settings.max_batch_size
         if server is None or most is None or not server.mean_batch_rows:
@@ -300,22 +313,24 @@ class Facts:
         return (fixed_s / server.mean_batch_rows + per_row_s) / (fixed_s / most + per_row_s)
 
     def error_ratio(self, name: str) -> float:
+        """Share of the requests that failed with errors of this class, by its name in lower case."""
         return self.run.errors.get(name, 0) / self.run.requests if self.run.requests else 0.0
 
     @property
     def failing_replica(self) -> Coded | None:
-        """The caveat that names the endpoint that fails more than the others; None if there is none."""
+        """The caveat that names the endpoint that fails more often than the others; None: there is no such
+        endpoint."""
         return next((caveat for caveat in self.run.caveats if caveat.code == "endpoint_failing"), None)
 
     @property
     def unexplained_error_ratio(self) -> float:
-        """Share of requests that failed for another reason than too high a rate."""
+        """Share of the requests that failed for another reason than a rate above the server's capacity."""
         of_a_rate = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
         late = of_a_rate if self.run.concurrency is None and not self.failing_replica else ()
         return sum(self.error_ratio(name) for name in self.run.errors.keys() - set(late))
 
     def figures(self) -> dict[str, float]:
-        """All known figures by name, for the report."""
+        """Return all known figures by name, for the report."""
         server = self.run.server
         known = {
             "client_cpu_ratio": self.run.client_cpu_ratio,
@@ -340,11 +355,13 @@ class Facts:
 
 
 SOME_ERRORS_RATIO: Final = 0.01
+"""From this share of the requests on, errors are named as the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """The verdict: `evidence` holds the figures behind it: ratios from 0 to 1, times in seconds, counts."""
+    """What limits a run, in words and with advice; `evidence` holds the figures behind it by name: ratios
+    from 0 to 1, times in seconds, counts."""
 
     kind: Kind
     text: Coded
@@ -355,11 +372,12 @@ class Bottleneck:
 def find_bottleneck(
     measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True
 ) -> Bottleneck:
-    """Name what limits the run: the first condition of an ordered list that the figures meet.
+    """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
+    `none`.
 
-    Host and client come first because they spoil every other figure; the device comes after what keeps it idle or
-    its batches small. `blame_host` False looks past a noisy host to the server, which is then not blamed for what the
-    noise explains.
+    Host and client come first because they spoil every other figure; the device comes after what keeps it
+    idle or its batches small. `blame_host` False passes over a noisy host, and does not blame the server for
+    what the noise explains.
     """
     facts = Facts(measurement, settings)
     looks = (
@@ -404,7 +422,7 @@ def _host(facts: Facts) -> _Found:
 
 
 def _client(facts: Facts) -> _Found:
-    """Lag alone is the limit only when it makes up much of the latency."""
+    """The load generator; its send lag alone only when that makes up much of the latency."""
     blamed = {caveat.code: caveat for caveat in facts.run.caveats if caveat.code in CLIENT_CODES}
     for code in ("client_throttled", "client_behind", "client_busy", "client_near_limit"):
         if code in blamed:
@@ -415,7 +433,8 @@ def _client(facts: Facts) -> _Found:
 
 
 def _queue_limit(facts: Facts) -> _Found:
-    """A full queue before an idle device; before a busy one it only sheds what the device cannot do."""
+    """A full queue before an idle device; before a busy one a full queue only sheds what the device cannot
+    do."""
     refused, busy = facts.error_ratio("queue_full"), facts.thread_busy_ratio
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None

@@ -1,4 +1,4 @@
-"""What one run means: rates, quantiles, errors, the server's side, a verdict, and reasons for distrust."""
+"""Sums up one run: rates, quantiles, errors, the server's side, a verdict, and reasons for distrust."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ from batchtune.target.telemetry import ServerActivity
 
 
 def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | None:
-    """Elements of padding for each that a request brought, over several runs; None: no server tells of any."""
+    """Return the elements of padding for each element that requests brought, over several runs (0.5: half as
+    much padding as data); None where no server counted any."""
     known = [server for server in servers if server is not None]
     sent = sum(sum(server.bucket_sent_elements.values()) for server in known)
     padding = sum(sum(server.bucket_padding_elements.values()) for server in known)
@@ -59,23 +60,32 @@ MOST_MISSES = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRequests:
-    """The requests due in the window: `counted` selects them from the samples, `latencies_s` is inf without an answer.
-
-    `requests_per_batch` is by the server's account; 1 when it does not tell. `lag_s`, where it is to be taken off, is
-    how late the client itself sent each.
-    """
+    """The requests that a latency figure counts: those due in the window, answered or not."""
 
     window: Window
+    # All requests of the run.
     samples: Samples
+    # Which of the samples count, shape (len(samples),).
     counted: NDArray[np.bool_]
+    # Latency of each counted request, inf without a good answer; or what `by` puts in its place, shape (n,).
     latencies_s: NDArray[np.float64]
+    # When each was due, in ns since the start of the run, shape (n,).
     due_ns: NDArray[np.int64]
+    # Mean requests of a batch by the server's counters; 1 where it reports none.
     requests_per_batch: float
+    # How late the client itself sent each, to be taken off its latency, shape (n,); None: nothing is taken
+    # off.
     lag_s: NDArray[np.float64] | None = None
 
     def by(self, limit: Limit, slo: Slo) -> CountedRequests:
-        """What a limit counts in place of whole answers: first tokens, gaps between tokens, or of each request the
-        largest share that it takes of any limit, by its own figures."""
+        """Return these requests with the values that `limit` compares, by its figure, in place of whole
+        latencies.
+
+        e2e: the latencies, unchanged. ttft: the time to the first token in seconds, inf without a good
+        answer. itl: the gaps between tokens in seconds, one value for each gap that ended in the window.
+        goodput: for each request the largest ratio of its own figure to a limit of `slo`, without unit; above
+        1 it misses a limit, inf without a good answer.
+        """
         samples, streams = self.samples, self.samples.streams
         match limit.figure:
             case "e2e":
@@ -99,8 +109,9 @@ class CountedRequests:
                 return replace(self, latencies_s=shares)
 
     def design_effect(self, limit_s: float) -> float:
-        """Factor by which requests that come together widen the variance of the share slower than `limit_s`; at least
-        that of a batch where few are slower."""
+        """Return the design effect of the share of values above `limit_s`: the factor, at least 1, by which
+        the variance of that share exceeds that of independent requests, since slow requests come together.
+        Where fewer than 10 values are above, it is at least the mean number of requests in a batch."""
         effect = self.shown_effect(limit_s)
         # Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect.
         few_misses = 10
@@ -108,12 +119,14 @@ class CountedRequests:
         return max(effect, self.requests_per_batch) if few else effect
 
     def shown_effect(self, limit_s: float) -> float:
-        """Design effect as estimated from the misses alone; 1 without misses."""
+        """Return the design effect of the share of values above `limit_s`, estimated from these requests
+        alone; 1 where none or all are above."""
         return design_effect(self.latencies_s > limit_s, time_slices(self.due_ns))
 
 
 def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
-    """Select the latency population: due in the window, answered or not."""
+    """Select the requests that were due in `window`, answered or not; `activity` tells how many shared a
+    batch."""
     counted = window.holds(samples.due_ns)
     latencies_s = np.where(samples.status == Status.OK, samples.latency_ns / 1e9, math.inf)[counted]
     per_batch = 1.0
@@ -130,12 +143,13 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
 
 
 def judge(run: CountedRequests, slo: Slo, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
-    """The verdict and its reason.
+    """Return the verdict on a run under `slo` and its reason; `distrust` are the run's caveats.
 
-    PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself. Errors are judged as
-    they were seen, without allowing for chance: a cap (measurement.md 2.5 d).
-    Distrust never overturns an open-loop PASS: lag and noise only make requests slower. Nor does a late client
-    excuse a FAIL that holds when its own lag is taken off.
+    PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
+    is shown, or no request was due in the window. The error ratio is compared as it was seen, without
+    allowing for chance (measurement.md 2.5 d). A caveat on the host turns either into NOISY, one on the
+    client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower. Nor does a
+    late client excuse a FAIL that holds when its own lag is taken off.
     """
     if not len(run.due_ns):
         return "UNSURE", coded("none_measured")
@@ -197,7 +211,7 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, Coded]:
 
 
 def _bound(limit: Limit) -> Coded:
-    """`p95's 20 ms`."""
+    """Name a limit within a reason, as in `p95's 20 ms`."""
     if limit.figure == "goodput":
         return coded("a_limit")
     return coded("limit_of", name=limit.name, limit_s=limit.seconds)
@@ -206,10 +220,12 @@ def _bound(limit: Limit) -> Coded:
 def _kept_by_far(
     run: CountedRequests, latencies_s: NDArray[np.float64], limit: Limit, least_effect: float
 ) -> bool:
-    """Whether the limit is kept, or a lower one, still above the quantile seen, with as many times the misses allowed.
+    """Whether a PASS is shown at the limit, or at a limit some times lower with as many times the misses
+    allowed.
 
-    How far requests come together at the quantile's own value, milliseconds below a distant limit, says little of the
-    limit: where none comes near it, few independent ones are enough; a run is one at least.
+    Requests come together most near the quantile's own value. Where that lies far below the limit, few
+    independent requests are enough. `least_effect` is the smallest design effect to assume; a run is one
+    independent request at least.
     """
     count = len(latencies_s)
     # A PASS may be shown at a lower limit: so many times lower, with as many times the misses allowed, up to
@@ -231,7 +247,8 @@ def _kept_by_far(
 
 
 def _margins(allowed_miss_ratio: float) -> Iterator[float]:
-    """How many times lower a limit may be judged: 1, 2, 4 … and as often as allows MOST_MISSES."""
+    """Yield the factors by which a limit may be lowered: 1, 2, 4 … and last the one at which MOST_MISSES of
+    the requests may miss it."""
     factor, most = 1.0, MOST_MISSES / allowed_miss_ratio
     while factor < most:
         yield factor
@@ -240,12 +257,13 @@ def _margins(allowed_miss_ratio: float) -> Iterator[float]:
 
 
 SLOWER_RATIO: Final = 1.1
-"""From which ratio a replica is worth a look: placement alone makes equal ones differ by some percent."""
+"""Smallest ratio of a replica's quantile to the next highest that is reported: placement alone makes equal
+replicas differ by some percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFigures:
-    """One replica over the window, as a Measurement has them of all; `requests` were due in it."""
+    """Figures of one endpoint (replica) over the window, each as in `Measurement`."""
 
     endpoint: str
     requests: int
@@ -256,15 +274,18 @@ class EndpointFigures:
 
 
 def endpoint_figures(samples: Samples, window: Window) -> tuple[EndpointFigures, ...]:
-    """The figures of each endpoint, in their order; none where all requests went to one."""
+    """Return the figures of each endpoint, in the order of `samples.endpoints`; empty where all requests went
+    to one."""
     return tuple(_figures_of(samples, window, number) for number in range(len(samples.endpoints)))
 
 
 def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
-    """Name the replica that is worse than every other: by failures, else by p50 or p95.
+    """Return at most one caveat, which names the replica that is worse than every other: `endpoint_failing`,
+    else `endpoint_slow` by p95, else by p50. Empty where none is, or there is but one replica.
 
-    Slower is one whose 95 % interval lies beyond the intervals of all others, and whose value is SLOWER_RATIO times
-    the next. Two that do not overlap are a difference of 2.8 standard errors: by chance 1 in 170 pairs of equal ones.
+    A replica is slow when its 95 % interval lies above those of all others and its value is SLOWER_RATIO
+    times the next highest. Two intervals that do not overlap are a difference of 2.8 standard errors: by
+    chance 1 in 170 pairs of equal replicas.
     """
     if len(figures) < 2:
         return []
@@ -316,19 +337,22 @@ def _estimate(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> Esti
 
 
 def _value(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> float:
-    """Its value; 0 where nothing was asked of it."""
+    """Return the quantile in seconds; 0 where no request was due at the endpoint."""
     value = _estimate(figures, quantile).value
     return 0.0 if math.isnan(value) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFigures:
-    """Of streamed answers, by the server's `usage`: output tokens/s of the good answers that ended in the window, mean
-    tokens of the prompts and of the answers, and the share of answers without usage."""
+    """Figures of streamed answers, from the token counts (`usage`) that the server sends with them."""
 
+    # Output tokens per second of the good answers that ended in the window.
     output_per_s: Estimate
+    # Mean tokens of a prompt, over the good answers due in the window; nan without any.
     prompt_mean: float
+    # Mean tokens of an answer, over the same answers; nan without any.
     output_mean: float
+    # Share of all good answers for which the server sent no token counts.
     untold_ratio: float
 
 
@@ -336,49 +360,65 @@ class TokenFigures:
 class Measurement:
     """One run summed up over its window.
 
-    `requests` were due in the window; `throughput_*` and `goodput_rps` count good answers that arrived in it
-    (goodput: within the SLO's limit). In `latency_s` a request without a good answer counts as infinitely slow;
-    `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
-    limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
-    `latency_s` has of streamed answers `ttft_p50` … and `itl_p50` … too, with a limit on goodput also the share of
-    requests that miss it; `tokens` are theirs alone. `verdict` is None without an SLO. `endpoints`: the same by
-    replica, where requests went to several. `canary_s` is how long a fixed loop took on the host, before or after the
-    run, whichever was faster; None: nobody timed one. Where of a load one request in so many was kept
-    (`Samples.one_in`), counts and `design_effect` are multiplied by that.
+    Where only one in so many requests was recorded (`Samples.one_in`), counts, rates and `design_effect` are
+    multiplied by that, so that they are of all requests.
     """
 
+    # Requests due in the window, answered or not.
     requests: int
     window_s: float
+    # Mean rate of the schedule; None: a closed loop.
     offered_rps: float | None
+    # Clients of a closed loop; None: an open loop.
     concurrency: int | None
+    # Good answers that arrived in the window, per second.
     throughput_rps: Estimate
     throughput_rows_per_s: Estimate
+    # Good answers per second that arrived in the window within the SLO's primary limit; of streamed answers,
+    # within every limit. Without an SLO all good answers.
     goodput_rps: float
+    # By quantile, p50 to p99.9, seconds; inf where that many requests had no good answer. Of streamed answers
+    # also `ttft_p50` … and `itl_p50` …, and where goodput is limited, `goodput`: the share of requests that
+    # miss.
     latency_s: dict[str, Estimate]
+    # Mean over the good answers; nan without any.
     latency_mean_s: float
+    # Share of `requests` without a good answer.
     error_ratio: float
+    # Requests without a good answer by class of error in lower case, the commonest first.
     errors: dict[str, int]
+    # How late the client itself sent; nan when nothing was sent.
     send_lag_p99_s: float
+    # Share of the client's CPU cores that it used, 0 to 1.
     client_cpu_ratio: float
     client_cpu_per_request_s: float
+    # Requests over the SLO's primary limit, failed ones included; without a limit the failed ones.
     misses: int = 0
+    # Factor by which the variance of the share of misses exceeds that of independent requests.
     design_effect: float = 1.0
+    # What the server counted; None: nobody read its counters.
     server: ServerActivity | None = None
+    # None: without an SLO.
     verdict: Verdict | None = None
     verdict_reason: Coded = field(default=as_text(""))
     caveats: tuple[Coded, ...] = field(default=())
+    # Figures by replica, where requests went to several.
     endpoints: tuple[EndpointFigures, ...] = ()
+    # How long a fixed loop took on the host, before or after the run, whichever was faster; None: not timed.
     canary_s: float | None = None
+    # Of streamed answers only.
     tokens: TokenFigures | None = None
 
     @property
     def queue_mean_s(self) -> float | None:
-        """Mean wait for a batch, by the server's account."""
+        """Mean seconds that a request waits for its batch, by the server's counters; None: it reports
+        none."""
         return None if self.server is None else self.server.queue_wait_mean_s
 
     @property
     def compute_mean_s(self) -> float | None:
-        """Mean execution time that a row sees: batches weighted by their rows."""
+        """Mean execution time that a row sees, in seconds: batches weighted by their rows; None: the server
+        reports none."""
         if self.server is None or not self.server.execution_s_by_rows:
             return None
         counts = self.server.batches_by_rows
@@ -389,9 +429,10 @@ class Measurement:
 
     @property
     def overhead_mean_s(self) -> float | None:
-        """What is left of the mean latency: the wire, parsing, the event loop, the client.
+        """Mean latency less wait and execution, in seconds: the wire, parsing, the event loop, the client;
+        None where the server reports no wait or no execution.
 
-        At least 0: the server's account covers the warm-up too, and may be of slower requests.
+        At least 0: the server's counters cover the warm-up too, whose requests may have been slower.
         """
         if self.queue_mean_s is None or self.compute_mean_s is None:
             return None
@@ -409,11 +450,12 @@ def measure(
     client_max_rps: float | None = None,
     notes: tuple[Coded, ...] = (),
 ) -> Measurement:
-    """Sum up one run.
+    """Sum up one run: its figures over the window, verdict under `slo` (None: without) and caveats.
 
-    `duration_s` is the schedule's length with its warm-up (None: up to the last request due); `window` overrules
-    both; `client_max_rps` is what the client can send to a null server; `notes` are caveats of the caller's, such as
-    the host's and `warm_up_caveats`.
+    `warm_up_s` and `duration_s`, the schedule's length with its warm-up (None: up to the last request due),
+    give the window; `window` overrules both. `activity` is what the server counted meanwhile;
+    `client_max_rps` what the client can send to a null server; `notes` are further caveats, such as the
+    host's and `warm_up_caveats`.
     """
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     activity = None if activity is None else _while_loaded(activity, samples.wall_s)
@@ -474,7 +516,9 @@ STREAMED_QUANTILES: Final = {name: QUANTILES[name] for name in ("p50", "p95", "p
 
 
 def streamed_figures(run: CountedRequests, slo: Slo | None) -> dict[str, Estimate]:
-    """Quantiles of the time to the first token and of the gaps, and of goodput the share of requests that miss."""
+    """Return by name the quantiles p50, p95 and p99, in seconds, of the time to the first token (`ttft_p50`
+    …) and of the gaps between tokens (`itl_p50` …); where `slo` limits goodput also `goodput`, the share of
+    requests that miss."""
     promise = slo or _NoSlo()
     figures: dict[str, Estimate] = {}
     streamed: tuple[Figure, ...] = ("ttft", "itl")
@@ -497,7 +541,8 @@ class _NoSlo:
 
 
 def _share_beyond(run: CountedRequests) -> Estimate:
-    """Of the requests that miss a limit, with Wilson's interval, widened by the design effect."""
+    """Estimate the share of values above 1, with Wilson's 95 % interval widened by the design effect;
+    UNDEFINED without values."""
     count = len(run.latencies_s)
     if not count:
         return UNDEFINED
@@ -529,7 +574,8 @@ def _mean(values: NDArray[np.int64]) -> float:
 
 
 def _while_loaded(activity: ServerActivity, wall_s: float) -> ServerActivity:
-    """The server's account is read a little before and after the load, when it is idle: that time does not count."""
+    """Return what the server counted as if read at the ends of the load, `wall_s` long: the readings are a
+    little before and after it, when the server is idle, so busy ratios are scaled up."""
     if not 0.0 < wall_s < activity.duration_s:
         return activity
 
@@ -572,7 +618,8 @@ def _thinned_caveats(samples: Samples) -> list[Coded]:
 
 
 def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
-    """What the first failure of the commonest class with a text said, in a line; empty where none said anything."""
+    """Return the error text of the first failure of the commonest class that has one, in one line of at most
+    160 characters; an empty finding where none has."""
     shown_text_max_chars = 160
     for name in errors:
         text = samples.error_texts.get(name.upper(), "")
@@ -584,9 +631,12 @@ def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
 
 
 def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Coded, ...]:
-    """Say so where the warm-up was shorter than these settings call for.
+    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings call for; empty
+    otherwise, and where the server counted no batch.
 
-    The rule of measurement.md 2.2 but for its one second, which is for servers that were never loaded before."""
+    The rule of measurement.md 2.2, but for its least of one second, which is for servers that were never
+    loaded before.
+    """
     if not activity.batches:
         return ()
     needed_s = warm_up_needed_s(
@@ -605,9 +655,10 @@ def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSe
 def _thin_caveats(
     run: CountedRequests, latency_s: Mapping[str, Estimate], verdict: Verdict | None
 ) -> list[Coded]:
-    """Too few requests for p95 or p99; too few independent ones where that leaves a question open.
+    """Return `few_requests` where too few requests bound p95 or p99, else `correlated` where too few
+    independent ones do and the verdict is left open by that; else nothing.
 
-    Intervals and verdicts allow for requests that come together: a limit that is kept or missed in spite of it is.
+    Intervals and verdicts allow for requests that come together, so a decided verdict needs no caveat.
     """
     requests = len(run.due_ns)
     if not requests:
@@ -633,7 +684,8 @@ def _server_caveats(activity: ServerActivity | None) -> list[Coded]:
 
 
 def _goodput_rps(run: CountedRequests, good: NDArray[np.bool_], window: Window, slo: Slo | None) -> float:
-    """Of whole answers those within the primary limit, of streams those within every limit by their own figures."""
+    """Return the good answers per second that arrived in the window and kept the primary limit of `slo`,
+    streamed ones every limit; all good answers without a limit, nan in an empty window."""
     samples, limit = run.samples, None if slo is None else primary_limit(slo)
     in_time = good & window.holds(samples.done_ns)
     if slo is not None and limit is not None and samples.streams is not None:

@@ -35,7 +35,8 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 
 @lru_cache(maxsize=512)
 def binomial_quantile_ranks(count: int, quantile: float, confidence: float = 0.95) -> tuple[int, int]:
-    """1-based ranks (l, u) such that [x(l), x(u)] of `count` sorted values holds the quantile.
+    """Return the 1-based ranks (l, u) such that [x(l), x(u)] of `count` sorted values holds the quantile with
+    `confidence`.
 
     l = max{l : B(l-1) ≤ α/2} and u = min{u : B(u-1) ≥ 1-α/2}; l = 0 or u = count + 1: that end is undefined.
     Source: order statistics, David & Nagaraja, "Order Statistics", section 7.1.
@@ -50,14 +51,15 @@ def binomial_quantile_ranks(count: int, quantile: float, confidence: float = 0.9
 
 @lru_cache(maxsize=256)
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t."""
+    """Quantile of Student's t distribution with `degrees` of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
 
 
 def _binomial_quantile(level: float, trials: int, probability: float) -> int:
-    """The fewest successes whose distribution function reaches this level."""
+    """Return the fewest successes k for which P(X ≤ k) is at least `level`, X ~ Binomial(trials,
+    probability)."""
     from scipy.special import bdtrik
 
     successes = max(math.ceil(float(bdtrik(level, trials, probability))), 0)
@@ -71,7 +73,8 @@ SLICES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; no figure is nan."""
+    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; without samples all three
+    are nan (`UNDEFINED`)."""
 
     value: float
     low: float
@@ -95,9 +98,11 @@ def quantile_estimate(
     design_effect: float = 1.0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """The quantile of ascending values with its order-statistic interval.
+    """Estimate a quantile of ascending values, shape (n,), with its order-statistic interval; UNDEFINED
+    without values.
 
-    `design_effect` ≥ 1 moves both ranks away from n·p by its square root; ends outside the sample are ±inf.
+    `design_effect` ≥ 1 moves both ranks away from n·quantile by its square root; ends outside the sample are
+    ±inf.
     """
     count = len(sorted_values)
     if count == 0:
@@ -117,11 +122,13 @@ def quantile_estimate(
 
 
 def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
-    """How many times the variance of the share of `over` is that of independent requests; at least 1.
+    """Return the factor, at least 1, by which the variance of the share of `over` exceeds that of independent
+    requests.
 
-    `slice_of` numbers the equal time slice of each request, 0 to SLICES-1. Busy spells may outlast a slice: the
-    largest of four estimates counts, from 20, 10 and 5 slices and extrapolated from the first two, and Student's t
-    pays for their being estimates (tests/benchmarks/twin/measure_coverage.py compares).
+    `slice_of` is the equal time slice that each request falls in, 0 to SLICES-1. Busy spells may outlast a
+    slice: the largest of four estimates counts, from 20, 10 and 5 slices and extrapolated from the first two,
+    and is widened by Student's t, since they are estimates (tests/benchmarks/twin/measure_coverage.py
+    compares).
     """
     twenty, ten, five = _variance_ratios(over, slice_of)
     unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
@@ -154,7 +161,7 @@ def _variance_ratios(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tup
 def quantile_design_effect(
     latencies_s: NDArray[np.float64], due_ns: NDArray[np.int64], quantile: float
 ) -> float:
-    """The design effect by which `latency_quantiles` widens this quantile's interval."""
+    """Return the design effect by which `latency_quantiles` widens the interval of this quantile."""
     ordered = np.sort(latencies_s)
     value_s = quantile_estimate(ordered, quantile).value
     return _quantile_effect(latencies_s, ordered, time_slices(due_ns), quantile, value_s)
@@ -191,7 +198,8 @@ def _quantile_effect(
 
 
 def time_slices(times_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The number, 0 to SLICES-1, of the equal time slice that each instant falls in."""
+    """Return the number, 0 to SLICES-1, of the equal time slice between first and last that each instant
+    falls in."""
     if len(times_ns) == 0:
         return np.zeros(0, dtype=np.intp)
     start = times_ns.min()
@@ -204,9 +212,11 @@ def latency_quantiles(
     due_ns: NDArray[np.int64],
     quantiles: Mapping[str, float] = QUANTILES,
 ) -> dict[str, Estimate]:
-    """Each named quantile of the latencies, (n,) seconds, inf for requests without a good answer.
+    """Estimate each named quantile of the latencies, shape (n,), seconds, inf for requests without a good
+    answer.
 
-    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0.
+    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0; all UNDEFINED
+    without latencies.
     """
     ordered = np.sort(latencies_s)
     slice_of = time_slices(due_ns)
@@ -222,12 +232,13 @@ def latency_quantiles(
 def rate_estimate(
     times_ns: NDArray[np.int64], window_ns: tuple[int, int], *, weights: NDArray[np.float64] | None = None
 ) -> Estimate:
-    """Events (or weights) per second within [start, end) and the interval of that rate.
+    """Estimate events (or weights) per second within [start, end), with a 95 % interval; UNDEFINED for an
+    empty window.
 
     Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
-    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their variance
-    for independent counts); the window's own edges cut one clump each, uniformly. What varies more slowly than a slice,
-    such as the host's speed, shows in part only: that is the spread between runs.
+    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their
+    variance for independent counts); the window's own edges cut one clump each, uniformly. What varies more
+    slowly than a slice, such as the host's speed, shows in part only: that is the spread between runs.
     """
     start, end = window_ns
     if end <= start:
@@ -250,7 +261,7 @@ def rate_estimate(
 
 
 def _clump(times_ns: NDArray[np.int64], total: float) -> float:
-    """Mean weight of what comes at once: a gap no shorter than the mean gap begins a new clump."""
+    """Return the mean weight of a clump of events: a gap no shorter than the mean gap begins a new one."""
     if len(times_ns) < 2:
         return total
     gaps = np.diff(np.sort(times_ns))
@@ -268,6 +279,7 @@ BLOCKS_NEEDED: Final = 6
 """Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""
 
 POWER: Final = 0.8
+"""Share of comparisons in which `detectable_shift` is found."""
 
 Arm = TypeVar("Arm")
 
@@ -288,7 +300,8 @@ def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tupl
 
 
 def hodges_lehmann(differences: Sequence[float]) -> Estimate:
-    """The median of the Walsh averages and its 95 % interval; ends are ±inf below `BLOCKS_NEEDED` differences."""
+    """Estimate the median of the Walsh averages and its 95 % interval; ends are ±inf below `BLOCKS_NEEDED`
+    differences, UNDEFINED without any."""
     if not differences:
         return UNDEFINED
     averages = walsh_averages(differences)
@@ -301,22 +314,25 @@ def hodges_lehmann(differences: Sequence[float]) -> Estimate:
 
 
 def ratio_estimate(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
-    """The factor after / before over pairs (before, after) of one block each.
+    """Estimate the factor after / before, with its 95 % interval, from pairs (before, after), each of one
+    block.
 
-    Pairs without two positive finite values are left out; None when none is left. Ends are 0 and inf below
-    `BLOCKS_NEEDED` pairs.
+    Pairs without two positive finite values are left out; None when none is left. Below `BLOCKS_NEEDED` pairs
+    the interval is 0 to inf.
     """
     logs = log_ratios(pairs)
     return _exponential(hodges_lehmann(logs)) if logs else None
 
 
 def typical(values: Iterable[float]) -> Estimate | None:
-    """Estimate the typical value of one variant's figure over its blocks: its centre with an interval."""
+    """Estimate the typical value of one variant's figure over its blocks, with its 95 % interval; None
+    without a positive finite value."""
     return ratio_estimate((1.0, value) for value in values)
 
 
 def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    """log(after / before) of each pair with two positive finite values."""
+    """Return the natural logarithm of after / before for each pair (before, after) of two positive finite
+    values."""
     return [
         math.log(after / before)
         for before, after in pairs
@@ -326,7 +342,8 @@ def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
 
 @lru_cache(maxsize=256)
 def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
-    """k such that the k-th smallest and k-th largest Walsh average bound the 95 % interval; 0: too few.
+    """Return k such that the k-th smallest and k-th largest Walsh average bound the interval; 0: too few
+    differences.
 
     The largest k with P(W < k) ≤ α/2, W the sum of the ranks of the positive differences.
     """
@@ -335,7 +352,8 @@ def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
 
 
 def signed_rank_distribution(count: int) -> NDArray[np.float64]:
-    """P(W = 0), P(W = 1), … up to count·(count+1)/2 when each sign is a fair coin: exact, by adding rank on rank."""
+    """Return P(W = 0), P(W = 1), … up to count·(count+1)/2, W the sum of the ranks of the positive
+    differences of `count` when each sign is a fair coin: exact, by adding rank on rank."""
     weights = np.ones(1)
     for rank in range(1, count + 1):
         longer = np.zeros(len(weights) + rank)
@@ -347,10 +365,11 @@ def signed_rank_distribution(count: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def detectable_shift(count: int) -> float:
-    """The shift, in standard deviations of a difference, found in `POWER` of all comparisons of so many blocks.
+    """Return the smallest shift, in standard deviations of a difference, that `POWER` of all comparisons of
+    `count` blocks find.
 
-    Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2 %); inf
-    below `BLOCKS_NEEDED`.
+    Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2
+    %); inf below `BLOCKS_NEEDED`.
     """
     rank = signed_rank_interval_rank(count)
     if not rank:
@@ -361,7 +380,8 @@ def detectable_shift(count: int) -> float:
 
 
 def spread_about_zero(differences: Sequence[float]) -> Estimate:
-    """The standard deviation of differences whose true mean is zero (A/A), with its 95 % chi-square interval."""
+    """Estimate the standard deviation of differences whose true mean is zero (A/A), with its 95 % chi-square
+    interval; UNDEFINED without differences."""
     from scipy.special import chdtri
 
     count = len(differences)

@@ -10,18 +10,21 @@ from typing import Literal, Protocol
 from batchtune.measure.quantiles import QUANTILES, binomial_cdf
 
 Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
-"""Kept, broken, too few requests to tell; the client was the limit, the host was noisy (so nothing is told)."""
+"""On an SLO: met, missed, too few requests to decide; INVALID: the client was the limit; NOISY: the host was
+disturbed."""
 
 Decision = Literal["PASS", "FAIL", "UNSURE"]
 
 ALPHA = 0.05
 
 LONGEST_TIMES = 100.0
-"""How finely, and how far, a longer run is looked for; one a hundred times as long is no advice."""
+"""How many times as long a run is at most advised: one a hundred times as long is no advice."""
 
 
 class Slo(Protocol):
-    """The promise: quantile name -> most seconds, and the share of requests that may fail."""
+    """The limits on an answer: `error_ratio` is the share of requests that may fail, 0 to 1; `limits()` gives
+    the latency limits by name (`p95`, `ttft_p99`) in seconds, and under `goodput` the share of requests that
+    may miss any of them."""
 
     @property
     def error_ratio(self) -> float: ...
@@ -30,14 +33,16 @@ class Slo(Protocol):
 
 
 Figure = Literal["e2e", "ttft", "itl", "goodput"]
-"""What is limited: whole answers, first tokens, gaps between tokens, or the share of requests that keep all limits."""
+"""What a limit is on: whole answers, times to the first token, gaps between tokens, or the share of requests
+that keep all limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One latency limit: at least `quantile` of the requests, or gaps between tokens, within `seconds`.
+    """One latency limit: at least a share `quantile` of the requests (itl: of the gaps between tokens) within
+    `seconds`.
 
-    Of goodput what is compared is the largest share of a limit that a request takes, and `seconds` is 1.
+    For goodput a request's value is its largest ratio to any of the other limits, and `seconds` is 1.
     """
 
     name: str
@@ -47,11 +52,13 @@ class Limit:
 
     @property
     def allowed_miss_ratio(self) -> float:
+        """Share of the requests that may be slower, 1 - quantile."""
         return 1.0 - self.quantile
 
 
 def limits_of(slo: Slo) -> tuple[Limit, ...]:
-    """The latency limits in the order of their quantiles, then those of streamed answers."""
+    """List the latency limits of `slo`: on whole answers by rising quantile, then on first tokens, on gaps,
+    and on goodput."""
     promised = slo.limits()
     whole = tuple(
         Limit(name=name, quantile=quantile, seconds=promised[name])
@@ -72,8 +79,8 @@ def limits_of(slo: Slo) -> tuple[Limit, ...]:
 
 
 def primary_limit(slo: Slo) -> Limit | None:
-    """The limit that a search watches: p95 if it is promised, else p99, p90, p99.9, p50, then those of first tokens,
-    then of gaps; None: no latency limit."""
+    """Return the limit that a search watches: p95 if there is one, else p99, p90, p99.9, p50, then those on
+    first tokens, on gaps, on goodput; None: no latency limit."""
     by_name = {limit.name: limit for limit in limits_of(slo)}
     whole = ("p95", "p99", "p90", "p99.9", "p50")
     return next((by_name[name] for name in (*whole, *by_name) if name in by_name), None)
@@ -86,9 +93,10 @@ def strict_decision(
     *,
     design_effect: float = 1.0,
 ) -> Decision:
-    """Binomial test, both sides at ALPHA: is the true miss ratio below, or above, the allowed one?
+    """Decide by a binomial test, at ALPHA on both sides, whether the true miss ratio is below the allowed one
+    (PASS) or above it (FAIL); UNSURE: neither is shown.
 
-    Both counts are divided by the design effect and rounded against the verdict (measurement.md 2.4).
+    Both counts are divided by `design_effect` and rounded against the verdict (measurement.md 2.4).
     """
     effective, missed = requests / design_effect, misses / design_effect
     if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= ALPHA:
@@ -102,9 +110,10 @@ def strict_decision(
 def times_longer(
     requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
 ) -> float | None:
-    """Estimate how many times as long a run like this must last for a PASS or a FAIL; None: beyond LONGEST_TIMES.
+    """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None:
+    beyond LONGEST_TIMES.
 
-    A guess: that misses go on at this ratio and come together as they did.
+    Assumes that misses go on at this ratio and come together as before.
     """
     times = 1.0
     while times < LONGEST_TIMES:

@@ -45,16 +45,17 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "counters_went_back": "server",
     "host_pressure": "everything",
 }
-"""The closed list of caveats, each with the figures that it touches; `report/findings.toml` has its text and advice."""
+"""The closed list of caveats, each with the figures that it makes less certain; `report/findings.toml` has
+its text and advice."""
 
 
 def touches(caveat: Coded) -> Touches:
-    """Names of the figures that a caveat makes less certain; an unknown code touches all."""
+    """Return which figures a caveat makes less certain; `everything` for a code that is not on the list."""
     return TOUCHES.get(caveat.code, "everything")
 
 
 def caveat(code: str, **figures: Any) -> Coded:
-    """A caveat of the closed list with its figures.
+    """Make a caveat of the closed list, with its figures.
 
     Raises:
         KeyError: the code is not on the list.
@@ -69,27 +70,28 @@ def caveat(code: str, **figures: Any) -> Coded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What was in force; None: unknown. `max_batch_size` None: batching off, and
-    `batch_threads` are then those that run one request each. `known` False: a server that tells nothing of its
-    parameters, whose size, timeout and threads are not to be read.
+    """What was in force in a server while it was measured."""
 
-    `rows_per_request` is the mean; `request_threads` how many requests the server handles at once;
-    `server_cores` how many it may use; `device_utilisation` from the device's own counters (NVML), 0 to 1.
-    """
-
+    # None: batching is off.
     max_batch_size: int | None = None
     batch_timeout_s: float = 0.0
+    # Without batching the threads that run one request each.
     batch_threads: int = 1
+    # The mean.
     rows_per_request: float = 1.0
+    # How many requests the server handles at once; None: no limit, or not known.
     request_threads: int | None = None
+    # How many CPU cores the server may use; None: not known.
     server_cores: float | None = None
+    # Share of the time in which the GPU is busy, by its own counters (NVML), 0 to 1; None: not known.
     device_utilisation: float | None = None
     protocol: Protocol | None = None
+    # False: the server reports none of its parameters; size, timeout and threads above mean nothing then.
     known: bool = True
 
     @property
     def batching(self) -> bool | None:
-        """Whether the server batches; None if unknown."""
+        """Whether the server batches; None: not known."""
         return self.max_batch_size is not None if self.known else None
 
 
@@ -103,11 +105,13 @@ def settings_of(
     cpus: Collection[int] | None = None,
     known: bool = True,
 ) -> ServerSettings:
-    """The settings that a configuration puts in force, TF Serving's defaults where it is silent.
+    """Return the settings that a configuration puts in force, with TF Serving's defaults for what it leaves
+    out.
 
-    `cpus` are those of the server (`target.cpus`; None: those of this process), which its default of threads follows.
-    `flags` are the server's own (`target.flags`), `protocol` the one that is loaded: both tell `request_threads`.
-    `known` False: a server that somebody else started, of which the configuration tells nothing.
+    `cpus` are those of the server (`target.cpus`; None: those of this process), from which its default number
+    of threads follows. `flags` are the server's own (`target.flags`); with `protocol`, that of the load, they
+    give `request_threads`. `known` False: somebody else started the server, and the configuration is not what
+    it runs with.
     """
     if not known:
         return ServerSettings(
@@ -141,7 +145,8 @@ def settings_of(
 
 
 def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -> int | None:
-    """Number of requests that the server's flags let it handle at once; None: no limit, or unknown.
+    """Return the number of requests that the server's flags let it handle at once; None: no limit, or not
+    known.
 
     Cortex's `processes_per_replica` × `threads_per_process` bind the bundled server; `grpc_max_threads` and
     `rest_api_num_threads` bind tensorflow_model_server, whose handlers wait for their batch.

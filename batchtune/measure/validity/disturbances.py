@@ -26,26 +26,26 @@ BUSY_CPU_RATIO = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientActivity:
-    """What the load generator did within the window.
+    """What the load generator did within the window."""
 
-    `send_lag_p99_s` is how late the client itself was (0 in a closed loop; waits for a free connection excluded), nan
-    when nothing was sent; `sent_ratio` the share that it was ready to send before the window ended;
-    `connection_wait_p99_s` the wait for a free connection or stream; `cpu_ratio` of the cores it may use, over the
-    whole run; `longest_pause_s` the longest time that a worker stood still, 0 below 5 ms; `paused_ratio` the share of
-    its time that it stood still.
-    """
-
+    # How late the client itself sent, waits for a free connection excluded: 0 in a closed loop, nan when
+    # nothing was sent.
     send_lag_p99_s: float
+    # Share of the requests that it was ready to send before the window ended; 1 when nothing was sent.
     sent_ratio: float
+    # Wait for a free connection or stream; nan when nothing was sent.
     connection_wait_p99_s: float
+    # Share used of the cores that it may use, over the whole run, 0 to 1.
     cpu_ratio: float
     cpu_per_request_s: float
+    # The longest time that a worker stood still; 0: none of 5 ms or more.
     longest_pause_s: float = 0.0
+    # Share of the workers' time that they stood still.
     paused_ratio: float = 0.0
 
 
 def client_activity(samples: Samples, window: Window) -> ClientActivity:
-    """Sum up the client's side."""
+    """Sum up what the load generator did within the window."""
     sent = window.holds(samples.due_ns) & (samples.sent_ns != NEVER_NS)
     lag_ns = own_lag_ns(samples)[sent]
     lag_s, wait_s = lag_ns / 1e9, samples.connection_wait_ns[sent] / 1e9
@@ -65,8 +65,11 @@ def client_activity(samples: Samples, window: Window) -> ClientActivity:
 
 
 def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[str, Coded]:
-    """Find the load workers that show signs of a slow client, by name, each with the caveat that says so of a whole
-    client. Empty for a load from one worker."""
+    """Find the load workers that show signs of a slow client: worker's name -> caveat that would name it of a
+    whole client. Empty for a load from one worker.
+
+    `limit_s` is the SLO's primary limit, to which lags and pauses are compared.
+    """
     slow = {}
     for number, share in enumerate(samples.workers):
         activity = client_activity(samples.of_worker(number), window)
@@ -78,8 +81,8 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[st
 
 
 def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> tuple[str, Coded] | None:
-    """Find a slow load worker that the others can replace, and why it is slow: they keep up, and have CPU for its
-    share. None if there is none."""
+    """Find a slow load worker that the others can replace: they are not slow, and have CPU for its share.
+    Returns its name and the caveat that says why it is slow; None: there is none."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     busy = [
         share.cpu_s / share.wall_s for share in samples.workers if share.name not in slow and share.wall_s
@@ -91,7 +94,8 @@ def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> t
 
 
 def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Coded]:
-    """Name the workers that fell short where others did not; where all did, the client's own caveats say so."""
+    """Return the caveat `worker_slow` where some load workers are slow and others are not; empty otherwise:
+    where all are, the client's own caveats say so."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     if not 0 < len(slow) < len(samples.workers):
         return []
@@ -100,8 +104,8 @@ def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[
 
 
 def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
-    """Delay of the client itself in sending each request, nanoseconds, shape (n,); 0 for a request that never got a
-    connection."""
+    """Return the delay of the client itself in sending each request, ns, shape (n,); 0 for a request that was
+    never sent."""
     lag = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
     return np.where(samples.sent_ns == NEVER_NS, 0, lag)
 
@@ -109,7 +113,11 @@ def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
 def client_caveats(
     client: ClientActivity, *, limit_s: float, rate_rps: float, client_max_rps: float | None = None
 ) -> list[Coded]:
-    """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
+    """Return a caveat for every sign that the client, not the server, shaped the figures.
+
+    `limit_s` is the SLO's primary limit, to which lags and pauses are compared; `rate_rps` what was answered;
+    `client_max_rps` what the client can send to a null server (None: not known).
+    """
     caveats = []
     if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
         caveats.append(caveat("client_late", lag_s=client.send_lag_p99_s))
@@ -141,10 +149,8 @@ def client_caveats(
 
 
 def error_counts(samples: Samples, window: Window) -> dict[str, int]:
-    """Requests due in the window that got no good answer, by class in lower case; the commonest first.
-
-    Of samples of which one in so many was kept, so many times those.
-    """
+    """Count the requests due in the window that got no good answer: class of error in lower case -> requests,
+    the commonest first. Multiplied by `one_in` where only one request in so many was recorded."""
     counts = np.bincount(samples.status[window.holds(samples.due_ns)], minlength=len(Status))
     counts_by_class = {
         status.name.lower(): samples.one_in * int(counts[status])
@@ -174,41 +180,43 @@ Pressed: TypeAlias = Literal["our control group", "this machine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """One look at the machine; None where its kernel does not tell.
-
-    `steal_ticks`, `cpu_ticks` and those that programs used (`busy_ticks`) since boot, over the CPUs that were asked
-    for; `pressure_s` the time some task of `pressed` waited for a CPU, `canary_s` the median time of the fixed loop,
-    `own_cpu_s` this process's CPU time.
-    """
+    """One reading of the machine's counters; None where its kernel does not report them. Ticks are since
+    boot, over the CPUs that were asked for."""
 
     monotonic_s: float
     steal_ticks: int | None
     cpu_ticks: int | None
+    # Total time in which some task of `pressed` waited for a CPU.
     pressure_s: float | None
+    # Median time of a fixed loop.
     canary_s: float
+    # Those that programs used, interrupts left out.
     busy_ticks: int | None = None
     pressed: Pressed | None = None
+    # CPU time of this process so far.
     own_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNoise:
-    """What happened between two readings; `canary_change` is against the session's median, 0 without one.
+    """What disturbed the host between two readings."""
 
-    `foreign_ratio` is the share of our CPUs' time that programs other than server and client used, 0 where that is not
-    known; `pressed` is whose tasks waited for `pressure_ratio` of the time; `canary_s` the faster canary.
-    A canary that ran faster than usual is no sign of noise: the processor raised its clock.
-    """
-
+    # Share of our CPUs' time that the hypervisor gave to others.
     steal_ratio: float
+    # Share of the time in which some task of `pressed` waited for a CPU.
     pressure_ratio: float
+    # How much slower the fixed loop ran than is usual in this session, as a ratio; 0: as usual, or not known.
+    # Negative is no sign of noise: the processor raised its clock.
     canary_change: float
+    # Share of our CPUs' time that programs other than server and client used; 0 where that is not known.
     foreign_ratio: float = 0.0
     pressed: Pressed | None = None
+    # The faster of the two canary times.
     canary_s: float | None = None
 
     @property
     def noisy(self) -> bool:
+        """Whether steal, other programs or the canary are beyond their limits."""
         return (
             self.steal_ratio > MOST_STEAL_RATIO
             or self.foreign_ratio > MOST_FOREIGN_RATIO
@@ -216,7 +224,7 @@ class HostNoise:
         )
 
     def caveats(self) -> tuple[Coded, ...]:
-        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        """Return a caveat for each sensor beyond its limit, for `measure(…, notes=…)`."""
         caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
@@ -238,21 +246,24 @@ class HostNoise:
 
 @dataclass(slots=True)
 class HostGuard:
-    """Remembers the session's canary times: `begin()` before a trial, `end()` after it."""
+    """Watches the host around each trial (`begin()` before, `end()` after), and remembers the session's
+    canary times."""
 
     canaries_s: list[float] = field(default_factory=list)
     _before: HostReading | None = None
     _cpus: Collection[int] | None = None
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
-        """Take the first reading. `cpus`: those of server and client; None: those of this process."""
+        """Take the first reading, of these CPUs: those of server and client; None: those of this process."""
         self._cpus = cpus
         self._before = read_host(cpus)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
-        """The noise since `begin()`; without one, since now.
+        """Return the noise since `begin()`; without a `begin()` no time has passed, and only the canary
+        counts.
 
-        `server_cpu_s`, `client_cpu_s`: the CPU time of both in between; None: not known, so neither is that of others.
+        `server_cpu_s` and `client_cpu_s` are the CPU times of both in between; None: not known, and then
+        neither is the CPU time of other programs.
         """
         loaded_cpu_s = None if server_cpu_s is None else server_cpu_s + client_cpu_s
         after = read_host(self._cpus)
@@ -270,10 +281,11 @@ def noise_between(
     usual_canary_s: float | None = None,
     loaded_cpu_s: float | None = None,
 ) -> HostNoise:
-    """Ratios between two readings; sensors that the kernel lacks count as quiet.
+    """Compute the noise between two readings; sensors that the kernel lacks count as quiet.
 
-    The faster of the two canaries counts: one that was merely preempted says little, two slow ones say that the clock
-    or the neighbours changed.
+    `usual_canary_s`: the canary time to compare with; None: not compared. `loaded_cpu_s`: CPU time of server
+    and client in between; None: not known. The faster of the two canaries counts: one that was merely
+    preempted says little, two slow ones say that the clock or the neighbours changed.
     """
     steal_ratio = 0.0
     if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
@@ -296,7 +308,8 @@ def noise_between(
 
 
 def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float) -> float:
-    """CPU time of user programs and system calls, less ours, over the time of those CPUs (interrupts are nobody's)."""
+    """Return the CPU time of user programs and system calls, less that of server, client and this process,
+    over the time of those CPUs; 0 where the kernel does not report it. Interrupts are nobody's."""
     if None in (before.busy_ticks, after.busy_ticks, before.cpu_ticks, after.cpu_ticks):
         return 0.0
     ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
@@ -327,7 +340,8 @@ def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) ->
 
 
 def _ticks_by_cpu(path: Path) -> dict[int, list[int]]:
-    """The lines cpuN: user nice system idle iowait irq softirq steal; empty where the kernel does not tell."""
+    """Read the lines cpuN of /proc/stat: CPU number -> ticks of user nice system idle iowait irq softirq
+    steal; empty where the kernel does not report them."""
     by_cpu = {}
     try:
         for line in path.read_text(encoding="ascii").splitlines():
@@ -340,7 +354,8 @@ def _ticks_by_cpu(path: Path) -> dict[int, list[int]]:
 
 
 def _pressure(root: Path, *, whole: bool) -> tuple[Pressed | None, float | None]:
-    """Whose tasks waited, and for how many seconds so far; `whole`: all of the machine's CPUs are ours."""
+    """Return whose tasks waited for a CPU, and for how many seconds so far; (None, None): not known. `whole`:
+    all of the machine's CPUs are ours, so that its own figure counts."""
     group_s = _group_some_s(root)
     if group_s is not None:
         return "our control group", group_s
@@ -349,7 +364,8 @@ def _pressure(root: Path, *, whole: bool) -> tuple[Pressed | None, float | None]
 
 
 def _group_some_s(root: Path) -> float | None:
-    """Of the innermost control group that tells."""
+    """Return the seconds in which some task of the innermost control group that reports it waited; None: no
+    group does."""
     for group in control_groups(root):
         waited_s = _some_s(group / "cpu.pressure")
         if waited_s is not None:

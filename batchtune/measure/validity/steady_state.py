@@ -1,4 +1,4 @@
-"""Which requests count: those of the steady part, after the warm-up and before the schedule's end."""
+"""Decides which requests count, those of the steady part, and whether a run can stop already."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ LOOKS_FOR_EFFECT: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan:
-    """What is watched. `requests_per_batch` bounds how far requests stand or fall together until the run shows it.
-
-    `rate_rps` None: a closed loop, whose backlog says nothing. `batch_rows_max` 1, no batching: nothing tells
-    beforehand how long slow spells last, so until the run shows it, after `LOOKS_FOR_EFFECT` looks, only a majority of
-    misses counts.
-    """
+    """What is watched while a run goes on."""
 
     limit: Limit
     error_ratio: float
     warm_up_s: float
+    # None: a closed loop, whose backlog says nothing.
     rate_rps: float | None
+    # Requests that are expected to share a batch, and so to be slow together, until the run shows it.
     requests_per_batch: float = 1.0
+    # 1: no batching. Nothing tells beforehand how long slow spells last then, so until the run shows it,
+    # after LOOKS_FOR_EFFECT looks, only a majority of misses counts.
     batch_rows_max: int = 1
 
 
 class _Spells:
-    """Requests and misses per stretch between looks, merged in pairs when there are many: the design effect's data."""
+    """Requests and misses of each stretch between two looks, from which the design effect is estimated;
+    merged in pairs beyond 40."""
 
     def __init__(self) -> None:
         self._cumulative: list[tuple[int, int]] = [(0, 0)]
@@ -57,11 +57,12 @@ class _Spells:
 
     @property
     def told(self) -> bool:
-        """Whether there are enough stretches to tell a design effect."""
+        """Whether there are enough stretches to estimate a design effect."""
         return len(self._cumulative) > LOOKS_FOR_EFFECT
 
     def design_effect(self) -> float:
-        """The largest of two stretch lengths and their extrapolation, as in `quantiles.design_effect`; at least 1."""
+        """Return the largest of the estimates by three stretch lengths and their extrapolation, as in
+        `quantiles.design_effect`; at least 1."""
         total, missed = self._cumulative[-1]
         if not self.told or not 0 < missed < total:
             return 1.0
@@ -83,7 +84,11 @@ class _Spells:
 
 @dataclass(slots=True)
 class SloWatch:
-    """Call with each live aggregate; True means stop. `decision` is then what is known."""
+    """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the
+    run can stop.
+
+    `decision` is then PASS or FAIL; `requests` and `misses` are those since the warm-up.
+    """
 
     plan: WatchPlan
     decision: Decision = "UNSURE"
@@ -113,9 +118,9 @@ class SloWatch:
 
     @property
     def design_effect(self) -> float:
-        """Estimate the design effect from the run, at least that of batches of the expected size.
+        """Estimate the design effect of the share of misses, at least that of batches of the expected size.
 
-        The requests of a batch share their end, and neighbouring batches share a queue: 2·batch − 0.6 covers the
+        The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the
         exact chain from light load to four fifths of capacity.
         """
         return max(2.0 * self.plan.requests_per_batch - 0.6, self._spells.design_effect())
@@ -140,9 +145,10 @@ class SloWatch:
         return None
 
     def _too_many_errors(self, live: LiveAggregate) -> Decision | None:
-        """More than are allowed, by Wald's test too: looking often finds no more by chance, nor do refused batches.
+        """FAIL where more requests fail than are allowed, by Wald's test too: then looking often does not
+        find more by chance, nor do refused batches.
 
-        Where none are allowed one is too many; where half or more are, the misses tell.
+        Where none are allowed one is too many; where half or more are, misses decide.
         """
         start = self._start or live
         done, errors, allowed = live.done - start.done, live.errors - start.errors, self.plan.error_ratio
@@ -153,7 +159,8 @@ class SloWatch:
         return "FAIL"
 
     def _backlog(self, live: LiveAggregate) -> Decision | None:
-        """By Little's law a service that keeps the limit has at most rate × limit in flight, give or take."""
+        """FAIL where more requests stay in flight than rate × limit (Little's law), the most under a kept
+        limit, give or take."""
         if self.plan.rate_rps is None:
             return None
         expected = self.plan.rate_rps * self.plan.limit.seconds
@@ -168,7 +175,7 @@ class SloWatch:
         return "FAIL"
 
     def _drift(self, live: LiveAggregate) -> Decision | None:
-        """In flight grows steadily, and answers come slower than requests."""
+        """FAIL where the requests in flight grow steadily, and answers come slower than requests."""
         span_s = max(1.0, 10.0 * self.plan.limit.seconds)
         self._in_flight.append((live.elapsed_s, live.in_flight))
         while len(self._in_flight) > 2 and self._in_flight[1][0] <= live.elapsed_s - span_s:
@@ -195,7 +202,8 @@ class SloWatch:
 
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
-    """Wald's log likelihood ratio of too many misses against few: at ±2.944 one of them is 19 times likelier."""
+    """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7
+    times); at ±2.944 (SURE) one of them is 19 times likelier."""
     # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
     good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
     hits = max(requests - misses, 0.0)
@@ -217,12 +225,13 @@ def _slope_t(times: np.ndarray, counts: np.ndarray) -> float:
 
 
 LONG_WINDOW_S = 10.0
-"""From this length on, MSER-5 may lengthen the warm-up, and the halves of a window are compared."""
+"""From this length of a window on, MSER-5 may lengthen the warm-up, and its halves are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A half-open stretch of a run, in ns since the run started; `steady` is False when its halves differ."""
+    """A half-open stretch of a run, in ns since the run started; `steady` is False where the latencies of its
+    halves differ."""
 
     start_ns: int
     end_ns: int
@@ -230,9 +239,11 @@ class Window:
 
     @property
     def seconds(self) -> float:
+        """Length in seconds."""
         return max(self.end_ns - self.start_ns, 0) / 1e9
 
     def holds(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which instants, ns since the run started, lie in the window, shape (n,)."""
         return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
 
 
@@ -245,11 +256,11 @@ def warm_up_needed_s(
     batch_rows: float = 1.0,
     rows_per_s: float | None = None,
 ) -> float:
-    """Compute the warm-up time that is left out of a run, in seconds (measurement.md 2.2).
+    """Return how many seconds at the start of a run must be left out (measurement.md 2.2).
 
-    The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and the
-    time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is what a batch
-    will hold, not what it may hold: few clients never fill a batch of 1000.
+    The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and
+    the time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is
+    what a batch will hold, not what it may hold: few clients never fill a batch of 1000.
     """
     four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
     return max(at_least_s, 3.0 * (batch_timeout_s + batch_s), four_batches_s)
@@ -258,10 +269,10 @@ def warm_up_needed_s(
 def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:
     """Return the measured window: from the end of the warm-up to the end of the schedule.
 
-    `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was stopped
-    ends with the last request that became due. A window of `LONG_WINDOW_S` begins later where MSER-5 says so and what
-    is cut differs from the rest: on its own MSER-5 also cuts the busy spells with which a steady run may begin, and
-    the intervals would then hold less than they say.
+    `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was
+    stopped ends with the last request that became due. A window of `LONG_WINDOW_S` or more begins later where
+    MSER-5 says so and what is cut differs from the rest: on its own MSER-5 also cuts the busy spells with
+    which a steady run may begin, and the intervals would then hold less than they say.
     """
     start_ns = round(warm_up_s * 1e9)
     end_ns = round(duration_s * 1e9) if duration_s is not None else _last(samples.due_ns) + 1
@@ -281,16 +292,18 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
 
 
 def whole_run(samples: Samples) -> Window:
-    """From the start to the last answer: the window of a run of a fixed number of requests, ramp and tail included."""
+    """Return the window of a run of a fixed number of requests: from the start to the last answer, ramp and
+    tail included."""
     return Window(start_ns=0, end_ns=max(_last(samples.done_ns), _last(samples.due_ns)) + 1)
 
 
 def between_answers(samples: Samples, window: Window) -> Window:
-    """A closed loop's window, moved to where answers came in, when its clients had few turns in it.
+    """Return the window of a closed loop, its ends moved to answers when each client had fewer than 20
+    answers in it.
 
-    Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of a batch
-    off on average; from the end of one batch to the end of another the rate is exact. Where not even one answer came in
-    it, the whole run counts: all clients were waiting until the end.
+    Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
+    a batch off on average; from the end of one batch to the end of another the rate is exact. Where not even
+    one answer came in it, the whole run counts: all clients were waiting until the end.
     """
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])
@@ -310,10 +323,11 @@ def between_answers(samples: Samples, window: Window) -> Window:
 
 
 def mser5(values: NDArray[np.float64]) -> int | None:
-    """How many leading values to cut: batch means of five, truncated where the error of the mean is smallest.
+    """Return how many leading values to cut: batch means of five, truncated where the error of the mean is
+    smallest.
 
-    None: the best cut lies in the second half, too few values are left to tell. Fewer than 50 values: 0.
-    Source: White, Cobb & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
+    None: the best cut lies in the second half, so too few values are left. Fewer than 50 values: 0. Source:
+    White, Cobb & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
     """
     groups = len(values) // 5
     if groups < 10:
@@ -329,7 +343,8 @@ def mser5(values: NDArray[np.float64]) -> int | None:
 
 
 def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
-    """Whether the means of values[:cut] and values[cut:] differ by more than twentieths within either part spread."""
+    """Whether the means of values[:cut] and values[cut:] differ by more than the spread of blocks of a
+    twentieth within either part explains (Student's t above 4); False for fewer than 40 values."""
     parts = 20
     if not 0 < cut < len(values) or len(values) < 2 * parts:
         return False

@@ -1,4 +1,4 @@
-"""Finds out what answers at an address that the user gives: over which protocol, for which model."""
+"""Finds out what answers at an address that the user gives: by which protocol, and with which model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MODEL: Final = re.compile(r"/(?:v[12]/models/)?(?P<name>[^/:]+)")
 
 
 _TUNED: Final = ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
-"""What a sweep changes by the tuning API."""
+"""The parameters that a sweep changes by the tuning API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A model that a running server serves; of the two URLs one is set."""
+    """A model that a running server serves; exactly one of the two URLs is set."""
 
     model: str
     protocol: Protocol
@@ -47,11 +47,13 @@ class Address:
     grpc_url: str | None = None
 
     def endpoint(self) -> Endpoint:
+        """Return where the model answers."""
         return external_endpoint(model_name=self.model, rest_url=self.rest_url, grpc_url=self.grpc_url)
 
 
 def is_address(text: str) -> bool:
-    """Whether a word given for a model is an address, HOST:PORT or a URL, and not the path of an existing file."""
+    """Whether a word given for a model is an address, HOST:PORT or a URL, and not the path of an existing
+    file."""
     if "://" not in text and _ADDRESS.fullmatch(text) is None:
         return False
     with readable(Path(text)):
@@ -59,12 +61,12 @@ def is_address(text: str) -> bool:
 
 
 def answering_at(text: str) -> Address:
-    """Ask the server at `HOST:PORT/MODEL`, or at a URL of its API, for its model; the protocol is found out by trying
-    unless the scheme tells.
+    """Return which model answers at `HOST:PORT/MODEL`, or at a URL of a server's API, and by which protocol:
+    that of the scheme (grpc, grpcs), else the first that works.
 
     Raises:
-        UsageError: no address, or none that says which of several models is meant.
-        TargetError: nobody answers there.
+        UsageError: `text` is no address, or does not say which of several models is meant.
+        TargetError: nobody answers there, or no model server.
     """
     parts = _ADDRESS.fullmatch(text)
     if parts is None:
@@ -94,8 +96,8 @@ def answering_at(text: str) -> Address:
 
 
 def attachable(address: Address) -> dict[str, Any] | None:
-    """Return the keys of a scenario's `target` for a sweep that changes this running server and puts it back at the
-    end; None: it cannot be reconfigured through its address."""
+    """Return the keys of a scenario's `target` for a sweep that changes this running server and puts it back
+    at the end; None: it cannot be reconfigured through its address."""
     if address.rest_url is None:
         return None
     if address.protocol == "kserve_rest":
@@ -116,11 +118,11 @@ def attachable(address: Address) -> dict[str, Any] | None:
 
 
 def preset_at(text: str) -> RunningPreset | None:
-    """Return which preset server answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its dashboard, or an MLServer of
-    this machine; None: neither.
+    """Return which server with a preset answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its dashboard, or
+    an MLServer of this machine; None: neither.
 
     Raises:
-        UsageError: there are several models, or the server could not be told parameters.
+        UsageError: there are several models and none is named, or the server cannot be given parameters.
     """
     parts = _ADDRESS.fullmatch(text)
     if parts is None or parts["scheme"] in ("grpc", "grpcs"):
@@ -137,7 +139,8 @@ def preset_at(text: str) -> RunningPreset | None:
 
 
 def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> RunningPreset:
-    """A PUT replaces all applications, so that the others are sent as they are."""
+    """Return the preset of an application of Ray Serve. A PUT replaces all applications, so that the others
+    are sent as they are."""
     applications = status["applications"]
     name = next(iter(applications)) if name is None and len(applications) == 1 else name
     if name is None or name not in applications:
@@ -174,7 +177,7 @@ def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: 
 
 
 def _mlserver(text: str, endpoint: Endpoint, name: str) -> RunningPreset:
-    """Its settings lie in the folder that it was started with."""
+    """Return the preset of a model of MLServer, whose settings lie in the folder that it was started with."""
     for folder in _folders_listening(endpoint.rest_port):
         for file in folder.rglob("model-settings.json"):
             if _named(file) == name:
@@ -190,7 +193,8 @@ def _mlserver(text: str, endpoint: Endpoint, name: str) -> RunningPreset:
 
 
 def _folders_listening(port: int | None) -> Iterator[Path]:
-    """Folders among the words of the program that listens there, as seen from where it runs."""
+    """Yield the folders among the words of the command line whose process listens on the port, as seen from
+    where it runs."""
     import psutil
 
     with suppress(psutil.Error):  # where only root may ask, nobody is found
@@ -202,7 +206,7 @@ def _folders_listening(port: int | None) -> Iterator[Path]:
 
 
 def _named(settings: Path) -> str:
-    """The name of the model that a model-settings.json is of; "": it is none."""
+    """Return the name of the model in a model-settings.json; "": it is no such file."""
     try:
         return str(json.loads(settings.read_bytes())["name"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -210,7 +214,7 @@ def _named(settings: Path) -> str:
 
 
 def _document(endpoint: Endpoint, path: str) -> dict[str, Any]:
-    """The JSON object there; empty where there is none."""
+    """Return the JSON object at a path of the server; empty where there is none."""
     try:
         document = answer_of(endpoint, path).json()
     except (TargetError, ValueError):
@@ -224,7 +228,8 @@ def _rest_of(rest_url: str) -> dict[str, Any]:
 
 
 def _spoken(endpoint: Endpoint) -> Protocol | None:
-    """KServe's REST where it tells its extensions, TensorFlow Serving's where the answer is JSON; None: neither.
+    """Return the protocol of a server's REST: KServe's where GET /v2 lists extensions, TensorFlow Serving's
+    where the answer is any other JSON; None: it is no JSON.
 
     Raises:
         TargetError: nobody answers.
@@ -248,7 +253,7 @@ def _spoken(endpoint: Endpoint) -> Protocol | None:
 
 
 def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:
-    """What answers there serves no model by any API that is known here."""
+    """Make the error for a server that serves no model by any API that is known here."""
     import httpx
 
     path = f"/v1/models/{quote(model or 'MODEL', safe='')}"
@@ -264,7 +269,8 @@ def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:
 
 
 def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
-    """TensorFlow Serving's API where the model's metadata are told so, else KServe's."""
+    """Return the address of a gRPC server: by KServe's API where TensorFlow Serving's is not implemented,
+    else by the latter."""
     address = Address(model=model or _no_model(text), protocol="grpc", grpc_url=grpc_url)
     try:
         external_signature(address.endpoint(), DEFAULT_SIGNATURE)
@@ -277,7 +283,8 @@ def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
 
 
 def _only_model(text: str, rest_url: str) -> str:
-    """The one model that a KServe server with a repository says is there."""
+    """Return the one model that is ready on a KServe server with a repository; raises UsageError where there
+    are none or several."""
     endpoint = Endpoint(model_name="", **_rest_of(rest_url))
     try:
         index = answer_of(endpoint, "/v2/repository/index", method="POST", json={}).json()
@@ -288,5 +295,6 @@ def _only_model(text: str, rest_url: str) -> str:
 
 
 def _no_model(text: str, names: list[str] | None = None) -> str:
+    """Raise UsageError: which model is meant is not known; `names` are those to choose from."""
     there = f"; there are {', '.join(names)}" if names else ""
     raise UsageError(f"{text}: which model of that server?", hint=f"give {text.rstrip('/')}/MODEL{there}")

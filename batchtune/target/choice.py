@@ -17,7 +17,7 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.triton_target import TritonTarget
 
 LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget
-"""What takes configurations."""
+"""Targets whose server takes configurations."""
 
 
 def target_of(
@@ -30,12 +30,13 @@ def target_of(
 ) -> LaunchedTarget:
     """Make the target that takes the scenario's configurations; it is not started yet.
 
-    `original` is what an interrupted run found on a Triton that it attached to, `clients_most` how many clients some
-    load will have beyond those of the scenario. `several_models`: the scenario may list several.
+    `original` is what an interrupted run found on the server that it attached to, and must put back.
+    `clients_most` is how many clients a load may have where that is more than the scenario's.
+    `several_models`: the scenario may list several.
 
     Raises:
-        UsageError: the scenario's requests speak a protocol that such a server does not, nobody may reconfigure it, or
-            it serves several models where one is meant.
+        UsageError: the server is external, does not speak the protocol of the scenario's requests, or serves
+            several models where one is allowed.
     """
     if not several_models:
         refuse_several_models(scenario)
@@ -85,8 +86,8 @@ def refuse_several_models(scenario: Scenario) -> None:
 def external_target(
     scenario: Scenario, *, rest_url: str | None = None, grpc_url: str | None = None
 ) -> ExternalTarget:
-    """Make a target of a running server that is loaded as it is: at the given URLs, else at those of the scenario's
-    `target`.
+    """Make a target of a running server that is loaded as it is: at the given URLs, else at those of the
+    scenario's `target`.
 
     Raises:
         UsageError: a URL without host or port, or two URLs of different hosts.

@@ -1,8 +1,9 @@
 """Locks a running server against other sweeps, and keeps what it had before a sweep that was killed.
 
-A file of this user's for each server, whatever folder a sweep is started in: locked (flock) while a process changes the
-server, and holding what is to be put back until that is done. The kernel unlocks it however the process ends; what it
-holds then is what the server had, and not what is found there.
+For each server there is one file of this user's, whatever folder a sweep is started in. It is locked (flock)
+while a process changes the server, and holds what is to be put back until that is done. The kernel unlocks it
+however the process ends; a file that is not empty then says what the server had before, which is not what it
+has now.
 """
 
 from __future__ import annotations
@@ -22,35 +23,37 @@ from batchtune.errors import TargetError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalModel:
-    """A model as it was before the first change; `loaded` False: it was in the repository, and not served, and `config`
-    is what it has when it is loaded from its own files, empty until then.
-
-    `attached` False: the server was launched for the run, and nothing has to be put back.
-    """
+    """A model as it was on the server before the first change."""
 
     model: str
     rest_url: str
+    # False: it was in the repository, but not served.
     loaded: bool
+    # Its configuration in Triton's JSON; of a model that was not served that of its own files, empty until it
+    # is loaded. Of a server of kind http what `Settings.original` returns.
     config: Mapping[str, Any]
+    # False: the server was launched for the run, and nothing has to be put back.
     attached: bool = True
+    # Whether it was put back.
     restored: bool = False
 
     def words(self) -> str:
-        """What it ran with; of a server of kind http what it had."""
+        """Describe in words what the model ran with, for a message."""
         if self.config.keys() == {"file", "document"}:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON takes them."""
         names = ("model", "rest_url", "loaded", "attached", "restored")
         return {**{name: getattr(self, name) for name in names}, "config": dict(self.config)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
+        """Make it from what `to_dict` returned.
 
         Raises:
-            ValueError: it is not such a document.
+            ValueError: `document` is something else.
         """
         if not isinstance(document.get("config"), dict) or not isinstance(document.get("rest_url"), str):
             raise ValueError("config must be an object and rest_url a text")
@@ -61,13 +64,13 @@ class OriginalModel:
 
 
 def state_folder() -> Path:
-    """Return the folder of the files that say what is to be put back on running servers:
+    """Return the folder of the files that hold what is to be put back on running servers:
     $XDG_STATE_HOME/batchtune/servers."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "batchtune" / "servers"
 
 
 class Claim:
-    """The right of this process to change one server."""
+    """The right of this process to change one server, between `hold` and `release`."""
 
     def __init__(self, address: str, model: str) -> None:
         self._server = f"{model} at {address}"
@@ -77,15 +80,17 @@ class Claim:
 
     @property
     def held(self) -> bool:
+        """Whether this process holds the server."""
         return self._lock >= 0
 
     def hold(
         self, original: OriginalModel | None, on_event: Callable[[str], None] = lambda _text: None
     ) -> OriginalModel | None:
-        """Lock the server against other sweeps. Returns what a killed process noted there and did not put back, None:
-        nothing.
+        """Lock the server against other sweeps, and return what is to be put back on it; None: nothing that
+        is known yet.
 
-        That is the `original`, else what a killed process found there and did not put back, which is told.
+        That is `original`, else what a killed process noted and did not put back; `on_event` is then called
+        with a message about it.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -121,7 +126,7 @@ class Claim:
         return left
 
     def keep(self, original: OriginalModel) -> None:
-        """Write down what is to be put back on the server; on disk when this returns."""
+        """Note what is to be put back on the server; it is on disk when this returns."""
         self._write(json.dumps(original.to_dict()).encode())
 
     def settle(self) -> None:

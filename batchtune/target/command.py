@@ -58,8 +58,8 @@ from batchtune.wire.signature import Signature
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment variables that a command gets: the usual ones and those of these names, where they are
-    set."""
+    """Return the environment variables that a command gets, by name: the usual ones and those of `names`,
+    where they are set here."""
     usual = (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
         *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
@@ -76,13 +76,15 @@ def run_step(
     log_path: Path,
     given: str = "",
 ) -> None:
-    """Run a command with `given` on its stdin and return when it has ended with 0; what it says goes to the log.
+    """Run a command with `given` on its stdin, and return when it has exited with 0; its output is appended
+    to the log.
 
-    One that fails or takes longer than `limit_s` is ended with all that it started; what one that ends well leaves
-    running stays. `key` is what the scenario calls it.
+    A command that fails or takes longer than `limit_s` is ended with all that it started; what a successful
+    one leaves running stays. `key` is what the scenario calls it, for messages.
 
     Raises:
-        TargetError: no such program, another exit code, or it took too long; with its last words.
+        TargetError: no such program, another exit code, or it took too long; with the last lines of its
+            output.
     """
     if shutil.which(words[0], path=environment.get("PATH")) is None:
         place = f"it is seen from {Path.cwd()}; " if "/" in words[0] else ""
@@ -121,12 +123,13 @@ def run_step(
 
 
 def _said(log_path: Path, begins_at: int) -> str:
+    """Return the end of a message: the last lines of the log from a byte position on."""
     words = last_words(log_path, begins_at=begins_at)
     return f"; its last words:\n{words}" if words else "; it said nothing"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM for all of its session, a moment later SIGKILL."""
+    """End all processes of the command's session: SIGTERM, a second later SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -138,17 +141,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 STEP_LIMIT_S: Final = 120.0
-"""A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
+"""Limit of a command where the scenario gives none: an apply ends long before its rollout."""
 
 ANSWERS_S: Final = 2.0
-"""A server that somebody else runs takes a connection within this time, or nobody is there."""
+"""A running server takes a connection within this time, or nobody is there."""
 
 
 class CommandTarget:
-    """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
-    `in_force`: the configuration applied last; None before the first, and where the server died or does not answer.
-    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither, so that only
-    `target.metrics` says what it counted."""
+    """A server behind commands, as the scenario's `target` describes it; a context manager that ends it and
+    puts it back.
+
+    `in_force`: the configuration applied last; None before the first, and where the server died or does not
+    answer. `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks
+    neither, so that counters come from `target.metrics` alone.
+    """
 
     def __init__(
         self,
@@ -185,18 +191,22 @@ class CommandTarget:
 
     @property
     def endpoint(self) -> Endpoint:
+        """Where the server answers."""
         return self._server.endpoint
 
     @property
     def pid(self) -> int | None:
+        """Process id of the launched server; None: none runs."""
         return self._process.pid
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force by the scenario's commands, and return when the server is ready.
+        """Bring a configuration into force by the scenario's commands and settings, and return when the
+        server is ready.
 
         Raises:
-            TargetError: a command failed or hangs, or the server is not ready in time; what was launched is ended.
-            BatchingParametersError: the dialect of the file cannot say it; nothing was run.
+            TargetError: a command failed or hangs, or the server is not ready in time; what was launched is
+                ended.
+            BatchingParametersError: the format of the parameters file cannot express it; nothing was run.
         """
         require_sayable(configuration, self._spec)
         started = time.monotonic()
@@ -237,7 +247,7 @@ class CommandTarget:
         """Read the server's metrics once; of one that was launched also its CPU time and memory.
 
         Raises:
-            TargetError: it died or does not answer; the next `apply` starts it anew.
+            TargetError: it died or does not answer; the next `apply` applies everything anew.
         """
         try:
             self._raise_if_dead()
@@ -253,23 +263,25 @@ class CommandTarget:
         return replace(counters, server_cpu_s=cpu_s, memory_peak_bytes=peak_bytes)
 
     def signature(self, name: str) -> Signature:
+        """Read the signature of this name; raises TargetError where there is none."""
         return self._server.signature(name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; always True of one that was not launched here, of which a trial's
-        counters tell."""
+        """Whether the launched server runs; True of one that was not launched here: whether it answers shows
+        when it is asked."""
         return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
-        """Return None: nothing tells which processes are the server's."""
+        """Return None: which processes are the server's is not known."""
 
     def stop(self) -> None:
-        """End the server that was launched; the next `apply` runs all commands anew."""
+        """End the server that was launched; the next `apply` runs all commands again."""
         self.in_force = None
         self._process.stop()
 
     def keep_log(self, path: Path) -> None:
-        """From now on keep what the commands and a launched server say in this file too, bounded in size."""
+        """From now on copy the output of the commands and of a launched server to this file too, bounded in
+        size."""
         self._steps_log.keep_in(path)
         self._log.keep_in(path)
 
@@ -278,10 +290,12 @@ class CommandTarget:
         return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
     def attach(self, keep: Callable[[OriginalModel], None] | None = None) -> dict[str, Any]:
-        """What a running server of kind http has, by its own names; it is put back at the end, and `keep` is told what
-        that is, now and once it was put back. What a killed sweep did not put back is what it had.
+        """Lock a running server of kind http and note what is to be put back at the end. Returns the
+        parameters that it has now, by its own names; {} for any other server, and where the scenario does not
+        say how parameters are given.
 
-        Of a server that is launched here nothing is told: {}.
+        `keep` is called with what is to be put back, now and once it was put back. After a sweep that was
+        killed, that is what the server had before it.
 
         Raises:
             TargetError: it does not answer, or another process changes it now.
@@ -313,10 +327,11 @@ class CommandTarget:
         return present
 
     def restore(self) -> None:
-        """Run `stop`, end what was launched, then run `restore`; once, and only where something was applied.
+        """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
+        `target.restore`; once, and only where something was applied.
 
         Raises:
-            TargetError: `restore` failed.
+            TargetError: the server does not take its parameters back, or `target.restore` failed.
         """
         changed, self._changed = self._changed, False
         self.in_force = None
@@ -335,7 +350,7 @@ class CommandTarget:
                 self._on_event("target.restore has put back what was there")
 
     def _put_back(self) -> None:
-        """Give an attached server of kind http what it had."""
+        """Give an attached server of kind http the parameters back that it had."""
         if self._settings is None or self._original is None:
             return
         try:
@@ -349,7 +364,7 @@ class CommandTarget:
         self._on_event(f"{self._model} has what it had before")
 
     def close(self) -> None:
-        """As `restore`, and remove the scratch files; more than once is fine."""
+        """Do what `restore` does, and remove the scratch files; more than once is fine."""
         try:
             self.restore()
         finally:
@@ -364,7 +379,7 @@ class CommandTarget:
         self.close()
 
     def _tell_unset(self) -> None:
-        """Say once which of the variables that the commands were to get are not there."""
+        """Report once which of the variables that the commands are to get are not set here."""
         unset = [name for name in self._spec.environment or () if name not in os.environ]
         if unset and not self._changed:
             are = "is" if len(unset) == 1 else "are"
@@ -376,7 +391,7 @@ class CommandTarget:
         """Write the files that the commands' words name, or that the server reads.
 
         Raises:
-            BatchingParametersError: the dialect cannot say it.
+            BatchingParametersError: the format of a file cannot express the configuration.
         """
         if self._settings is not None:
             self._settings.write(configuration)
@@ -392,8 +407,8 @@ class CommandTarget:
             self._file_path.write_text(text, encoding="utf-8")
 
     def _launch(self, configuration: Configuration) -> None:
-        """Start the server where it does not run; where its words name a file, or its start says the parameters, for
-        every configuration."""
+        """Start the server where it does not run; for every configuration where its command names a file with
+        the parameters, or has them as flags or variables."""
         words, environment = self._spec.launch, self._environment
         restarts = words is not None and takes_file(words)
         restarts = restarts or (self._spec.set is not None and self._spec.set.restarts)
@@ -426,7 +441,8 @@ class CommandTarget:
         )
 
     def _wait_until_listening(self, limit_s: float) -> None:
-        """A server of kind http that has no other sign of being ready takes connections."""
+        """Wait until a server of kind http takes connections, where the scenario gives no other sign of being
+        ready."""
         address = (self.endpoint.host, self.endpoint.rest_port or 80)
 
         def failure(_left_s: float) -> str:
@@ -495,7 +511,7 @@ class CommandTarget:
 
 
 def restored(spec: TargetSpec) -> None:
-    """Run a target's `restore`, for a run that was killed before it could.
+    """Run a target's `restore` command, if it has one, for a run that was killed before it could.
 
     Raises:
         TargetError: it failed.
@@ -512,8 +528,8 @@ def restored(spec: TargetSpec) -> None:
 
 
 def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) -> Settings | None:
-    """Return how a server of kind http is given its parameters; None: the scenario does not say, or the server is of
-    another kind."""
+    """Return what gives a server of kind http its parameters; None: the scenario does not say how, or the
+    server is of another kind."""
     if spec.set is None:
         return None
     return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @cache
 def _known_errors() -> dict[str, tuple[re.Pattern[str], str]]:
-    """The errors of `known_errors.toml`, by name: what their texts match, and what they mean."""
+    """Read `known_errors.toml`: name -> (pattern that matches the texts of the error, what it means)."""
     with Path(__file__).with_name("known_errors.toml").open("rb") as file:
         known = tomllib.load(file)
     return {name: (re.compile("|".join(own["patterns"])), own["meaning"]) for name, own in known.items()}
@@ -52,42 +52,49 @@ def error_text(body: str) -> str:
 
 _OWN_JSON: Final = "a server that has no such API, but a JSON of its own, takes target.kind: http"
 _PROBE_LIMIT_S: Final = 2.0
-"""A server that is asked whether it is ready and does not answer is asked again."""
+"""A readiness probe without an answer after this is sent again."""
 
 _ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-"""A request asked alone may have a large answer; grpcio's own limit is 4 MiB."""
+"""Options of a channel: one request may have a large answer; grpcio's own limit is 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The addresses of one served model; a port of None means that protocol is off. `batches_inside` are the
-    parameters with which its own graph batches, in words; "": it does not, or nobody knows. `path` is where requests
-    of protocol http go."""
+    """The addresses of one served model."""
 
     model_name: str
     host: str = "127.0.0.1"
+    # None: the server does not speak gRPC, or nobody knows its port; so for `rest_port`.
     grpc_port: int | None = None
     rest_port: int | None = None
+    # None: the version that the server takes by itself.
     model_version: int | None = None
+    # None: without TLS.
     tls: TlsSpec | None = None
     monitoring_path: str = "/monitoring/prometheus/metrics"
+    # Where requests of protocol http go.
     path: str = "/"
+    # The parameters with which the model's own graph batches, in words; "": it does not, or nobody knows.
     batches_inside: str = ""
 
     @property
     def grpc_authority(self) -> str:
+        """HOST:PORT of gRPC."""
         return f"{self._bracketed_host}:{self.grpc_port}"
 
     @property
     def rest_authority(self) -> str:
+        """HOST:PORT of REST."""
         return f"{self._bracketed_host}:{self.rest_port}"
 
     @property
     def rest_url(self) -> str:
+        """The URL of the REST port, without a path."""
         return f"{'https' if self.tls else 'http'}://{self.rest_authority}"
 
     @property
     def model_path(self) -> str:
+        """URL path of the model in TensorFlow Serving's REST."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
         return f"/v1/models/{quote(self.model_name, safe='')}{version}"
 
@@ -98,7 +105,7 @@ class Endpoint:
         return f"/v2/models/{quote(self.model_name, safe='')}{version}"
 
     def authority(self, transport: Literal["grpc", "rest"]) -> str:
-        """HOST:PORT that requests of this transport go to."""
+        """Return the HOST:PORT that requests of this transport go to."""
         return self.grpc_authority if transport == "grpc" else self.rest_authority
 
     @property
@@ -107,10 +114,10 @@ class Endpoint:
 
 
 def require_launched(endpoint: Endpoint | None) -> Endpoint:
-    """Where a server that is launched answers, once it was.
+    """Return the endpoint of a server that is to be launched.
 
     Raises:
-        TargetError: it was not.
+        TargetError: `endpoint` is None: the server has not been launched yet.
     """
     if endpoint is None:
         raise TargetError("the server has not been launched yet")
@@ -144,10 +151,11 @@ def answer_of(
     what: str = "",
     hint: str = "",
 ) -> httpx.Response:
-    """The answer of the control plane at a path, or a whole URL.
+    """Send a control request to the server, at a path or a whole URL, and return the answer, whatever its
+    status.
 
     Raises:
-        TargetError: there is none; `what` ("": the URL) begins the message.
+        TargetError: there is no answer; `what` ("": the URL) begins the message.
     """
     import httpx
 
@@ -160,7 +168,7 @@ def answer_of(
 
 
 def in_words(error: httpx.HTTPError) -> str:
-    """Describe the error of a control request, such as "no connection", for a message."""
+    """Describe a control request that got no answer, for a message, such as "no connection"."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
@@ -176,7 +184,7 @@ NO_GRPC: Final = "what answers there speaks no gRPC"
 
 
 def grpc_words(error: grpc.RpcError) -> str:
-    """Describe the error of a control call by gRPC, for a message."""
+    """Describe a failed control call by gRPC, for a message."""
     code, details = error.code().name, str(error.details())
     if "HTTP/2" in details or "SETTINGS frame" in details:
         return NO_GRPC
@@ -206,12 +214,13 @@ def wait_for(
     step_s: float = 0.02,
     hint: str = "a big model may need a longer target.ready_timeout",
 ) -> None:
-    """Return when `failure`, which is told the seconds that are left, says "".
+    """Return when `failure`, which is called with the seconds that are left, returns "".
 
-    `still_alive` is called between probes and raises when waiting has become pointless.
+    `still_alive` is called before each, and raises when waiting has become pointless.
 
     Raises:
-        TargetError: `failure` says something after `limit_s` seconds; `what` begins the message.
+        TargetError: `failure` still returns a text after `limit_s` seconds; the message is `what` and that
+            text.
     """
     give_up, last = time.monotonic() + limit_s, "no answer"
     while (left_s := give_up - time.monotonic()) > 0.0:
@@ -227,10 +236,10 @@ def wait_for(
 def wait_until_ready(
     endpoint: Endpoint, *, limit_s: float = 120.0, still_alive: Callable[[], None] | None = None
 ) -> None:
-    """Wait until the server says that a version of the model is AVAILABLE.
+    """Wait until the server reports that a version of the model is AVAILABLE.
 
     Raises:
-        TargetError: the model failed to load, or as `wait_for`.
+        TargetError: the model failed to load, or is not AVAILABLE after `limit_s` seconds.
     """
     import httpx
 
@@ -250,11 +259,11 @@ def wait_until_ready(
 def url_failure(
     url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
 ) -> str:
-    """Ask the URL that tells whether the server is ready. Returns what is wrong, "" where the answer has the expected
-    status and `body` in it.
+    """Ask the URL that shows whether the server is ready. Returns what is wrong, "" where the answer has one
+    of `status` and contains `body`.
 
     Raises:
-        TargetError: it is no URL.
+        TargetError: `url` is no URL.
     """
     import httpx
 
@@ -271,7 +280,7 @@ def url_failure(
 
 
 def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
-    """Read the signature of this name from the model's metadata.
+    """Read the signature of this name from the model's metadata, by TensorFlow Serving's REST.
 
     Raises:
         TargetError: no metadata, or no such signature (the message lists those there are).
@@ -303,7 +312,7 @@ def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> Ta
 
 
 def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
-    """The signatures in the metadata that the REST API tells, by name."""
+    """Read the signatures in the model's metadata, by name, as the REST API writes them."""
     path = f"{endpoint.model_path}/metadata"
     where = f"{endpoint.rest_url}{path}"
     answer = answer_of(endpoint, path, hint="is the server up, and is this its port?")
@@ -348,14 +357,15 @@ def external_endpoint(
     tls: TlsSpec | None = None,
     names: tuple[str, str] = ("--rest-url", "--grpc-url"),
 ) -> Endpoint:
-    """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
+    """Make the endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or
+    `grpc[s]://…`).
 
-    Of two, one without a scheme is as the other: with TLS or without.
-    `names` are what the two are called in a message.
+    Where only one of two URLs has a scheme, it says for both whether they are with TLS. `names` are what the
+    two are called in a message.
 
     Raises:
-        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts, or of which only one
-            says TLS.
+        UsageError: no URL, one without host or port or of another scheme, two of different hosts, or one with
+            TLS and one without.
     """
     hosts, ports, secure = [], {}, set()
     for option, url, schemes in (
@@ -386,7 +396,7 @@ def external_endpoint(
 
 
 def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> Endpoint:
-    """The endpoint behind the whole URL of a server's requests, `http[s]://HOST[:PORT]/PATH`.
+    """Make the endpoint behind the whole URL of a server's requests, `http[s]://HOST[:PORT]/PATH`.
 
     Raises:
         UsageError: it is no such URL.
@@ -409,8 +419,8 @@ def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> E
 def replicas_of(
     endpoint: Endpoint, addresses: Sequence[str], transport: Literal["grpc", "rest"]
 ) -> tuple[Endpoint, ...]:
-    """List the endpoints of the same model at each HOST:PORT, to which requests of this transport go; TLS as at
-    `endpoint`."""
+    """Make an endpoint for each replica, given as HOST:PORT, that serves the model of `endpoint`; requests of
+    this transport go there, with TLS as at `endpoint`."""
     replicas = []
     for address in addresses:
         host, port, _ = _split("target.endpoints", f"grpc://{address}", ("grpc", "grpcs"))
@@ -420,6 +430,8 @@ def replicas_of(
 
 
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
+    """Return host, port and scheme of a URL; raises UsageError for any other text, with `option` as what it
+    was given for."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Reaches a server that somebody else runs. Nothing is launched, nothing is stopped, nothing reconfigured."""
+"""Reaches a server that somebody else runs: nothing is launched, stopped or reconfigured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from batchtune.wire.tfserving.tensors import signature_from_def
 
 
 def external_signature(endpoint: Endpoint, name: str) -> Signature:
-    """Read the model's signature from the server, by REST where there is a REST port, else by gRPC.
+    """Read the model's signature from a server that speaks TensorFlow Serving's API, by REST where there is a
+    REST port, else by gRPC.
 
     Raises:
         TargetError: nobody answers, or there is no such model or signature.
@@ -42,8 +43,8 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
 
 
 def read_parameters(endpoint: Endpoint) -> Configuration | None:
-    """Read the configuration in force from a batchtune server's tuning API; None: it has none, or there is no REST
-    port."""
+    """Read the configuration in force from a batchtune server's tuning API; None: there is no such API, no
+    REST port, or its answer is not understood."""
     if endpoint.rest_port is None:
         return None
     try:
@@ -63,8 +64,8 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
 
 
 def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
-    """Read the configuration in force from a Triton's model configuration; None: it has another batcher, or there is
-    no REST port."""
+    """Read the configuration in force from a Triton's model configuration; None: it batches in a way that no
+    configuration says, there is no REST port, or it does not answer."""
     if endpoint.rest_port is None:
         return None
     try:
@@ -96,9 +97,10 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
 
 
 class ExternalTarget:
-    """A running server as the rest of the house sees a target; its configuration is its owner's business.
+    """A running server that is loaded as it is, with the methods of the other targets.
 
-    `in_force` None: it does not tell. `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
+    `in_force` is its configuration, as it reports it; None: it reports none. `kserve`: it speaks KServe v2
+    instead of TensorFlow Serving's APIs.
     """
 
     def __init__(self, endpoint: Endpoint, *, kserve: bool = False) -> None:
@@ -107,24 +109,28 @@ class ExternalTarget:
         self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
-        """Change nothing: read the configuration in force, where the server has a way to tell."""
+        """Change nothing, whatever the configuration; read the one in force where the server reports it."""
         read = read_tritons_parameters if self._kserve else read_parameters
         self.in_force = read(self.endpoint)
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:
-        """Read the server's metrics once; without a REST port the reading has no series."""
+        """Read the server's metrics once; without a REST port the reading has no series, but of KServe v2,
+        which reports by gRPC too."""
         return read_kserve_counters(self.endpoint) if self._kserve else read_counters(self.endpoint)
 
     def signature(self, name: str) -> Signature:
+        """Read the signature of this name; raises TargetError where there is none."""
         if self._kserve:
             return read_kserve_signature(self.endpoint, name)
         return external_signature(self.endpoint, name)
 
     def alive(self) -> bool:
+        """Return True: what became of the server shows when it is asked."""
         return True
 
     def log_tail(self) -> str:
+        """Return a line in place of the log, which its owner has."""
         return "  (its log is with its owner)"
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Finds the files of a model, and lays them out as the directory of numbered versions that a server wants.
 
-A model that lies without a version directory is laid out by links in a folder of ours; the user's stays as it is.
+A model without a version directory is laid out by links in a folder of ours; the user's stays as it is.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInGit:
-    """`path` is where the exported model lies, `text` says which it is: `models/net at main (1a2b3c4d5)`, `commit` in
-    full."""
+    """A model that was exported from a git commit."""
 
+    # Where the exported model lies.
     path: Path
+    # Which it is, for messages: `models/net at main (1a2b3c4d5)`.
     text: str
+    # The commit's full hash.
     commit: str
 
 
@@ -37,7 +39,8 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
     """Write the model that was at a path in a git commit into `folder`, under its own name.
 
     Raises:
-        UsageError: no git repository, no such commit, no model at that path in it, or files that git does not hold.
+        UsageError: no git repository, no such commit, no model at that path in it, or files that git does not
+            hold.
     """
     path = absolute(model)
     beside = next(folder for folder in (path, *path.parents) if folder.is_dir())
@@ -73,7 +76,8 @@ def _commit(root: Path, ref: str) -> str:
 
 
 def _names(root: Path, commit: str, inside: PurePosixPath, ref: str) -> list[str]:
-    """What is exported: a folder, or a file with those beside it that begin with its name, and a signature."""
+    """List what is exported, as git's path specifications: a folder, or a file with those beside it that
+    begin with its name, and a signature."""
     if inside == PurePosixPath():
         return ["."]
     entry = _git(root, "ls-tree", "-z", commit, "--", str(inside)).rstrip("\0")
@@ -117,10 +121,10 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
-    """What git prints.
+    """Run git and return what it prints.
 
     Raises:
-        UsageError: there is no git, or it refuses; `what` stands before its own words.
+        UsageError: there is no git, or it fails; `what` stands before its own message.
     """
     limit_s = 600.0  # A model of some GB is written in a minute.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
@@ -137,7 +141,7 @@ def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
 
 
 MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
-"""What a version directory holds, one of them."""
+"""Files that make a folder a version directory; it holds one of them."""
 
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
@@ -167,14 +171,16 @@ def resolve_model(
     folder: Path | None = None,
     on_event: Callable[[str], None] = lambda _text: None,
 ) -> Path:
-    """Return the model base directory for `target.model`: a path, or the name of a sample model, which is exported on
-    first use.
+    """Return the model base directory for `target.model`: a path, or the name of a sample model, which is
+    exported on first use.
 
-    What lies without a version directory is laid out in `folder`; None: it is only looked at, and its own path
-    returned. `framework` chooses among those that a sample model is written in; None: the first that is installed.
+    A model without a version directory is laid out in `folder`; None: nothing is laid out, and its own path
+    returned. `framework` chooses among those that a sample model is written in; None: the first that is
+    installed.
 
     Raises:
-        UsageError: neither a sample model nor a model's directory or file; says what is there instead.
+        UsageError: neither a sample model nor a model's directory or file; the message says what is there
+            instead.
     """
     with readable(Path(model)):
         is_name = "/" not in model and not Path(model).exists()
@@ -194,7 +200,7 @@ def readable(path: Path) -> Iterator[None]:
     """Within, turn an OSError into a UsageError that names the path.
 
     Raises:
-        UsageError: this user may not, or nothing can have such a name.
+        UsageError: this user may not read it, or nothing can have such a name.
     """
     try:
         yield
@@ -203,10 +209,10 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def located_model(given: str) -> Path:
-    """Find the model at a path: a directory of versions, a SavedModel's own directory, or a file.
+    """Return the model at a path: a directory of versions, a SavedModel's own directory, or a file.
 
-    A version directory, and a file in one, stand for the model where they are the version that a server takes: the
-    highest. A link stands under its own name.
+    For a version directory, or a file in one, that is the directory of versions, provided the version is the
+    one that a server takes: the highest. A link is not resolved.
 
     Raises:
         UsageError: no model is there; the hint says what was expected, or where one is.
@@ -240,8 +246,8 @@ def _located(path: Path, given: str) -> Path:
 
 
 def only_model_below(path: Path) -> Path | None:
-    """Find the one model in the subdirectories of a directory that is no model itself; None: there is none, or
-    several."""
+    """Return the one model in the subdirectories of a directory that is no model itself; None: there is none,
+    or several."""
     if _versions(path) or _holds_model(path):
         return None
     below = _models_below(path)
@@ -256,8 +262,8 @@ def lies_bare(path: Path) -> bool:
 
 
 def batches_inside(base_path: Path) -> str:
-    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "": it does
-    not."""
+    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "":
+    it does not."""
     versions = _versions(base_path)
     version = max(versions, key=lambda version: int(version.name)) if versions else base_path
     return "; ".join(batcher.in_words() for batcher in read_graph_batching(version))
@@ -277,10 +283,11 @@ def served_name(model: str) -> str:
 
 
 def version_files(path: Path) -> dict[str, Path]:
-    """List the files of a version directory, by their names there, for a model's file: itself, and what belongs to it.
+    """Return the files of a version directory made of a model's file, by their names there: itself, and what
+    belongs to it.
 
-    That is the signature of TorchScript, and the weights that an ONNX graph keeps outside of itself, under its name
-    (`net.onnx.data`, `net.onnx_data`).
+    That is the signature of TorchScript, and the weights that an ONNX graph keeps outside of itself, under
+    its name (`net.onnx.data`, `net.onnx_data`).
     """
     files = {_NAME_BY_SUFFIX[path.suffix]: path}
     signature = path.with_name(_SCRIPT_SIGNATURE)
@@ -294,7 +301,8 @@ def version_files(path: Path) -> dict[str, Path]:
 
 
 def _laid_out(path: Path, folder: Path) -> Path:
-    """The base directory in `folder` whose version 1 is the model; one that is there already is used again."""
+    """Return a base directory in `folder` whose version 1 is the model; one that is there already is used
+    again."""
     base_path = folder / served_name(str(path))
     version = base_path / "1"
     if version.exists():
@@ -310,7 +318,7 @@ def _laid_out(path: Path, folder: Path) -> Path:
 
 
 def _versions(path: Path) -> list[Path]:
-    """The version directories of a model base directory."""
+    """List the version directories of a model base directory; empty where it is none."""
     if not path.is_dir():
         return []
     return [below for below in path.iterdir() if below.name.isdigit() and _holds_model(below)]
@@ -327,7 +335,7 @@ def _models_below(path: Path) -> list[Path]:
 
 
 def _where_else(path: Path) -> str:
-    """What to give instead of a directory without a model."""
+    """Return a hint at what to give instead of a directory without a model."""
     if any(path.glob("pipeline.yaml")) or any(path.glob("[0-9]*/pipeline.yaml")):
         return "chains of models no longer exist: list the models in target.models, each with its own rate"
     below = _models_below(path)
@@ -356,7 +364,8 @@ def _check_file(path: Path) -> None:
 
 
 def _check_stages(path: Path) -> None:
-    """A model's file is served alone, whatever lies beside it: stages.yaml is read in a version directory."""
+    """Raise UsageError for a model's file beside a stages.yaml, which is read only in a version directory:
+    the file would be served without it."""
     stages = path.with_name(STAGES_FILE)
     if not stages.is_file():
         return
@@ -391,10 +400,10 @@ def _sample_model(name: str, framework: str | None, on_event: Callable[[str], No
 
 
 def _sample_models(*arguments: str, limit_s: float) -> str:
-    """What the program that exports them prints.
+    """Run the program that exports the sample models, and return what it prints.
 
     Raises:
-        TargetError: it failed, or took longer.
+        TargetError: it failed, or took longer than `limit_s`.
     """
     answer = ask([sys.executable, "-m", "batchtune.sample_models", *arguments], limit_s=limit_s)
     if answer.failure:

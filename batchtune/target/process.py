@@ -1,4 +1,5 @@
-"""A server process: started apart from us, watched, and never left behind."""
+"""Runs a server as a process of its own: starts it, watches it, reads its log, and ends it with all that it
+started."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ TAIL_BYTES: Final = 3 * 2**18
 """Of a longer log the start (flags, devices, the load of the model) and the end are kept: 1 MiB in all."""
 
 WRITTEN_BYTES_MAX: Final = 2**24
-"""A server that says a line for each request writes this much in minutes; its scratch file then starts again."""
+"""A scratch log longer than this is emptied once it was copied: a server that writes a line for each request
+fills it in minutes."""
 
 
 def _is_said_again(line: str, later: Sequence[str]) -> bool:
-    """Lines that end alike over 80 characters report one failure: a warning, and the error that follows."""
+    """Whether a later line ends with the last 80 characters of this one, both reporting one failure: a
+    warning, and the error that follows."""
     return len(line) > 80 and any(other.endswith(line[-80:]) for other in later)
 
 
@@ -47,12 +50,12 @@ class ServerLog:
         self._copied_bytes = 0
 
     def keep_in(self, path: Path) -> None:
-        """Copy the log so far into a file as well; each `copy` adds the rest."""
+        """From now on have a copy in this file, with the log so far; each `copy` adds the rest."""
         self.kept = path
         self.copy()
 
     def copy(self) -> None:
-        """Bring the kept file up to date; a folder that cannot be written costs the log, and no measurement."""
+        """Bring the copy up to date; a folder that cannot be written loses the copy, and no measurement."""
         if self.kept is None:
             return
         with contextlib.suppress(OSError):
@@ -74,6 +77,7 @@ class ServerLog:
 
 
 def _bounded(text: bytes) -> bytes:
+    """Return a log's text; of a long one its first HEAD_BYTES and last TAIL_BYTES."""
     if len(text) <= HEAD_BYTES + TAIL_BYTES:
         return text
     return text[:HEAD_BYTES] + b"\n[batchtune left out the middle of this log]\n" + text[-TAIL_BYTES:]
@@ -84,7 +88,8 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
-    """Return the last lines of a log from a byte position on, indented; "" where there are none."""
+    """Return the last lines of a log from a byte position on, indented by two spaces; "" where there are
+    none."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(begins_at, log_path.stat().st_size - 16_384))
@@ -98,7 +103,7 @@ def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
 
 @contextlib.contextmanager
 def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
-    """What this thread starts meanwhile inherits these CPUs."""
+    """Within, processes that this thread starts run on these CPUs only; None: on any."""
     if cpus is None:
         yield
         return
@@ -111,12 +116,13 @@ def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
 
 
 class ServerProcess:
-    """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file; `launch` puts another in
-    its place.
+    """A server as a child in a session of its own (Ctrl-C reaches us, not it), its output appended to a log
+    file.
 
-    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `environment` is all
-    that it gets, None: ours. `cpus` are those that it may run on, None: all. `container` is the one that the command
-    runs, if it does. `grace_s`: how long it may take to end. `launches` counts those of `launch`.
+    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright.
+    `environment` is all that it gets, None: ours. `cpus` are those that it may run on, None: all. `container`
+    is the one that the command runs, if it does. `grace_s`: how long it may take to end after SIGTERM.
+    `launches` counts the calls of `launch`.
     """
 
     def __init__(
@@ -141,7 +147,8 @@ class ServerProcess:
         self._why = TargetError("the server has not been launched yet")
 
     def launch(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
-        """End what runs, and start this command; the id of a container that it runs goes to a file beside the log.
+        """End the process that runs, and start this command in its place; a container that it runs writes its
+        id to a file beside the log.
 
         Raises:
             TargetError: as `start`.
@@ -158,7 +165,8 @@ class ServerProcess:
         """Start the server's command.
 
         Raises:
-            TargetError: the program does not exist or may not be executed, or its container's id file is another's.
+            TargetError: the program does not exist or may not be executed, or the file for the container's id
+                exists already.
         """
         if self._container is not None:
             try:
@@ -188,15 +196,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
+        """The process id; None: not started, or stopped."""
         return self._process.pid if self._process else None
 
     @property
     def running(self) -> bool:
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        """Check that the process runs, and does not end within this time; raises TargetError with the log's last
-        lines, where it could not be started with what `start` said."""
+        """Check that the process runs, waiting `within_s` seconds for its end.
+
+        Raises:
+            TargetError: it has ended, with the last lines of its log; or was not started, with the reason.
+        """
         if self._process is None:
             raise TargetError(self._why.message, hint=self._why.hint)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -207,13 +220,15 @@ class ServerProcess:
             raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of the log, indented by two spaces."""
+        """Return the last lines of the log, indented by two spaces; a line that says so where there are
+        none."""
         if not self.log_path.exists():
             return "  (no log)"
         return last_words(self.log_path, lines=lines) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
-        """User and system CPU seconds of the process, its children and its container so far; None when not known."""
+        """Return the user and system CPU seconds of the process, its children and its container so far; None:
+        not known."""
         if self._process is None:
             return None
         own_s = tree_cpu_s(self._process.pid)
@@ -225,14 +240,15 @@ class ServerProcess:
         return None if inside_s is None else own_s + inside_s
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Make a function that reads the process's CPU seconds, as `tree_cpu_clock`; None too where the server runs
-        in a container or elsewhere."""
+        """Return a function that reads the process's CPU seconds so far, as `tree_cpu_clock`; None where the
+        server does not run, or runs in a container or elsewhere."""
         if self._process is None or self._container is not None or self._serves_elsewhere:
             return None
         return tree_cpu_clock(self._process.pid)
 
     def memory_peak_bytes(self) -> int | None:
-        """Peak memory of the process and its children, or of its container, bytes; None when not known."""
+        """Return the peak memory of the process and its children, or of its container, in bytes; None: not
+        known."""
         if self._process is None or self._serves_elsewhere:
             return None
         if self._container is not None:
@@ -240,17 +256,18 @@ class ServerProcess:
         return tree_memory_peak_bytes(self._process.pid)
 
     def look_for_listener(self, port: int | None) -> None:
-        """Note whether the process, or a child, is what listens on this port, now that something does; `port` None: it
-        is not known.
+        """Note whether it is the process, or a child, that listens on this port, now that something does;
+        `port` None: it is not known.
 
-        A script that starts a container, or a client of a service manager, only waits for the server: its CPU time is
-        not the server's, which is then unknown.
+        A script that starts a container, or a client of a service manager, only waits for the server: its CPU
+        time is not the server's, which is then unknown.
         """
         if self._process is not None and self._container is None and port is not None:
             self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
     def stop(self) -> None:
-        """SIGTERM, then after the grace SIGKILL for the whole session; a stopped process is left alone."""
+        """End all processes of its session: SIGTERM, after `grace_s` SIGKILL; then remove its container. More
+        than once is fine."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -278,7 +295,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def coming_up(process: ServerProcess) -> Iterator[None]:
-    """A server that fails to get ready is ended; the error has its last words, and what they mean."""
+    """Within, a TargetError or any other exception ends the server; a TargetError then also has the last
+    lines of its log, and a hint at what they mean."""
     try:
         yield
     except TargetError as error:
@@ -297,8 +315,8 @@ def coming_up(process: ServerProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launch_named(process: ServerProcess) -> Iterator[None]:
-    """Make the error for a server of `target.launch` that did not get ready: it names that key, the log's last lines
-    and what to do."""
+    """Within, complete the TargetError of a server of `target.launch` that did not get ready: it names that
+    key, the log's last lines and what to do."""
     try:
         yield
     except TargetError as error:
@@ -319,9 +337,10 @@ def launch_named(process: ServerProcess) -> Iterator[None]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a TCP port that is free now, and that no client's connection gets until the server listens.
+    """Return a TCP port that is free now, and that no client's connection gets until the server listens.
 
-    The kernel takes the ports of connections from a range of its own; ours lies below that where there is room.
+    The kernel takes the ports of connections from a range of its own; this one lies below that where there is
+    room.
     """
     room = _first_port_of_connections() - _FIRST_PORT
     for _ in range(20 if room > 0 else 0):
@@ -331,7 +350,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _bound(host: str, port: int) -> int:
-    """The port that a socket was bound to, and that it has left again."""
+    """Return the port that a socket was bound to and has left again; `port` 0: any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, port))
@@ -339,7 +358,7 @@ def _bound(host: str, port: int) -> int:
 
 
 def _first_port_of_connections() -> int:
-    """0 where the kernel does not tell."""
+    """Return the first port that the kernel gives to connections; 0: not known."""
     try:
         return int(_LOCAL_PORTS.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -347,7 +366,7 @@ def _first_port_of_connections() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find `count` different free TCP ports."""
+    """Return `count` different TCP ports as `free_port` finds them."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port())

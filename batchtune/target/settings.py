@@ -21,11 +21,12 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint, answer_of, wait_for
 
 PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
-"""Where the target's texts name a free port."""
+"""Texts of a target in which a free port is put."""
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
-    """Return the target with values in place of {port} and the like in all of its texts."""
+    """Return the target with its places, such as {port}, replaced by their values in all of its texts;
+    `places`: place -> value."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -42,7 +43,7 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 
 
 class Settings:
-    """The parameters of one server on their way to it, and what was there before."""
+    """Gives one server of kind http its parameters as `target.set` says, and keeps what was there before."""
 
     def __init__(
         self, spec: SettingSpec, endpoint: Endpoint, *, rows_per_request: int, limit_s: float
@@ -57,23 +58,24 @@ class Settings:
         self._is_written = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """Return the environment variables that a server is started with."""
+        """Return the environment variables with parameters in which the server is started: name -> value."""
         values = self._values(configuration)
         return {
             variable: flag_text(values[name]) for name, variable in self._spec.env.items() if name in values
         }
 
     def flags(self, configuration: Configuration) -> list[str]:
-        """Return the words that follow those of `launch`."""
+        """Return the words with parameters that follow those of `target.launch`."""
         values = self._values(configuration)
         named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
         return [word for flag, value in named for word in (flag, flag_text(value))]
 
     def present(self) -> dict[str, Any]:
-        """Read what is in force, by the server's own names, as far as `set.request.read` or the file tells.
+        """Return the parameters in force by the server's own names, as far as `set.request.read` or the file
+        shows them; {"enable_batching": False} where batching is off.
 
         Raises:
-            TargetError: it does not answer, or with something else.
+            TargetError: the server does not answer, or with something else.
         """
         self._look()
         places: list[tuple[Any, Mapping[str, Any]]] = []
@@ -94,25 +96,27 @@ class Settings:
 
     @property
     def tells(self) -> bool:
-        """Whether the server or its file says what is in force; what it does not say has the server's default."""
+        """Whether the server or its file shows what is in force; a parameter that is missing there has the
+        server's default."""
         request = self._spec.request
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """Return what is to be put back, as JSON."""
+        """Return what is to be put back, for JSON: `file` the text of the settings file (None: there was
+        none), `document` what `set.request.read` answered."""
         self._look()
         before = None if self._file_before is None else self._file_before.decode("utf-8", "surrogateescape")
         return {"file": before, "document": self._document}
 
     def take_original(self, original: Mapping[str, Any]) -> None:
-        """Set what is to be put back at the end, whatever is there now."""
+        """Set what is to be put back at the end, as `original` returned it, whatever is there now."""
         before = original.get("file")
         self._file_before = None if before is None else before.encode("utf-8", "surrogateescape")
         self._document = original.get("document")
         self._changed = True
 
     def write(self, configuration: Configuration) -> None:
-        """Write the parameters into the file that the server reads."""
+        """Write the parameters into the file that the server reads, if it reads one."""
         file = self._spec.file
         if file is None:
             return
@@ -128,7 +132,8 @@ class Settings:
         path.write_text(json.dumps(_changed(before, file, values), indent=2) + "\n", encoding="utf-8")
 
     def send(self, configuration: Configuration) -> None:
-        """Ask the server to take the parameters, and wait until they are in force.
+        """Ask the server to take the parameters, and wait until they are in force; nothing without
+        `set.request`.
 
         Raises:
             TargetError: it refuses, or they are not in force in time.
@@ -143,7 +148,8 @@ class Settings:
         self._send(request, {**values, CHANGED: changed})
 
     def put_back(self) -> bool:
-        """Put back the file and the document that were there. Returns False where nothing was changed.
+        """Put back the file and the document that were there before the first change. Returns False where
+        nothing was changed, or nothing is known to put back.
 
         Raises:
             TargetError: the server does not take it.
@@ -165,7 +171,7 @@ class Settings:
         return configuration.server_values(self._rows_per_request)
 
     def _look(self) -> None:
-        """Keep what is there before the first change."""
+        """Note what is there before the first change."""
         self._look_at_file()
         if self._changed:
             return
@@ -178,7 +184,8 @@ class Settings:
             self._file_before = path.read_bytes() if path.is_file() else None
 
     def _part(self) -> Any:
-        """The part of what was read that is sent back."""
+        """Return the part of the document read (`set.request.at`) that is changed and sent back; None without
+        `set.request.read`."""
         request = self._spec.request
         if request is None or request.read is None:
             return None
@@ -235,7 +242,7 @@ class Settings:
 
 
 def _changed(document: Any, setting: FileSetting | RequestSetting, values: Mapping[str, Any]) -> Any:
-    """The document with the values that are known at their places."""
+    """Return the document with the configuration's values at the setting's places, where they are known."""
     changes = {
         place: filled(template, values)
         for place, template in setting.change.items()

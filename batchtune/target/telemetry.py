@@ -19,11 +19,12 @@ from batchtune.target.endpoint import Endpoint, answer_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRecord:
-    """How a configuration came into force, and how many seconds that took; `startup_s` is the part from the launch of a
-    server until its model was AVAILABLE, None: none was launched."""
+    """How a configuration came into force, and how long that took."""
 
+    # hot: the running server took it; restart: a server was launched for it; unchanged: it was in force.
     how: Literal["hot", "restart", "unchanged"]
     seconds: float
+    # The part from the launch of a server until its model was AVAILABLE; None: none was launched.
     startup_s: float | None = None
 
 
@@ -39,67 +40,74 @@ _Labelled = Mapping[tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """One reading: metric name -> label pairs -> value; time, the server's CPU time until then and the most memory that
-    it held so far."""
+    """One reading of a server's counters."""
 
     monotonic_s: float
+    # CPU time that the server used so far; None: not known.
     server_cpu_s: float | None
+    # Most memory that the server held so far; None: not known.
     memory_peak_bytes: int | None = None
+    # Metric name -> label pairs -> value.
     series: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerActivity:
-    """The difference of two readings. None or empty: the server does not tell. `went_back`: a counter fell, so that the
-    readings are not of one server process, and nothing that they count is told.
-
-    `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
-    of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
-    `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
-    `memory_peak_bytes` is the most that the server and its children held since their launch.
-    `bucket_batches`, `bucket_rows`, `bucket_sent_elements`, `bucket_padding_elements` and `bucket_execution_micros`
-    tell by length bucket ("" without buckets) of inputs that may differ in length: batches, rows, elements that the
-    requests brought, elements that filled them up, and how long all of it took.
-    `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
-    `requests_inside` are those that ran or waited at the second reading, where a server of kind http tells.
-    `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
-    says of an emulated device whether batches run side by side on it.
-    """
+    """What a server counted between two readings. None or empty: the server does not report it."""
 
     duration_s: float
+    # A counter fell: the readings are not of one server process, so all that they count is left out.
     went_back: bool = False
     batches: int = 0
+    # Rows that were executed, padding included.
     rows: int = 0
+    # Without padding.
     mean_batch_rows: float | None = None
+    # Rows of a batch, padding included -> batches.
     batches_by_rows: dict[int, int] = field(default_factory=dict)
+    # Rows of a batch, padding included -> mean execution time of one.
     execution_s_by_rows: dict[int, float] = field(default_factory=dict)
     queue_wait_mean_s: float | None = None
+    # Why batches were closed (`full`, `timeout`, `no_room`, `closed`) -> batches.
     close_reasons: dict[str, int] = field(default_factory=dict)
+    # Reason -> requests that the server refused.
     rejected: dict[str, int] = field(default_factory=dict)
     requests_by_status: dict[str, int] = field(default_factory=dict)
+    # Share of padding in the rows that were executed.
     padding_ratio: float | None = None
+    # Share of the time with at least one batch running.
     device_busy_ratio: float | None = None
     server_cpu_s: float | None = None
+    # Most memory that the server and its children held since their launch.
     memory_peak_bytes: int | None = None
+    # A lower bound: the lower edge of the histogram's bucket.
     event_loop_lag_p99_s: float | None = None
+    # Whether the device is emulated.
     emulated: bool = False
+    # Of an emulated device: whether batches run side by side on it.
     device_parallel: bool | None = None
+    # Requests that ran or waited at the second reading; reported by servers of kind http only.
     requests_inside: float | None = None
+    # NVML's utilisation of the busiest GPU, 0 to 1.
     gpu_busy_ratio: float | None = None
+    # Of the busiest GPU.
     gpu_memory_used_bytes: float | None = None
+    # By length bucket ("" without buckets), of inputs that may differ in length: batches; below it rows,
+    # elements that requests brought, elements of padding, and execution time of all batches.
     bucket_batches: dict[str, int] = field(default_factory=dict)
     bucket_rows: dict[str, int] = field(default_factory=dict)
     bucket_sent_elements: dict[str, int] = field(default_factory=dict)
     bucket_padding_elements: dict[str, int] = field(default_factory=dict)
     bucket_execution_micros: dict[str, int] = field(default_factory=dict)
+    # By model: batches; below it their rows, padding included, and their execution time.
     model_batches: dict[str, int] = field(default_factory=dict)
     model_batch_rows: dict[str, int] = field(default_factory=dict)
     model_batch_micros: dict[str, int] = field(default_factory=dict)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
-    """Parse a Prometheus page into values by metric name and sorted label pairs; lines that are no samples are
-    passed over."""
+    """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. Lines that are no
+    samples are passed over."""
     series: dict[str, _Series] = defaultdict(dict)
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.match(line.strip())
@@ -119,7 +127,10 @@ def read_counters(
     server_cpu_s: Callable[[], float | None] = lambda: None,
     memory_peak_bytes: Callable[[], int | None] = lambda: None,
 ) -> Counters:
-    """Read a server's metrics page; a server without one gives a reading without series.
+    """Read the metrics page of a server that speaks TensorFlow Serving's API; without such a page, or a REST
+    port, the reading has no series.
+
+    `server_cpu_s` and `memory_peak_bytes` are called for those two figures.
 
     Raises:
         TargetError: the server does not answer.
@@ -136,7 +147,8 @@ def read_counters(
 
 
 def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:
-    """Read the metrics page of a server of kind http, its series under our names as `target.means` says.
+    """Read the metrics page of a server of kind http; its series get the names that `activity` reads, as
+    `metrics` says which is which. None: a reading without series.
 
     Raises:
         TargetError: the page does not answer.
@@ -147,13 +159,14 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
 
 
 def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]:
-    """The series of a Prometheus page; none where there is no such page."""
+    """Read the series of a Prometheus page; empty where there is no such page."""
     answer = answer_of(endpoint, url, hint=hint)
     return parse_prometheus(answer.text) if answer.status_code == 200 else {}
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
-    """Rename the series of a page to ours, as `target.means` says."""
+    """Rename the series of a page to those that `activity` reads, times in microseconds; `metrics` says which
+    is which."""
     series: dict[str, _Labelled] = {}
     for name, total, count in (
         (metrics.batch_size, "processed_batch_size_sum", "wrapped_run_count"),
@@ -178,7 +191,8 @@ def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Lab
 
 
 def _micros_in(name: str) -> float:
-    """Microseconds in the unit that the name of a time ends in; seconds, Prometheus' own, where it ends in none."""
+    """Return the microseconds in the unit that the name of a time ends in; in a second, Prometheus' own unit,
+    where it ends in none."""
     return (
         1e3 if name.endswith(("_ms", "_milliseconds")) else 1.0 if name.endswith(("_us", "_micros")) else 1e6
     )
@@ -189,7 +203,7 @@ def _scaled(values: _Labelled, factor: float) -> _Series:
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
-    """Compute what a server did between two readings of the same process."""
+    """Compute what a server did between two readings."""
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
     cpu = None
     if before.server_cpu_s is not None and after.server_cpu_s is not None:
@@ -252,7 +266,8 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
 
 
 def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) -> bool:
-    """Whether a counter fell, or the process is another: restarted, or behind a balancer that answers by several."""
+    """Whether a counter fell, or the process is another one: restarted, or one of several behind a
+    balancer."""
     started = "process_start_time_seconds"
     if started in before and started in after and before[started] != after[started]:
         return True
@@ -266,7 +281,7 @@ def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) 
 
 
 class _Change:
-    """Differences of counters."""
+    """Differences between the counters of two readings."""
 
     def __init__(self, before: Counters, after: Counters) -> None:
         self._before = before.series
@@ -282,7 +297,7 @@ class _Change:
         return sum(self.each(name).values())
 
     def by_label(self, name: str, *wanted: str) -> dict[str, int]:
-        """By the values of these labels, with dots between them."""
+        """Sum the changes above 0 by the values of these labels, joined by dots."""
         counts: dict[str, int] = defaultdict(int)
         for labels, change in self.each(name).items():
             if change > 0:
@@ -291,7 +306,8 @@ class _Change:
         return dict(sorted(counts.items()))
 
     def by_device(self, name: str, label: str) -> dict[str, float]:
-        """The change of each device's counter; empty without that counter, 0 for an idle device."""
+        """Return the change of each device's counter by the value of this label, 0 for an idle device; empty
+        without that counter."""
         return {dict(labels).get(label, ""): change for labels, change in self.each(name).items()}
 
     def by_rows(self, name: str, label: str) -> dict[int, int]:
@@ -305,7 +321,8 @@ class _Change:
         }
 
     def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
-        """Lower edge, in seconds, of the bucket that holds the quantile: it is more than that; None without samples."""
+        """Return the lower edge, in seconds, of the bucket that holds the quantile, which is at least that;
+        None without samples."""
         edges = self._cumulative(name)
         if not edges or edges[-1][1] <= 0:
             return None

@@ -1,9 +1,9 @@
 """Launches a server that speaks TensorFlow Serving's API, gives it its parameters, and stops it.
 
-Launches the bundled server, a local `tensorflow_model_server`, one in a container, or `target.command`. The bundled
-server takes new batching parameters between two batches; any other is restarted for them. Unless `target.flags` say
-otherwise a model that does not load is not tried again (TensorFlow Serving: five times, a minute apart), so that the
-reason is told at once.
+Launches the bundled server, a local `tensorflow_model_server`, one in a container, or `target.command`. The
+bundled server takes new batching parameters between two batches; any other is restarted for them. Unless
+`target.flags` say otherwise, a model that does not load is not tried again (TensorFlow Serving: five times, a
+minute apart), so that the reason is reported at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ DYING_S: Final = 0.2
 class TfServingTarget:
     """A launched server, as the scenario's `target` describes it; a context manager that stops it.
 
-    `in_force`: the configuration applied last; None before the first, and where the server died or does not answer.
+    `in_force`: the configuration applied last; None before the first, and where the server died or does not
+    answer. `batches_inside`: model -> how its own graph batches, as in `Endpoint`, for the models launched so
+    far.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class TfServingTarget:
 
     @property
     def endpoint(self) -> Endpoint:
+        """Where the first model answers; raises TargetError before the launch."""
         return require_launched(self._endpoint)
 
     @property
     def pid(self) -> int | None:
+        """Process id of the server; None: none runs."""
         return self._process.pid
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
@@ -129,21 +133,24 @@ class TfServingTarget:
             raise
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Make a function that reads the server's CPU seconds, as `ServerProcess.cpu_clock`; None too before the
-        launch."""
+        """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
+        too before the launch."""
         return self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
+        """Read the signature of this name; raises TargetError where there is none."""
         return read_signature(self.endpoint, name)
 
     def alive(self) -> bool:
+        """Whether the server's process runs."""
         return self._process.running
 
     def keep_log(self, path: Path) -> None:
-        """From now on keep what the server says in this file too, bounded in size."""
+        """From now on copy the server's output to this file too, bounded in size."""
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
+        """Return the last lines of the server's log, indented."""
         return self._process.log_tail()
 
     def stop(self) -> None:
@@ -164,7 +171,7 @@ class TfServingTarget:
         self.close()
 
     def _takes_hot(self, configuration: Configuration) -> bool:
-        """Whether it differs from what is in force in nothing but what the tuning API replaces."""
+        """Whether the configuration differs from the one in force only in what the tuning API replaces."""
         if self.in_force is None:
             return False
         present, wanted = dict(self.in_force.flags), dict(configuration.flags)
@@ -195,7 +202,8 @@ class TfServingTarget:
             raise TargetError(f"the server refused {configuration.label()}: {error_text(answer.text)}")
 
     def _restart(self, configuration: Configuration) -> float:
-        """Seconds from the launch until the model was AVAILABLE, in steps of 20 ms."""
+        """Launch the server anew with this configuration. Returns the seconds from the launch until its
+        models were AVAILABLE, in steps of 20 ms."""
         self.stop()
         asked = {**self._flags, **dict(configuration.flags)}
         flags = {"max_num_load_retries": "0", **thread_limits(self._spec, self._demand), **asked}
@@ -238,7 +246,8 @@ class TfServingTarget:
         return startup_s
 
     def _in_users_paths(self, text: str) -> str:
-        """With the model's own path where the server names the scratch folder that it is linked into."""
+        """Return a message of the server with the model's own path in place of the scratch folder that it is
+        linked into."""
         if self._base_path is None or not self._base_path.is_relative_to(self._scratch.path):
             return text
         for file in self._base_path.rglob("*"):
@@ -284,7 +293,8 @@ class TfServingTarget:
         return [f"--model_base_path={f'{MODELS_INSIDE}/{model_name}' if inside else self._base_path}"]
 
     def _several_models(self, configuration: Configuration) -> list[str]:
-        """Where each of the models lies; where one has parameters of its own, with those of each beside it."""
+        """Write the file that lists the models; return the flags that name it. A model with batching
+        parameters of its own is laid out anew, with those beside its versions."""
         batched = own_parameters(self._model_names, configuration)
         base_paths = {}
         for own in self._spec.models:
@@ -299,7 +309,7 @@ class TfServingTarget:
         return [listed, *(["--enable_per_model_batching_parameters=true"] if batched else [])]
 
     def _look_inside(self, name: str, base_path: Path) -> None:
-        """Whether a model batches inside its graph, told once."""
+        """Note how a model batches inside its graph, and report it once."""
         if name not in self.batches_inside:
             self.batches_inside[name] = words = batches_inside(base_path)
             if words:
@@ -312,14 +322,15 @@ class TfServingTarget:
         return ["--enable_batching=true", f"--batching_parameters_file={path}"]
 
     def _write(self, name: str, text: str) -> str:
-        """A scratch file's name, as the server sees it."""
+        """Write a scratch file, and return its path as the server sees it."""
         path = self._scratch.path / name
         path.write_text(text, encoding="utf-8")
         return f"{SCRATCH_INSIDE}/{name}" if self._spec.runs == "docker" else str(path)
 
 
 class ServedModel:
-    """One model of a server, by name; the counters are the whole server's, which has been started."""
+    """One of several models of a started server, with the methods that a measurement needs; its counters are
+    the whole server's."""
 
     def __init__(self, server: TfServingTarget, name: str) -> None:
         self._server = server
@@ -327,16 +338,20 @@ class ServedModel:
 
     @property
     def endpoint(self) -> Endpoint:
+        """Where the model answers."""
         inside = self._server.batches_inside.get(self._name, "")
         return replace(self._server.endpoint, model_name=self._name, batches_inside=inside)
 
     @property
     def in_force(self) -> Configuration | None:
+        """The model's part of the configuration applied last; None as for the server."""
         whole = self._server.in_force
         return None if whole is None else whole.of_model(self._name)
 
     def counters(self) -> Counters:
+        """Read the whole server's metrics once, as `TfServingTarget.counters`."""
         return self._server.counters()
 
     def signature(self, name: str) -> Signature:
+        """Read the signature of this name; raises TargetError where there is none."""
         return read_signature(self.endpoint, name)

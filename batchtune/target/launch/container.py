@@ -1,7 +1,9 @@
-"""Finds a server that a container program started, and reads the CPU time and memory that it used.
+"""Runs programs and containers for a server, writes what several models are given, and reads CPU time and
+memory.
 
-`docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The container
-tells its first process, and that process its control group, which counts the time of all that runs in it.
+`docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The
+container tells its first process, and that process its control group, which counts the time of all that runs
+in it.
 """
 
 from __future__ import annotations
@@ -32,21 +34,24 @@ from batchtune.system import text_of
 
 
 def ending_with_us() -> tuple[str, ...]:
-    """What goes before a command so that the kernel ends it with the thread that starts it; () without setpriv."""
+    """Return the words that go before a command so that the kernel ends it with the thread that starts it; ()
+    without setpriv."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What it wrote to stdout, stripped; `failure` says why that is no answer, "" where it is one."""
+    """What a program printed; `failure` says why that is of no use, "": it ended with 0."""
 
+    # Its stdout, stripped; "" with a failure.
     output: str = ""
     failure: str = ""
 
 
 def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
-    """Run a program to its end, `environment` added to ours; after `limit_s` it is killed."""
+    """Run a program to its end and return its stdout, or why it failed; `environment` is added to ours, after
+    `limit_s` it is killed."""
     try:
         ended = subprocess.run(
             [*ending_with_us(), *command],
@@ -73,11 +78,12 @@ def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str
 # What several models are told, each of its own.
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
-"""TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""
+"""TensorFlow Serving's name for the file with a version's own batching parameters, read with
+--enable_per_model_batching_parameters."""
 
 
 def model_config_text(base_paths: Mapping[str, str]) -> str:
-    """Write a ModelServerConfig as text protobuf, given each served model's base path by name."""
+    """Write a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path."""
     entries = "".join(
         f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
         for name, path in base_paths.items()
@@ -86,20 +92,19 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
 
 
 def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
-    """Return each model's batching parameters by name, of a server of several; empty where all have the same, or
-    none."""
+    """Return each model's own batching parameters by name; empty where all have the same, or none batches."""
     batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 
 def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
-    """Return the fields of a model's own that are set, by name."""
+    """Return the set fields of each model's own parameters, by the model's name; threads are left out."""
     return {name: to_dict(_without_threads(own)) for name, own in models.items()}
 
 
 def own_text(parameters: BatchingParameters) -> str:
-    """Write the parameters file for one model's version directories; threads are left out, since only those of the
-    server's file count."""
+    """Write the parameters file for one model's version directories; threads are left out, since only those
+    of the server's file count."""
     return format_tfserving_text(_without_threads(parameters))
 
 
@@ -108,10 +113,8 @@ def _without_threads(parameters: BatchingParameters) -> BatchingParameters:
 
 
 def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters | None) -> Path:
-    """A base directory in `folder`: the versions of `base_path` by links, each beside batching parameters of its own.
-
-    Without parameters of its own the model stays where it is.
-    """
+    """Return a base directory in `folder` with the versions of `base_path` as links, each beside a file of
+    `parameters`; None: no parameters of its own, `base_path` itself."""
     if parameters is None:
         return base_path
     text = own_text(parameters)
@@ -128,7 +131,7 @@ def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParam
 
 
 def _quoted(path: str) -> str:
-    """Bytes beyond ASCII as they are: text proto knows no surrogate pairs."""
+    """Quote a path for text proto, bytes beyond ASCII as they are: it knows no surrogate pairs."""
     return json.dumps(path, ensure_ascii=False)
 
 
@@ -140,20 +143,24 @@ def _quoted(path: str) -> str:
 THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
 
 _OPEN_LOOP_REQUESTS: Final = 1024
-"""In an open loop as many wait as the server lets: beyond this much it is overloaded."""
+"""Requests under way to allow for in an open loop, where as many wait as the server lets: beyond this it is
+overloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """`clients`: the most requests that are under way at once; `rows` of the largest; `protocol` as a scenario's."""
+    """How much is asked of a server at once."""
 
+    # The most requests under way at once.
     clients: int
+    # Rows of the largest request.
     rows: int
+    # The scenario's `request.protocol`.
     protocol: str
 
     @property
     def threads(self) -> int:
-        """A limit of threads, above all clients of this demand, that is never reached."""
+        """A number of the server's threads that all clients of this demand never exhaust."""
         return self.clients + 16  # gRPC's own pollers
 
 
@@ -161,8 +168,8 @@ NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
 
 
 def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
-    """Compute the most requests that a search of the scenario may have under way: its load, and closed loops that
-    keep the largest batches full."""
+    """Compute the most requests that a search of the scenario may have under way: those of its load, and of
+    closed loops that keep the largest batches full; `clients_most` at least."""
     rows = scenario.request.rows_most
     space = scenario.search.space
 
@@ -179,16 +186,16 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
 
 
 def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
-    """Return TensorFlow Serving's flags for its own limits of threads, above what is asked at once; none for a
-    server that may have others."""
+    """Return flags that set TensorFlow Serving's own limits of threads above what is asked at once: name ->
+    text; {} for a server that may have other flags."""
     if target.runs not in ("local", "docker"):
         return {}
     return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
 
 
 def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
-    """Warn that `max_batch_size` never fills, where the user gave a limit of threads too low for it; nothing where
-    it does."""
+    """Yield a warning that `max_batch_size` never fills, where the user's own limit of threads is too low for
+    it; nothing where it is not."""
     name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
     text = flags.get(name, "")
     batching = configuration.batching
@@ -213,7 +220,8 @@ SCRATCH_INSIDE: Final = "/batchtune"
 
 
 def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
-    """Write the `docker run` command of TensorFlow Serving, up to the server's flags.
+    """Return the `docker run` command of TensorFlow Serving, up to the server's flags. `mounts`: path here ->
+    path inside.
 
     As the first process of a container it would ignore SIGTERM; `docker run --init` puts another before it.
     """
@@ -225,8 +233,8 @@ def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapp
 
 
 def tritons_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
-    """Write the `docker run` command of NVIDIA's Triton image, up to the program's flags; Python models get shared
-    memory."""
+    """Return the `docker run` command of NVIDIA's Triton image, up to the program's flags; Python models get
+    shared memory. `mounts`: path here -> path inside."""
     docker = spec.docker or DockerSpec()
     head = _run(docker, spec, ports, mounts)
     return [*head, "--shm-size=1g", *docker.options, docker.image or "", "tritonserver"]
@@ -244,7 +252,8 @@ def _run(docker: DockerSpec, spec: TargetSpec, ports: Iterable[int], mounts: Map
 
 
 class Container:
-    """The container that `command` runs, once `run_command` was started instead, which writes its id to a file."""
+    """The container that a command line runs. `run_command`, started in its place, writes the container's id
+    to a file."""
 
     def __init__(self, command: Sequence[str], id_file: Path) -> None:
         self._program = command[0]
@@ -256,7 +265,8 @@ class Container:
         self.run_command = (*command[:at], *added, *command[at:])
 
     def cpu_s(self, *, root: Path = Path("/")) -> float | None:
-        """CPU seconds of all processes in the container so far; None where neither the engine nor the kernel tells."""
+        """Return the CPU seconds of all processes in the container so far; None where neither the engine nor
+        the kernel reports them."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -264,7 +274,8 @@ class Container:
         return tree_cpu_s(pid) if group_s is None else group_s
 
     def memory_peak_bytes(self, *, root: Path = Path("/")) -> int | None:
-        """Peak memory of all processes in the container, bytes; None where neither the engine nor the kernel tells."""
+        """Return the peak memory of all processes in the container, in bytes; None where neither the engine
+        nor the kernel reports it."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -311,9 +322,9 @@ class Container:
 
 
 def container_of(command: Sequence[str], id_file: Path) -> Container | None:
-    """Find the container that a command line runs; None: it runs none.
+    """Return the container that a command line runs; None: it runs none.
 
-    An id file of the command's own is taken instead of `id_file`.
+    The command's own --cidfile is taken in place of `id_file`.
     """
     if Path(command[0]).name not in {"docker", "podman", "nerdctl"} or "run" not in command:
         return None
@@ -333,7 +344,7 @@ def _own_id_file(command: Sequence[str]) -> Path | None:
 
 
 def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
-    """CPU seconds of a process's control group; None where it has no group of its own but ours."""
+    """Return the CPU seconds of a process's control group; None where it has no group but ours."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         if not controllers:
@@ -350,7 +361,8 @@ def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
 
 
 def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
-    """Peak memory of a process's control group, file cache included, bytes; None where it has no group of its own."""
+    """Return the peak memory of a process's control group in bytes, file cache included; None where it has no
+    group but ours."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         unified = mount / group / "memory.peak"
@@ -363,7 +375,8 @@ def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
 
 
 def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
-    """The controllers (none of the unified hierarchy) and the path of each group of a process that is not ours too."""
+    """Yield (controllers, path) of each control group that a process does not share with us; controllers are
+    "" in the unified hierarchy."""
     ours = text_of(root / "proc" / "self" / "cgroup").splitlines()
     for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
@@ -372,7 +385,7 @@ def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def tree_cpu_s(pid: int) -> float | None:
-    """CPU seconds of a process and its children so far; None when the process is gone."""
+    """Return the CPU seconds of a process and its children so far; None: it is gone."""
     try:
         clock = tree_cpu_clock(pid)
         return None if clock is None else clock()
@@ -381,8 +394,8 @@ def tree_cpu_s(pid: int) -> float | None:
 
 
 def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
-    """Make a function that reads, within microseconds, the CPU seconds so far of a process and the children that it
-    has now; None when it is gone."""
+    """Return a function that reads, within microseconds, the CPU seconds so far of a process and the children
+    that it has now; None: it is gone."""
     try:
         root = psutil.Process(pid)
         processes = (root, *root.children(recursive=True))
@@ -408,7 +421,8 @@ def process_cpu_s(process: psutil.Process) -> float:
 
 
 def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:
-    """Sum the peak resident memory of a process and its children, bytes; None when it is gone or nothing tells."""
+    """Return the sum of the peak resident memory of a process and its children, in bytes; None: it is gone,
+    or the kernel does not report it."""
     try:
         root = psutil.Process(pid)
         processes = [root.pid, *(child.pid for child in root.children(recursive=True))]
@@ -419,7 +433,7 @@ def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | Non
 
 
 def _peak_bytes(status: str) -> int:
-    """VmHWM of a process's status; 0: it has ended."""
+    """Return VmHWM of a process's status in bytes; 0: it has ended."""
     for line in status.splitlines():
         name, _, value = line.partition(":")
         if name == "VmHWM":
@@ -428,7 +442,8 @@ def _peak_bytes(status: str) -> int:
 
 
 def tree_listens(pid: int, port: int) -> bool:
-    """Whether a process or one of its children listens on a TCP port; True where the system does not tell."""
+    """Whether a process or one of its children listens on a TCP port; True too where the system does not
+    tell."""
     try:
         root = psutil.Process(pid)
         return any(

@@ -1,4 +1,5 @@
-"""Reads what a server that speaks KServe v2 (Triton) says of its model, and what it counted."""
+"""Reads the signature of a model from a server that speaks KServe v2 (Triton), and what the server
+counted."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
     import grpc
 
 EXECUTIONS: Final = ":tensorflow:serving:batching_session:wrapped_run_count"
-"""The series that counts batches."""
+"""Name of the series that counts batches."""
 
 
 _Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
 def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
-    """Read the model's inputs and outputs as a signature called `name`, by REST where there is a REST port, else by
-    gRPC.
+    """Read the model's inputs and outputs as a signature called `name`, by REST where there is a REST port,
+    else by gRPC.
 
     Raises:
-        TargetError: nobody answers, or the model tells no inputs.
+        TargetError: nobody answers, or the metadata list no inputs.
     """
     where = f"{endpoint.rest_url}{endpoint.kserve_path}" if endpoint.rest_port else endpoint.grpc_authority
     try:
@@ -75,9 +76,10 @@ def read_kserve_counters(endpoint: Endpoint) -> Counters:
 
 
 def _series(document: Any) -> _Series:
-    """Rows are what Triton calls inferences; a batch takes from reading its inputs to writing its outputs.
+    """Return the series of a statistics document: rows are what Triton calls inferences; a batch takes from
+    reading its inputs to writing its outputs.
 
-    A number may be a text: so JSON writes the 64 bits of protocol buffers.
+    A number may be a text, as JSON writes the 64-bit numbers of protocol buffers.
     """
     series: _Series = defaultdict(lambda: defaultdict(float))
 
@@ -120,7 +122,8 @@ def _grpc_metadata(endpoint: Endpoint) -> bytes:
 
 
 def _grpc_statistics(endpoint: Endpoint) -> dict[str, Any]:
-    """A ModelStatisticsResponse as the JSON of REST; raises ValueError where the server keeps no statistics."""
+    """Return a ModelStatisticsResponse as the JSON of REST; raises ValueError where the server keeps no
+    statistics."""
     import grpc
 
     try:
@@ -140,7 +143,7 @@ def _grpc_statistics(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _call(endpoint: Endpoint, path: str, request_class: Any) -> bytes:
-    """The answer to a request that names the model and its version; raises grpc.RpcError."""
+    """Return the answer to a request that names the model and its version; raises grpc.RpcError."""
     version = "" if endpoint.model_version is None else str(endpoint.model_version)
     with control_channel(endpoint) as channel:
         call = channel.unary_unary(

@@ -1,6 +1,7 @@
-"""Starts a tritonserver of our own for one model of a repository, watches and ends it.
+"""Starts a tritonserver of our own for one model of a repository, watches it and ends it.
 
-In explicit model control with that model loaded, on free ports of the loopback. The repository is read, never written.
+It runs in explicit model control with that model loaded, on free ports of the loopback. The repository is
+read, never written.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LaunchedTriton:
         return endpoint
 
     def keep_log(self, path: Path) -> None:
-        """From now on keep what the server says in this file too, bounded in size."""
+        """From now on copy the server's output to this file too, bounded in size."""
         self._log.keep_in(path)
 
     def stop(self) -> None:
@@ -87,7 +88,7 @@ class LaunchedTriton:
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """Write flags as tritonserver reads them."""
+    """Write flags as words of tritonserver's command line."""
     bare = "disable-auto-complete-config"
     words = [f"--{name}={text}" for name, text in flags.items() if name != bare]
     return [*words, f"--{bare}"] if flags.get(bare) == "true" else words
@@ -97,7 +98,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
     """Return the model repository and the model's name for `target.model`, a folder in a model repository.
 
     Raises:
-        UsageError: it is no folder with a version.
+        UsageError: `model` is no folder with a version.
     """
     path = absolute(Path(model).expanduser())
     if not path.is_dir():
@@ -113,7 +114,8 @@ def model_in_repository(model: str) -> tuple[Path, str]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether config.pbtxt names what Triton would else ask the model for.
+    """Whether config.pbtxt names inputs, outputs and max_batch_size, for which Triton would else ask the
+    model.
 
     A Python model is started once more for that: 1.2 s of every load.
     """

@@ -1,8 +1,8 @@
 """Reconfigures a model on a running Triton, and puts it back as it was.
 
-By the model repository extension: `load` with a whole configuration as its parameter `config` loads the model anew with
-it, and requests under way are answered by the old instances. The files in the repository stay as they are. The server
-must run with `--model-control-mode=explicit`. (extension_model_repository.md)
+By the model repository extension: `load` with a whole configuration as its parameter `config` loads the model
+anew with it, and requests under way are answered by the old instances. The files in the repository stay as
+they are. The server must run with `--model-control-mode=explicit`. (extension_model_repository.md)
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
-"""The hint of an error that says so: the server takes no orders, so nothing was changed."""
+"""Hint of the error of a server that takes no orders, so that nothing was changed."""
 ADDED: Final = (
     "where the model's backend adds dynamic_batching by itself, start Triton with --disable-auto-complete-config: one "
     "that is launched here by target.flags"
 )
-"""The hint of an error that says so: nobody asked for it."""
+"""Hint of the error of a model that batches though nobody asked for it."""
 _ASKING_S: Final = 5.0
 
 
 MARK: Final = "batchtune_trial"
-"""Of the parameters of a model's configuration: who gave it that for a trial, as long as it is not put back."""
+"""Name of a parameter in a model's configuration that says which process gave it a trial's configuration."""
 
 
 def marked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's configuration with this process and machine noted in it, for whoever finds a trial's
-    parameters on the server."""
+    """Return the model's configuration with this process and machine noted in it (`MARK`), for whoever finds
+    a trial's configuration on the server."""
     who = f"process {os.getpid()} on {platform.node()}"
     return {**config, "parameters": {**(config.get("parameters") or {}), MARK: {"string_value": who}}}
 
 
 def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
-    """Check that no other sweep gave the model this configuration.
+    """Check that no sweep gave the model this configuration for a trial.
 
     Raises:
-        TargetError: one did; what it found is kept where it runs, or was killed.
+        TargetError: one did, which still runs or was killed; what it found before is kept where it runs.
     """
     mark = (config.get("parameters") or {}).get(MARK)
     if mark is not None:
@@ -55,7 +55,8 @@ def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
 
 
 class TritonRepository:
-    """The repository API of one model's server; each call waits until the server has done it."""
+    """The repository API of one model's server; each call returns when the server has done it, or fails after
+    `limit_s`."""
 
     def __init__(self, endpoint: Endpoint, *, limit_s: float = 120.0) -> None:
         self._endpoint = endpoint
@@ -63,7 +64,8 @@ class TritonRepository:
         self._model = endpoint.model_name
 
     def states(self) -> dict[str, str]:
-        """List the repository's models with their states, such as READY or UNAVAILABLE; of several versions READY wins.
+        """Return the repository's models with their states, such as READY or UNAVAILABLE; with several
+        versions, READY where one is.
 
         Raises:
             TargetError: nobody answers, or it is no Triton.
@@ -85,7 +87,7 @@ class TritonRepository:
         """Check that the repository has the model. Returns whether it is loaded.
 
         Raises:
-            TargetError: it is not in the repository; the message lists the models that are.
+            TargetError: nobody answers, or the model is not in the repository; the hint lists those that are.
         """
         states = self.states()
         if self._model not in states:
@@ -104,7 +106,8 @@ class TritonRepository:
         return self._config_of(self._model)
 
     def ensembles(self) -> list[str]:
-        """List the served ensembles that have the model as a step, among the first models of the repository.
+        """List the served ensembles that have the model as a step, among the first 100 models of the
+        repository.
 
         Raises:
             TargetError: nobody answers.
@@ -173,10 +176,11 @@ class TritonRepository:
 
 
 def put_back(repository: TritonRepository, original: OriginalModel) -> None:
-    """Load the model with the configuration that it had before the sweep, or unload it where it was not served.
+    """Load the model with the configuration that it had before the sweep, or unload it where it was not
+    served.
 
     Raises:
-        TargetError: the server is gone, refuses, or then says that it runs with another one.
+        TargetError: the server is gone, refuses, or then reports another configuration.
     """
     if not original.loaded:
         repository.unload()
@@ -193,7 +197,7 @@ def put_back(repository: TritonRepository, original: OriginalModel) -> None:
 
 
 def _steps(config: Mapping[str, Any]) -> set[str]:
-    """The models that an ensemble asks."""
+    """Return the names of the models that an ensemble calls."""
     steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
     return {str(step.get("model_name")) for step in steps}
 

@@ -1,8 +1,8 @@
 """Launches or attaches to a Triton, gives it configurations, reads it, and leaves it as it was.
 
-Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it, and
-no file of the repository is changed. An attached server gets back what it had when the target is closed; what that was
-is kept by the caller before the first change, for the case that we are killed.
+Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it,
+and no file of the repository is changed. An attached server gets back what it had when the target is closed.
+The caller stores what that was before the first change, for the case that we are killed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from batchtune.target.triton.repository import (
 from batchtune.wire.signature import Signature
 
 DYING_S: Final = 0.2
-"""A server that is killed closes its connections a moment before it has ended."""
+"""A server that is killed closes its connections this long before it has ended."""
 
 
 class TritonTarget:
     """A Triton as the scenario's `target` describes it; a context manager that ends or restores it.
 
-    `original` is what an earlier run of the same sweep found and could not put back. `in_force`: the configuration
-    applied last; None before the first, and where the server died or does not answer.
+    `original` is what an earlier run of the same sweep found and could not put back. `in_force`: the
+    configuration applied last; None before the first, and where the server died or does not answer.
     """
 
     def __init__(
@@ -69,16 +69,20 @@ class TritonTarget:
 
     @property
     def endpoint(self) -> Endpoint:
+        """Where the model answers; raises TargetError before the launch."""
         return require_launched(self._endpoint)
 
     @property
     def pid(self) -> int | None:
+        """Process id of a launched server; None: none runs."""
         return None if self._launched is None else self._launched.process.pid
 
     def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
-        """Launch the server or connect to it, and read the configuration that the model runs with.
+        """Launch the server or connect to it. Returns how the model batched before the first change, by its
+        configuration.
 
-        One that an attached server does not serve is loaded from its own files for that; `before_load` is told before.
+        A model that an attached server does not serve is loaded from its own files for that; `before_load` is
+        called with what is to be put back before.
 
         Raises:
             TargetError: nobody answers, no such model, or the server did not start.
@@ -102,8 +106,8 @@ class TritonTarget:
             ) from error
 
     def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
-        """Call `keep` with the configuration to put back, now and again once it was put back; needed before the first
-        change.
+        """Call `keep` with the model as it is to be put back, now and again once it was put back; needed
+        before an attached server is changed.
 
         Raises:
             TargetError: as `start`.
@@ -114,7 +118,8 @@ class TritonTarget:
         self._keep_in_claim()
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force: by a load, or a restart where the server's own flags differ.
+        """Bring a configuration into force: by a load, or a restart where its flags of the server differ from
+        those in force.
 
         Raises:
             TargetError: the server refused it, did not start, or died.
@@ -167,29 +172,34 @@ class TritonTarget:
         )
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Make a function that reads the server's CPU seconds, as `ServerProcess.cpu_clock`; None too of a server
-        that somebody else runs."""
+        """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
+        too of a server that somebody else runs."""
         return None if self._launched is None else self._launched.process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
+        """Read the model's inputs and outputs as a signature of this name; raises TargetError where there are
+        none."""
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; always True of an attached one, of which a trial's counters tell."""
+        """Whether the launched server runs; True of an attached one: whether it answers shows when it is
+        asked."""
         return self._launched is None or self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
-        """From now on keep what a launched server says in this file too, bounded in size."""
+        """From now on copy a launched server's output to this file too, bounded in size."""
         if self._launched is not None:
             self._launched.keep_log(path)
 
     def log_tail(self) -> str:
+        """Return the last lines of a launched server's log, indented."""
         return (
             "  (its log is with its owner)" if self._launched is None else self._launched.process.log_tail()
         )
 
     def restore(self) -> None:
-        """Give an attached server back what it had, once; one that was not changed is left alone.
+        """Give an attached server back the configuration that it had, once; a server that was not changed is
+        left alone.
 
         Raises:
             TargetError: it is gone, or does not take it.
@@ -241,7 +251,8 @@ class TritonTarget:
             self._claim.keep(self._found())
 
     def _still_in_force(self, configuration: Configuration) -> bool:
-        """Whether what was applied last still is; an attached server has other masters, so it is asked.
+        """Whether the configuration applied last is in force; an attached server is asked, since others may
+        change it too.
 
         Raises:
             TargetError: it does not answer.
@@ -252,7 +263,8 @@ class TritonTarget:
         return not _other_batching(self._repository().config(), wanted)
 
     def _require_going_on(self, counters: Counters) -> None:
-        """Counts begin anew with each load of a model: where they fall, the load under way was not one of ours."""
+        """Raise TargetError where the count of batches fell, which begins anew with each load of a model:
+        somebody else loaded it."""
         if EXECUTIONS not in counters.series:
             return
         batches = sum(counters.series[EXECUTIONS].values())
@@ -264,7 +276,8 @@ class TritonTarget:
         self._batches = batches
 
     def _restart_for(self, configuration: Configuration) -> bool:
-        """Start a launched server that is not running, or anew where its own flags differ; whether that was needed."""
+        """Start a launched server that does not run, or whose flags differ from the configuration's. Returns
+        whether it was started."""
         flags = configuration.server_flags
         if self._launched is not None and self._launched.process.running and flags != self._flags:
             self._launched.stop()
@@ -274,7 +287,8 @@ class TritonTarget:
         return not was_running
 
     def _read(self, before_load: Callable[[OriginalModel], None] | None) -> OriginalModel:
-        """What is there now; until a load for it has ended `_original` says that the model is not served.
+        """Return the model as it is now, loaded for that where it is not served. Until that load has ended
+        `_original` says that the model is not served.
 
         Raises:
             TargetError: no such model, or it does not load.
@@ -299,7 +313,8 @@ class TritonTarget:
         return replace(original, config=config)
 
     def _load(self, config: Mapping[str, Any] | None = None) -> None:
-        """Load the model; only a server that takes no orders is not changed by that, whatever comes of it."""
+        """Load the model and note that it was changed: also where the load failed, except on a server that
+        takes no orders."""
         before, self._changed = self._changed, True
         try:
             self._repository().load(config)
@@ -317,10 +332,10 @@ class TritonTarget:
 
 
 def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What the model runs with where that is not what was wanted; empty: it is.
+    """Describe the batching of a configuration where it is not what was wanted; "": it is.
 
     Raises:
-        TargetError: it is not even a configuration.
+        TargetError: `config` is not even a configuration.
     """
     try:
         return other_batching(config, wanted)
@@ -330,6 +345,7 @@ def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     """Put back what was kept of an attached server, from another process than the one that changed it.
+    Returns `original` with `restored` set.
 
     Raises:
         TargetError: it is gone, or does not take it.

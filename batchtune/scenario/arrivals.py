@@ -1,9 +1,9 @@
 """Draws when each request is due: the whole schedule, once, from one seed, before anything is sent.
 
-Every kind is the same three steps: positions between 0 and 1 (random or even), the rate over time, and the
-inverse of its integral. The number of requests is exact, so the mean rate is too; given their number, the times of
-a Poisson process are uniform order statistics, here as normalised sums of exponentials. The same seed thus gives
-the same pattern for every configuration, and nearly the same, stretched, for every rate.
+Every kind of arrivals takes three steps: positions between 0 and 1 (random or even), the rate over time, and
+the inverse of its integral. The number of requests is exact, so the mean rate is too; given their number, the
+times of a Poisson process are uniform order statistics, here as normalised sums of exponentials. One seed
+thus gives one pattern for every configuration, and nearly the same, stretched, for every rate.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from batchtune.scenario.spec.load import LoadSpec, OnOffSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """Arrival times in order, (n,) each; `request_index` and `rows` are None where the file has no such column."""
+    """Recorded arrivals in the order of time, one element each."""
 
+    # Time of each since an origin of the file's own, shape (n,).
     offsets_s: NDArray[np.float64]
+    # Index of the recorded request to send, shape (n,); None: the file has no such column.
     request_index: NDArray[np.int32] | None
+    # Rows of the request, shape (n,); None: the file has no such column.
     rows: NDArray[np.int32] | None
 
 
@@ -39,7 +42,8 @@ def read_trace(file: str) -> Trace:
     recorded request to send, and `rows`. Others are ignored. Lines need not be in order of time.
 
     Raises:
-        ScenarioError: `file:line: …` for a line that lacks a number.
+        ScenarioError: the file cannot be read, is empty or has no column for the time; `file:line: …` for a
+            line that lacks a number.
     """
     path = Path(file)
     lines = list(_objects(path) if path.suffix in {".jsonl", ".ndjson"} else _csv_lines(path))
@@ -110,20 +114,23 @@ _REQUESTS_MAX = 200_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """An open loop: request i is due `due_ns[i]` after the start, whatever has happened to those before.
+    """An open loop: request i is due `due_ns[i]` after the start, whatever became of those before."""
 
-    `due_ns` (n,) is sorted and lies in [0, duration_s); `request_index` (n,) names the payload of each request
-    and `trace_rows` (n,) its rows, where a trace says so.
-    """
-
+    # Shape (n,), sorted, in [0, duration_s).
     due_ns: NDArray[np.int64]
+    # Warm-up included.
     duration_s: float
+    # Requests over duration.
     offered_rps: float
+    # Index of each request's body, shape (n,); None until `payloads.assign`, unless a trace names recorded
+    # requests.
     request_index: NDArray[np.int32] | None = None
+    # Rows of each request, shape (n,), where a trace says so.
     trace_rows: NDArray[np.int32] | None = None
 
     def slice(self, worker: int, workers: int) -> Schedule:
-        """Take every `workers`-th request from number `worker` on; all slices together are this schedule."""
+        """Return the schedule of one of several workers: every `workers`-th request from number `worker`
+        (from 0) on. All slices together are this schedule."""
         due_ns = self.due_ns[worker::workers]
         return replace(
             self,
@@ -136,19 +143,20 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """A number of clients, each with one request under way; `requests_max` None: until the time is over.
-
-    `turns_ns`: nothing is sent but in these times, (begin, end) after the start, one after another; empty: always.
-    """
+    """A number of clients, each with one request under way."""
 
     concurrency: int
     duration_s: float
+    # Pause of a client between answer and next request.
     think_s: float = 0.0
+    # Requests after which the loop ends; None: it ends after `duration_s` alone.
     requests_max: int | None = None
+    # Times in which requests are sent, (begin, end) after the start, one after another; empty: always.
     turns_ns: tuple[tuple[int, int], ...] = ()
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
-        """Take one worker's share of the clients and requests; some have one more, and all together are this loop."""
+        """Return one worker's share of the clients and requests; shares differ by one at most, and all
+        together are this loop."""
         share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 
@@ -167,7 +175,12 @@ def arrivals_of(
 ) -> Arrivals:
     """Make the schedule or the closed loop of a load; arguments given here replace the load's own.
 
-    `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`.
+    An open loop reads `rate_rps` (requests/s), a closed one `concurrency` (clients); the other is ignored.
+    `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`. `seed` is read by an open
+    loop only.
+
+    Raises:
+        UsageError: a closed loop without clients, or as `draw`.
     """
     if load.open_loop:
         return draw(load, rate_rps=rate_rps, duration_s=duration_s, seed=seed)
@@ -191,12 +204,12 @@ def draw(
 ) -> Schedule:
     """Draw the schedule of an open loop, warm-up included; arguments given here replace the load's own.
 
-    `rate_rps` is the mean rate of the whole run: ramps, steps and traces keep their shape and are scaled to it.
-    `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`. Ramps and steps begin after the
-    warm-up, which is sent at their first rate.
+    `rate_rps` is the mean rate of the whole run: ramps, steps and traces keep their shape and are scaled to
+    it. `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`. Ramps and steps begin
+    after the warm-up, which is sent at their first rate.
 
     Raises:
-        UsageError: a closed loop, no rate, or a schedule without requests.
+        UsageError: the load is a closed loop, has no rate, or gives no request or more than 200 million.
     """
     if not load.open_loop:
         raise UsageError("a closed loop has no schedule", hint="set load.arrivals to poisson")
@@ -219,10 +232,8 @@ def draw(
 
 @dataclass(frozen=True, slots=True)
 class _Profile:
-    """A rate over time: segments, over each of which it goes linearly from one value to another.
-
-    `lengths_s`, `from_rps` and `to_rps` are (segments,).
-    """
+    """A rate over time, in segments over each of which it goes linearly from one value to another; arrays
+    have the shape (segments,)."""
 
     lengths_s: NDArray[np.float64]
     from_rps: NDArray[np.float64]
@@ -239,12 +250,13 @@ class _Profile:
         return weights
 
     def scaled_to(self, rate_rps: float) -> _Profile:
-        """The same shape with this mean rate."""
+        """Return the profile with this mean rate and the same shape."""
         factor = rate_rps * float(np.sum(self.lengths_s)) / self.integral
         return _Profile(self.lengths_s, self.from_rps * factor, self.to_rps * factor)
 
     def times_s(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When the integral reaches each of the positions (shares of the whole, sorted)."""
+        """Return the times in seconds at which the integral reaches each position, a share of the whole,
+        shape (n,), sorted."""
         if len(self.lengths_s) == 1 and self.from_rps[0] == self.to_rps[0]:
             return np.multiply(positions, float(self.lengths_s[0]))
         reached = np.concatenate([[0.0], np.cumsum(self._weights)])
@@ -288,7 +300,7 @@ def _segments(segments: list[_Segment]) -> _Profile:
 
 
 def _repeated(segments: list[_Segment], total_s: float) -> list[_Segment]:
-    """The segments over and over, cut at the end."""
+    """Repeat the segments until they last `total_s`; the last one is cut."""
     filled: list[_Segment] = []
     left_s = total_s
     while left_s > 1e-12:
@@ -299,7 +311,8 @@ def _repeated(segments: list[_Segment], total_s: float) -> list[_Segment]:
 
 
 def _phases(on_off: OnOffSpec, total_s: float, rng: np.random.Generator) -> list[_Segment]:
-    """Busy and quiet phases in turn, beginning with a busy one, at relative rates."""
+    """Return busy and quiet phases in turn, beginning with a busy one, at rates relative to the busy
+    one's."""
     pair = [(on_off.on_s, 1.0, 1.0), (on_off.off_s, on_off.off_rate_ratio, on_off.off_rate_ratio)]
     if on_off.phases == "fixed":
         return _repeated(pair, total_s)
@@ -316,7 +329,7 @@ def _phases(on_off: OnOffSpec, total_s: float, rng: np.random.Generator) -> list
 
 
 def _positions(load: LoadSpec, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """`count` sorted numbers in [0, 1)."""
+    """Return `count` sorted numbers in [0, 1), shape (count,)."""
     if "constant" in (load.arrivals, load.ramp and load.ramp.spacing):
         return np.arange(count) / count
     if load.gamma is not None:
@@ -329,7 +342,7 @@ def _positions(load: LoadSpec, count: int, rng: np.random.Generator) -> NDArray[
 
 
 def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedule:
-    """The recorded times, shifted to begin at 0; a trace that is shorter than the run starts again."""
+    """Return the schedule of a trace, shifted to begin at 0; a trace shorter than the run starts again."""
     if load.trace is None:
         raise UsageError("arrivals trace need a trace file", hint="set load.trace.file")
     trace = read_trace(load.trace.file)
@@ -355,5 +368,6 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
 
 
 def share_of(total: int, worker: int, workers: int) -> int:
-    """Divide a number among workers and return one worker's part; the first ones take what is left over."""
+    """Return one worker's part of `total`, divided among workers numbered from 0; the first ones take what is
+    left over."""
     return total // workers + (worker < total % workers)

@@ -1,4 +1,4 @@
-"""The scenarios that come with the program, and what each asks."""
+"""Guesses what a model's inputs hold, and reads the scenarios that come with the program."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ Ranges = Mapping[str, RandomRange]
 
 
 SMALL: Final = RandomRange(low=0, high=100, whole=True)
-"""Below the size of nearly every vocabulary."""
+"""Whole numbers below the size of nearly every vocabulary."""
 BINARY: Final = RandomRange(low=0, high=2, whole=True)
 
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Guess the dimensions after the first for every input that leaves some open, likeliest first; one empty guess
-    where no input does.
+    """Guess the dimensions after the first for every input that leaves some open: name -> dimensions, one
+    mapping for each guess, the likeliest first. One empty guess where no input leaves any open; inputs in
+    `given` are left out.
 
-    Inputs change together: what belongs together (tokens and their mask) has one length.
+    Inputs change together: those that belong together (tokens and their mask) have one length.
     """
     candidates = {
         spec.name: sizes for spec in signature.inputs if spec.name not in given and (sizes := _sizes(spec))
@@ -40,8 +41,8 @@ def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str
 
 
 def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, RandomRange]:
-    """Guess ranges of values for every input of whole numbers: those of a mask are ones, of a type 0 or 1, any
-    other's small."""
+    """Guess ranges of values for every input of whole numbers: ones for a mask, 0 or 1 for a type, 0 to 255
+    for an image, small numbers for any other. Inputs in `given` are left out."""
     return {
         spec.name: _range(spec)
         for spec in signature.inputs
@@ -50,8 +51,8 @@ def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, Ran
 
 
 def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
-    """List the same ranges with one input after the other held to 0 and 1, then all, for tables that are smaller
-    than guessed."""
+    """Yield the ranges with one input after the other held to 0 and 1, then with all of them: for models
+    whose tables are smaller than guessed."""
     wide = [name for name, limits in ranges.items() if limits.high is not None and limits.high > 2]
     for name in wide:
         yield {**ranges, name: BINARY}
@@ -60,7 +61,7 @@ def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
 
 
 def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> RequestSpec:
-    """Return the request with these dimensions and values added; its own stay."""
+    """Return the request with guessed dimensions and ranges added; its own stay."""
     inputs = request.inputs
     if ranges and (inputs == "random" or isinstance(inputs, RandomInputs)):
         values = inputs.random if isinstance(inputs, RandomInputs) else RandomValues()
@@ -70,8 +71,8 @@ def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> 
 
 
 def inputs_with_range(request: RequestSpec, signature: Signature) -> set[str]:
-    """List the inputs whose values the request itself says: all where it says so of all, sends zeros or recorded
-    ones."""
+    """Return the names of the inputs whose values the request itself determines: all where it gives one range
+    for all, sends zeros or recorded inputs."""
     every = {spec.name for spec in signature.inputs}
     if request.inputs == "random":
         return set()
@@ -136,18 +137,18 @@ class Example:
 
     @property
     def command(self) -> str:
-        """The command that its comments run, `sweep` or `compare`."""
+        """The command that its comments run, such as `sweep` or `compare`; `sweep` where they name none."""
         named = re.search(r"batchtune (\w+) scenarios/", self.text)
         return named.group(1) if named else "sweep"
 
     def text_for(self, path: str) -> str:
-        """Return the scenario's text for a file of the user's: its commands name `path`, and it names no schema
-        beside it."""
+        """Return the scenario's text for a file of the user's: the commands in its comments name `path`, and
+        the line that names a schema is removed."""
         return _MODELINE.sub("", self.text).replace(f"scenarios/{self.name}.yaml", path)
 
 
 def example_names() -> list[str]:
-    """List the bundled scenarios, the one to begin with first."""
+    """List the names of the bundled scenarios, the one to begin with first."""
     return sorted(
         (path.stem for path in examples_folder().glob("*.yaml")),
         key=lambda name: (name != "quickstart", name),
@@ -170,15 +171,17 @@ def read_example(name: str) -> Example:
 
 
 def server_names() -> list[str]:
-    """List the servers that `--server` has a scenario for."""
+    """List the servers for which `--server` has a scenario."""
     return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
 
 
 def server_scenario(server: str, app: str) -> str:
-    """Make the scenario of a preset server for an app, `my_app.py:NAME`, or for whatever the server serves.
+    """Return the text of a preset server's scenario for an app, `my_app.py:NAME`, or for whatever the server
+    serves.
 
     Raises:
-        UsageError: no such server, no such file, or no name of what the file defines.
+        UsageError: no such server, no such file, or the app's name is missing or has a character that a
+            command line splits.
     """
     names = server_names()
     if server not in names:
@@ -217,16 +220,18 @@ def server_scenario(server: str, app: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPreset:
-    """A server that runs already and that a preset knows: its model, what stands in `places` of the preset's text, and
-    what else has to be sent with each new configuration."""
+    """A running server that a preset's scenario describes."""
 
+    # Name of the preset, as `--server` takes it.
     server: str
     model: str
+    # Text of the preset -> text that is put in its place.
     places: Mapping[str, str]
+    # Applications that are sent along, unchanged, with each new configuration.
     others: tuple[Any, ...] = ()
 
     def scenario(self) -> str:
-        """Return the preset's scenario without what launches the server."""
+        """Return the text of the preset's scenario, without what launches the server."""
         words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), self.model)
         text = _preset(self.server)
         for place, there in self.places.items():
@@ -252,8 +257,8 @@ def _with_words(text: str, words: Mapping[str, str]) -> str:
 
 
 def examples_folder() -> Path:
-    """Find the folder of the bundled scenarios: within the package in a wheel, as pyproject.toml says; in a checkout
-    `scenarios/` beside it."""
+    """Return the folder of the bundled scenarios: within the package in a wheel, as pyproject.toml says; in a
+    checkout `scenarios/` beside it."""
     room = Path(__file__).parent
     packaged, checkout = room.parents[0] / "examples", room.parents[1] / "scenarios"
     return checkout if checkout.is_dir() and not packaged.is_dir() else packaged

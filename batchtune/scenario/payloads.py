@@ -46,11 +46,11 @@ _LENGTH_MAX = 2**31 - 1
 
 
 def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `count` lengths from a distribution, shape (count,): one from each of `count` equal shares of it, in random
-    order.
+    """Draw `count` lengths from a distribution, shape (count,): one from each of `count` equal shares of it,
+    in random order.
 
     Raises:
-        ScenarioError: a file that holds no lengths.
+        ScenarioError: a file that cannot be read, or holds no lengths.
     """
     levels = np.clip((rng.permutation(count) + rng.random(count)) / count, 1e-9, 1 - 1e-9)
     if spec.lognormal is not None:
@@ -70,7 +70,8 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
 def shapes_of_length(
     signature: Signature, shapes: Mapping[str, Sequence[int]], length: int
 ) -> dict[str, Sequence[int]]:
-    """Return `shapes` with this length added in every open dimension of the inputs that they leave out.
+    """Return `shapes` with, for each input that they leave out, its dimensions after the first, every open
+    one of this length.
 
     Raises:
         UsageError: the model leaves no length open.
@@ -113,7 +114,8 @@ def _recorded(path: Path) -> NDArray[np.int64]:
 
 
 def concrete_shape(spec: TensorSpec, rows: int, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape of an input in a request of `rows` rows; `shapes` gives the dimensions after the first.
+    """Return the shape of an input in a request of `rows` rows, () for a scalar; `shapes` gives the
+    dimensions after the first, by input.
 
     Raises:
         UsageError: dimensions that stay open, or that contradict the model.
@@ -160,10 +162,10 @@ def _open_shape(spec: TensorSpec) -> UsageError:
 
 
 def http_signature(request: RequestSpec, name: str) -> Signature:
-    """Make the signature of a request of protocol http: for each of `request.shapes` an array a row, or a number where
-    there are none.
+    """Make the signature of a request of protocol http: each row has an array for every entry of
+    `request.shapes`, or without any one number called `row`.
 
-    Values are whole numbers, or texts, where `request.inputs` says so.
+    Values are fractions; whole numbers, or texts, where `request.inputs` says so.
     """
     inputs = []
     for input_name, shape in (request.shapes or {"row": ()}).items():
@@ -176,7 +178,8 @@ def http_signature(request: RequestSpec, name: str) -> Signature:
 
 
 def http_body(template: Any, inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> bytes:
-    """Fill a template with these rows, as JSON."""
+    """Return the JSON of a template filled with these rows: `inputs` by name, the first dimension being rows;
+    `rng` draws {{uuid}}."""
     columns = {name: _plain(array.tolist()) for name, array in inputs.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))
@@ -198,29 +201,30 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestSet:
-    """Encoded requests in rotation: the i-th request sent is `bodies[order[i % len(order)]]`.
-
-    `bodies` are serialised messages (transport grpc) or the bodies of POSTs (rest), `rows` their numbers of rows,
-    `order` (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is
-    expected; it is None as a whole when no answer is compared. `ok` says which answers are good. `path`: where bodies
-    are posted; "": where the protocol says.
-    """
+    """Encoded requests in rotation: the i-th request sent is `bodies[order[i % len(order)]]`."""
 
     protocol: Protocol
     model_name: str
+    # Serialised messages (transport grpc) or the bodies of POSTs (rest).
     bodies: tuple[bytes, ...]
+    # Number of rows of each body.
     rows: tuple[int, ...]
+    # Indices into `bodies`, shape (m,).
     order: NDArray[np.int32]
     timeout_s: float
     method: str = "POST"
+    # Which answers of protocol http are good.
     ok: OkSpec = field(default_factory=OkSpec)
+    # Outputs that the answer to each body must equal, by name; None for a body without, or as a whole when no
+    # answer is compared.
     expected: tuple[dict[str, NDArray[Any]] | None, ...] | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    # URL path of requests of protocol openai; "": the protocol or the endpoint determines it.
     path: str = ""
 
     @property
     def transport(self) -> Literal["grpc", "rest"]:
-        """What carries the bodies, gRPC or HTTP/1.1."""
+        """What carries the bodies: gRPC, or rest for HTTP/1.1."""
         return transport_of(self.protocol)
 
 
@@ -233,14 +237,14 @@ def build_requests(
     seed: int = 1,
     distinct: int | None = None,
 ) -> RequestSet:
-    """Encode the requests of a scenario; the same seed gives the same bytes.
+    """Encode the requests of a scenario; one seed always gives the same bytes.
 
-    `signature` is the one that the request names, or all of them by name when a mix calls several; of protocol http
-    none is read. `distinct`
-    replaces `request.distinct`; recorded requests are all taken, whatever it says.
+    `signature` is the one that the request names, or all of them by name when a mix calls several; of
+    protocol http none is read. `version` of the model goes into each request; None: the server chooses.
+    `distinct` replaces `request.distinct`; recorded requests are all taken, whatever it is.
 
     Raises:
-        UsageError: inputs that do not fit the signature; the text names the input and says what to add.
+        UsageError: inputs that do not fit the signature; the text names the input and what to add.
         ScenarioError: a recorded file that cannot be read.
     """
     signatures = signature if isinstance(signature, Mapping) else {signature.name: signature}
@@ -284,11 +288,11 @@ def build_requests(
 
 
 def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
-    """Return the schedule with the index of each request's body in `request_index`; to be called before the schedule is
-    sliced.
+    """Return the schedule with the index of each request's body in `request_index`; to be called before the
+    schedule is sliced.
 
-    A trace's own index counts the bodies (and starts again after the last); its rows choose among the bodies of
-    that many rows in turn; without either the set's rotation holds.
+    A trace's own index counts the bodies, and starts again after the last; a trace's rows take the bodies of
+    that many rows in turn; without either, bodies follow `requests.order`.
 
     Raises:
         UsageError: a trace asks for a number of rows that no body has.
@@ -311,7 +315,7 @@ def _encoded(
     version: int | None,
     rng: np.random.Generator,
 ) -> bytes:
-    """The body of a request; raises ValueError for what the protocol cannot say."""
+    """Return the body of a request; raises ValueError for what the protocol cannot express."""
     match request.protocol:
         case "grpc":
             return encode_predict_request(
@@ -370,7 +374,8 @@ def _recordings(
 def _check_size(
     signature: Signature, rows: int, shapes: Sequence[Mapping[str, Sequence[int]]], *, count_each: int = 1
 ) -> None:
-    """Refuse what no protocol carries or this machine cannot hold, before it is made."""
+    """Raise UsageError for requests that no protocol carries or that do not fit in this machine's memory,
+    before they are made."""
     distinct = len(shapes) * count_each
     sizes_bytes = [_request_bytes(signature, rows, own) for own in shapes]
     request_bytes = max(sizes_bytes)
@@ -442,7 +447,8 @@ def _random(
 
 
 def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
-    """The recordings with their rows of the outputs in an .npz file, taken in order."""
+    """Return the recordings with their rows of the outputs in an .npz file, taken in order; raises UsageError
+    where they do not fit."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             outputs = {name: arrays[name] for name in arrays.files}
@@ -464,7 +470,11 @@ def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
 
 
 def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
-    """Make an order of bodies, as indices, in which each kind has its share, shuffled, and its bodies come in turn."""
+    """Return an order of bodies as indices, shape (4096,): each kind of request has its share by weight,
+    shuffled, and its bodies come in turn. One kind alone: each body once, shape (size,).
+
+    `sizes` is the number of bodies of each kind; those of the first kind have the lowest indices.
+    """
     if len(sizes) == 1:
         return np.arange(sizes[0], dtype=np.int32)
     length = 4096

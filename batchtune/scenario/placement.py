@@ -1,8 +1,8 @@
 """Gives a launched server and its client CPUs where the scenario leaves that open.
 
-Apart from each other, where there are enough: a client on the server's CPUs takes from it what it measures, and makes
-runs differ (README, Measured). What is measured is then a server on those CPUs, so what is recommended is for such a
-server, and both the sweep and its statement say so. `target.cpus: all` lets them share the machine.
+They get different CPUs where there are enough: a client on the server's CPUs takes time from it, and makes
+runs differ (README, Measured). What is measured is then a server on those CPUs, so what is recommended is for
+such a server, and both the sweep and its statement say so. `target.cpus: all` lets them share the machine.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OF_A_FLEET = (
 def placed(
     scenario: Scenario, *, cpus: Collection[int] | None = None, quota: float | None = None
 ) -> tuple[Scenario, str]:
-    """Give server and client CPUs of their own where the scenario leaves that open. Returns the scenario, and a note
-    for the user ("": none).
+    """Give server and client CPUs of their own where the scenario leaves that open. Returns the scenario,
+    unchanged where that is not possible, and a note for the user ("": none).
 
-    The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` and `quota` are those of
-    this process unless given.
+    The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` are those that
+    both may use, and `quota` how many of them at once; None: as for this process.
     """
     if scenario.target.cpus is not None or scenario.load.cpus is not None or scenario.target.runs_already:
         return scenario, ""
@@ -46,9 +46,10 @@ def placed(
 
 
 def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """Give server and client CPUs of this node; `alone`: they are all of its machine's, which runs no other server.
+    """Return the scenario with CPUs of this node for server and client; `alone`: `cpus` are all of its
+    machine's, and no other server runs there.
 
-    Of a machine that others share both are kept on these, too, where they are too few to be kept apart.
+    On a machine that others share, both are kept on `cpus` also where these are too few to keep them apart.
     """
     apart, _ = placed(scenario, cpus=cpus)
     target, load = scenario.target, scenario.load
@@ -60,7 +61,8 @@ def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> S
 
 
 def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """Remove the CPUs that an earlier run gave the scenario on a node; those that the user named stay."""
+    """Return the scenario without the CPUs that `placed_on_node` gave it in an earlier run; CPUs that the
+    user named stay."""
     still_open = _with_cpus(scenario, server=None, client=None)
     earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
     is_earlier = (scenario.target.cpus, scenario.load.cpus) == (earlier.target.cpus, earlier.load.cpus)
@@ -68,14 +70,14 @@ def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenari
 
 
 def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
-    """Give the scenario the CPUs of an earlier run of it, where it leaves them open."""
+    """Return the scenario with the CPUs of an earlier run of it, where it leaves them open."""
     if scenario.target.cpus is not None or scenario.load.cpus is not None:
         return scenario
     return _with_cpus(scenario, server=earlier.target.cpus, client=earlier.load.cpus)
 
 
 def _why_shared(scenario: Scenario, count: int, quota: float | None) -> str | None:
-    """Why keeping them apart is not possible, or buys nothing; None: it is worth it."""
+    """Explain why server and client cannot be kept apart, or why that gains nothing; None: it is worth it."""
     if _is_container(scenario):
         return "a container inherits no CPUs; give it --cpuset-cpus and the client load.cpus"
     if count <= scenario.load.processes:

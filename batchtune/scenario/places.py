@@ -1,7 +1,8 @@
 """Finds values in a JSON document by their place, and fills the places of a template.
 
-A place is names and numbers with dots between them (`outputs.0.score`); `*` stands for every key of an object, or every
-item of a list. In a template {{NAME}} stands for a value, and {{2 * NAME}} for twice a number.
+A place is names and numbers with dots between them (`outputs.0.score`); `*` stands for every key of an
+object, or every item of a list. In a template {{NAME}} stands for a value, and {{2 * NAME}} for twice a
+number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HOLE: Final = re.compile(r"\{\{\s*(?:(\d+)\s*\*\s*)?([^{}]*?)\s*\}\}")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes, Any]]:
-    """Of each line of a file that is not blank: its number, its bytes, and what they say.
+    """Yield the number, the bytes and the parsed JSON of each line of a file that is not blank.
 
     Raises:
         ScenarioError: the file cannot be read, or a line is no JSON.
@@ -45,7 +46,8 @@ def values_at(document: Any, place: str) -> list[Any]:
 
 
 def with_values(document: Any, changes: Mapping[str, Any]) -> Any:
-    """Copy the document with these values at these places; objects that are missing on the way are made."""
+    """Return a copy of the document with new values; `changes`: place -> value. Objects that are missing on
+    the way are made."""
     for place, value in changes.items():
         document = _with_value(document, list(filter(None, place.split("."))), value)
     return document
@@ -75,7 +77,7 @@ def _below(document: Any, step: str) -> Iterator[tuple[Any, Any]]:
 
 
 def holes(template: Any) -> Iterator[str]:
-    """List the names that a template has `{{NAME}}` for."""
+    """Yield the NAME of each {{NAME}} in a template, as often as it occurs."""
     if isinstance(template, Mapping):
         for value in template.values():
             yield from holes(value)
@@ -87,11 +89,8 @@ def holes(template: Any) -> Iterator[str]:
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """Fill the template with values: a text that is only one place becomes the value itself, and a place without a
-    value stays.
-
-    A name without a value stays as it is.
-    """
+    """Return the template with values in place of each {{NAME}}: a text that is only one such place becomes
+    the value itself, and a NAME without a value stays as it is."""
     if isinstance(template, Mapping):
         return {name: filled(value, values) for name, value in template.items()}
     if isinstance(template, list | tuple):

@@ -1,4 +1,5 @@
-"""Makes the requests to an OpenAI-compatible server: prompts of so many tokens, or those of a file, encoded once."""
+"""Makes the requests to an OpenAI-compatible server: prompts of so many tokens, or those of a file, encoded
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from batchtune.scenario.places import json_lines
 from batchtune.scenario.spec.request import FileInputs, LengthsSpec, MixSpec, OpenAiSpec, RequestSpec
 
 UNIQUE_MARK: Final = b"0123prefix456789"
-"""What a client replaces in each request by digits of its own, of the same length."""
+"""Bytes in a body that a client replaces, in each request, by digits of its own, as many as these."""
 
 _WORDS: Final = (
     "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
@@ -29,7 +30,8 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """`content`: a text, or the messages of a chat."""
+    """One prompt: `content` is a text, or the messages of a chat; `output_tokens` its max_tokens, None:
+    drawn."""
 
     content: str | list[dict[str, Any]]
     output_tokens: int | None
@@ -38,11 +40,11 @@ class _Prompt:
 def build_prompts(
     request: RequestSpec, *, model_name: str, seed: int = 1, distinct: int | None = None
 ) -> RequestSet:
-    """Encode the prompts of a scenario as requests; the same seed gives the same bytes, but for the prefixes that a
-    client makes unique.
+    """Encode the prompts of a scenario as requests. One seed always gives the same bytes; a client then
+    replaces UNIQUE_MARK in them.
 
     Raises:
-        UsageError: the package tokenizers is wanted and missing, or messages are to be completed.
+        UsageError: `request.openai.tokenizer` cannot be used, or chat messages are given to api: completions.
         ScenarioError: a file that cannot be read.
     """
     import orjson
@@ -102,7 +104,7 @@ def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_n
 
 
 def _marked(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """With the mark before the first text, so that nothing before it can be cached."""
+    """Return the content with UNIQUE_MARK before the first text, so that nothing before it can be cached."""
     mark = UNIQUE_MARK.decode()
     if isinstance(content, str):
         return f"{mark} {content}"
@@ -129,7 +131,8 @@ def _prompts(
 
 
 def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
-    """What cuts a text of so many words to so many tokens.
+    """Return a function that cuts a text of at least `count` words to `count` tokens; without a tokenizer it
+    leaves the text as it is.
 
     Raises:
         UsageError: the package is missing, or the file holds no tokenizer.

@@ -1,4 +1,4 @@
-"""Reads and writes scenario files; says of a wrong one which line has what instead of what."""
+"""Reads and writes scenario files; an error names file, line and key, what is there and what was expected."""
 
 from __future__ import annotations
 
@@ -27,25 +27,27 @@ REMOVED: Final[Mapping[str, str]] = {
     "search.repeats": "take it out: close configurations run again, and confirmation runs check the answer",
     "target.models.flood": "take it out: `batchtune load` with the higher rate at that model says what the others get",
 }
-"""Keys that scenarios of before may have, each with what takes its place; an item of a list has no key of its own."""
+"""Keys that older scenarios may have -> what to do instead; an item of a list has no key of its own."""
 
 REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
+"""Values of search.strategy that older scenarios may have -> what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioText:
-    """A scenario that stands in no file: `source` names it in errors, file names in it are relative to `directory`."""
+    """A scenario that is not in a file."""
 
     text: str
+    # Names it in errors.
     source: str
+    # What file names in it are relative to.
     directory: Path = Path()
 
 
 def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> Scenario:
-    """Read and check a scenario file with `key.key=value` overrides applied; file names in it are relative to its
-    directory.
+    """Read and check a scenario file, and its variants, with `key.key=value` overrides applied.
 
-    File names in it are relative to its directory. Its variants are checked too.
+    File names in it are relative to its directory.
 
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
@@ -84,7 +86,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
 
 
 def section_of(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """What stands below these keys of a scenario that is not checked yet; empty where nothing does."""
+    """Return the mapping below these keys of an unchecked scenario; empty where there is none."""
     for key in keys:
         below = data.get(key)
         data = below if isinstance(below, Mapping) else {}
@@ -92,8 +94,8 @@ def section_of(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def read_kept_scenario(path: Path) -> Scenario:
-    """Read the scenario in a run's folder: files that it names may be gone, and keys that were removed since are
-    dropped.
+    """Read the scenario in a run's folder: files that it names may be gone, and keys that were removed since
+    are dropped.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -102,7 +104,8 @@ def read_kept_scenario(path: Path) -> Scenario:
 
 
 def read_kept_variants(path: Path) -> dict[str, Scenario]:
-    """Read each variant of the scenario in a run's folder, as `read_kept_scenario` does.
+    """Read each variant of the scenario in a run's folder as a scenario of its own, by name, as
+    `read_kept_scenario` does.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -114,7 +117,7 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
 
 
 def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
-    """Read each variant of a scenario file as a scenario of its own, in the order of the file.
+    """Read each variant of a scenario file as a scenario of its own, by name, in the order of the file.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -126,7 +129,8 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
 def read_arms(
     path: Path | str, arms: Mapping[str, Iterable[str]], *, overrides: Iterable[str] = ()
 ) -> dict[str, Scenario]:
-    """Read a scenario file once for each arm of a comparison, with the overrides of that arm (`--NAME-set`).
+    """Read a scenario file once for each arm of a comparison, without its search and variants; `arms`: arm's
+    name -> the overrides of that arm (`--NAME-set`). Returns the scenarios by arm.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -164,7 +168,7 @@ def dotted_keys() -> list[str]:
 
 
 def scenario_text(source: Path | str | ScenarioText) -> ScenarioText:
-    """Read a scenario file's text.
+    """Read the text of a scenario file; a ScenarioText is returned as it is.
 
     Raises:
         ScenarioError: no such file, or none that can be read as text.
@@ -188,7 +192,8 @@ def scenario_text(source: Path | str | ScenarioText) -> ScenarioText:
 
 
 def _instead_of(path: Path) -> str:
-    """What there is: a file of nearly that name beside it, else the bundled examples."""
+    """Return a hint at what there is in place of a missing file: one of nearly that name beside it, else the
+    bundled examples."""
     beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
     near = get_close_matches(path.name, beside, n=1)
     if near:
@@ -201,13 +206,14 @@ def _instead_of(path: Path) -> str:
 
 
 def _read(path: Path | str | ScenarioText, overrides: Iterable[str]) -> tuple[Document, Path]:
-    """What a file says with its overrides, and the directory that its file names are relative to."""
+    """Return a scenario file's document with its overrides, and the directory that its file names are
+    relative to."""
     read = scenario_text(path)
     return overridden(parse_yaml(read.text, source=read.source), overrides), read.directory
 
 
 def _kept(path: Path) -> Document:
-    """The document of a run, without keys that no longer exist."""
+    """Return the document of a run's scenario, without keys that no longer exist."""
     document = parse_yaml(scenario_text(path).text, source=str(path))
     data = _left(document.data, "")
     if isinstance(search := data.get("search"), dict) and search.get("strategy") in REMOVED_STRATEGIES:
@@ -216,7 +222,8 @@ def _kept(path: Path) -> Document:
 
 
 def _left(data: Any, where: str) -> Any:
-    """A copy without the removed keys; items of a list have no key of their own."""
+    """Return a copy of the data without the removed keys; `where` is the path to it, with a dot at its
+    end."""
     if isinstance(data, dict):
         return {
             key: _left(value, f"{where}{key}.")
@@ -227,7 +234,7 @@ def _left(data: Any, where: str) -> Any:
 
 
 def _compared(document: Document) -> Document:
-    """Without what is searched, and without variants of its own."""
+    """Return the document without its search section and its variants."""
     left = {key: value for key, value in document.data.items() if key != "search"}
     return Document(data={**left, "variants": {}}, places=document.places)
 
@@ -235,7 +242,8 @@ def _compared(document: Document) -> Document:
 def _variants(
     document: Document, scenario: Scenario, directory: Path, *, files_exist: bool = True
 ) -> dict[str, Scenario]:
-    """Variants are compared, not searched: what the scenario searches may be fixed in one."""
+    """Return each variant as a scenario, by name. Variants are compared, not searched, so that what the
+    scenario searches may be fixed in one."""
     base = _compared(document)
     return {
         name: _validated(
@@ -269,7 +277,7 @@ def _validated(
 
 
 def _problem(error: Mapping[str, Any], document: Document) -> tuple[int, str, str, str]:
-    """The sort key, the place, what is wrong and the hint of one pydantic error."""
+    """Return line, place, text and hint of one pydantic error."""
     context = error.get("ctx") or {}
     missing = error["loc"][-1:] if error["type"] == "missing" else ()
     path = (*_path_in(document.data, error["loc"]), *missing, *context.get("at", ()))
@@ -319,7 +327,8 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
 
 
 def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:
-    """The parts of a pydantic location that are keys of the document; the rest are names of union members."""
+    """Return the parts of a pydantic location that are keys of the document; the others are names of union
+    members."""
     path: list[str | int] = []
     for part in location:
         present = (isinstance(data, dict) and part in data) or (
@@ -337,7 +346,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _schemas_at(path: yaml_document.Path) -> list[dict[str, Any]]:
-    """The schemas that the value at this path may follow."""
+    """Return the schemas that the value at this path may follow."""
     schemas = _alternatives(_schema())
     for part in path:
         below: list[dict[str, Any]] = []

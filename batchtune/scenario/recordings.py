@@ -26,7 +26,8 @@ from batchtune.wire.tfserving.tensors import tensor_from_proto
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
-    """One request before it is encoded: its inputs by name, and its outputs if they are known.
+    """One request before it is encoded: its inputs by name, and its outputs if they are known; the first
+    dimension is rows.
 
     `rest_body` is a REST body that was recorded as such and is sent as it is.
     """
@@ -39,9 +40,10 @@ class Recording:
 
 
 def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -> list[Recording]:
-    """Read every recorded request of a file, in order; `rows` cuts an .npz into requests, the others keep their own.
+    """Read every recorded request of a file, in order; `rows` cuts an .npz into requests, other files have
+    their own rows.
 
-    With `rest` the bodies of a .jsonl file are kept as they are.
+    With `rest` the bodies of a .jsonl file are sent as they are.
 
     Raises:
         ScenarioError: `file:line: …` or `file: record n: …` for what cannot be read.
@@ -61,10 +63,11 @@ def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -
 
 
 def read_tfrecords(path: Path) -> Iterator[bytes]:
-    """Read the records of a TFRecord file: each is length, its checksum, data, its checksum, all little-endian.
+    """Yield the records of a TFRecord file: each is length, its checksum, data, its checksum, all
+    little-endian.
 
     Raises:
-        ScenarioError: a file that ends within a record, or a checksum that does not match.
+        ScenarioError: a file that cannot be read or ends within a record, or a checksum that does not match.
     """
     try:
         content = path.read_bytes()
@@ -91,7 +94,8 @@ def read_tfrecords(path: Path) -> Iterator[bytes]:
 
 
 def masked_crc32c(content: bytes) -> int:
-    """Compute TFRecord's checksum of data: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h `Mask`)."""
+    """Return TFRecord's checksum of data: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h
+    `Mask`)."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -236,8 +240,12 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
 
 def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator[Recording]:
-    """Read recorded JSON bodies, one a line, which are sent as they are; each has one row, or as many as the list at
-    `rows_path`."""
+    """Yield recorded JSON bodies, one a line, which are sent as they are; each has as many rows as the list
+    at `rows_path`, one where that is "".
+
+    Raises:
+        ScenarioError: the file cannot be read, a line is no JSON, or has no list there.
+    """
     for number, line, body in json_lines(path):
         rows = 1
         if rows_path:
@@ -255,7 +263,8 @@ def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None
     """Check that all names are inputs of the signature.
 
     Raises:
-        UsageError: naming `key`, with the input that was probably meant.
+        UsageError: one is not; the message begins with `key`, the hint names the input that was probably
+            meant.
     """
     known = [spec.name for spec in signature.inputs]
     for name in names:
@@ -267,10 +276,11 @@ def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None
 def fitted(
     arrays: Mapping[str, NDArray[Any]], signature: Signature, *, where: str
 ) -> dict[str, NDArray[Any]]:
-    """Convert the arrays to the signature's types.
+    """Return the signature's inputs by name, the arrays converted to their types.
 
     Raises:
-        UsageError: `where: …` for a missing or unknown input, a type that would lose something, or a shape.
+        UsageError: `where: …` for a missing or unknown input, a type that would lose something, or a wrong
+            shape.
     """
     check_names(signature, arrays, key=where)
     result = {}
@@ -293,7 +303,8 @@ def fitted(
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype of a signature's type name; bfloat16 comes from ml_dtypes, which TensorFlow brings."""
+    """Return the numpy dtype of a signature's type name; bfloat16 comes from ml_dtypes, which TensorFlow
+    brings."""
     wanted: np.dtype[Any]
     if name == "bfloat16":
         import ml_dtypes
@@ -305,7 +316,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def rows_of(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return the size of the first dimension; 1 for scalars."""
+    """Return the size of the first dimension of the arrays; 1 where all are scalars."""
     return next((len(array) for array in arrays.values() if array.ndim), 1)
 
 

@@ -1,4 +1,5 @@
-"""Parses a YAML text into values and the line of each key."""
+"""Parses a YAML text into values and the line of each key, applies overrides to them, and writes YAML with
+comments."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ _WIDTH: Final = 118
 
 
 def commented(document: Mapping[str, Any], *, head: Iterable[str], comments: Mapping[str, str]) -> str:
-    """Write a document as YAML, sections two deep and anything below in one line.
+    """Write a document as YAML: mappings on lines of their own two deep, anything below in one line.
 
-    `head` are lines of comment above it, `comments` those beside a key (`load`, `search.space`).
+    `head` are paragraphs of comment above it; `comments`: key (`load`, `search.space`) -> comment beside it.
     """
     lines = [
         f"# {line}".rstrip() for paragraph in head for line in textwrap.wrap(paragraph, _WIDTH - 2) or [""]
@@ -45,7 +46,7 @@ def _lines(key: str, value: Any, *, path: str, comments: Mapping[str, str], dept
 
 
 def _beside(text: str, comment: str, indent: str) -> list[str]:
-    """The comment behind the text, or above it where there is no room."""
+    """Return the text with the comment behind it, or above it where there is no room."""
     if not comment:
         return [text]
     column = 28  # Where comments begin, if the text before them ends earlier.
@@ -57,7 +58,7 @@ def _beside(text: str, comment: str, indent: str) -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    """The value in one line of YAML."""
+    """Write the value in one line of YAML."""
     text = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
     )
@@ -72,20 +73,22 @@ _ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Plain data, and for the path of each key and list item the place where it stands, as `file:line`."""
+    """Plain data with the place of each key and list item."""
 
     data: dict[str, Any]
+    # Path of a key or item -> `file:line`, or the option that set it.
     places: dict[Path, str] = field(default_factory=dict)
 
     def place_of(self, path: Path) -> str:
-        """Return the file and line of a key's path, or of the nearest enclosing key that has one."""
+        """Return the place of a key's path, or of the nearest enclosing key that has one; "": there is
+        none."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, "")
 
     def overlaid(self, other: Document) -> Document:
-        """Return this document with another's mappings merged in, over a list by its items' numbers from 0 on; any
-        other value replaces ours."""
+        """Return this document with another one merged in: mappings key by key, a list item by item where the
+        other names items by number; any other value replaces this one's."""
         return Document(data=_merged(self.data, other.data), places={**self.places, **other.places})
 
     def under(self, *prefix: str | int) -> Document:
@@ -134,7 +137,8 @@ def parse_yaml(text: str, *, source: str) -> Document:
 
 
 def parse_override(text: str, *, option: str = "--set") -> Document:
-    """Parse one override `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), with its keys as in a file.
+    """Parse one override `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), into a document with
+    that one value.
 
     Raises:
         ScenarioError: no `=`, an empty key or value, or a value that is no YAML.
@@ -163,11 +167,12 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
 
 
 def overridden(document: Document, overrides: Iterable[str], side: str = "") -> Document:
-    """Apply overrides `a.b.c=value` to a document; `side` names the option in errors: `--SIDE-set`, else `--set`.
+    """Apply overrides `a.b.c=value` to a document; `side` names the option in errors: `--SIDE-set`, else
+    `--set`.
 
     Raises:
         ScenarioError: as `parse_override`.
-        UsageError: it says what a model has of its own, and goes on with.
+        UsageError: an override sets what a model of several has of its own, which would hide it.
     """
     option = f"--{side}-set" if side else "--set"
     laid_over = [parse_override(override, option=option) for override in overrides]
@@ -185,7 +190,7 @@ def empty_value(key: str, *, option: str) -> ScenarioError:
 
 
 class _NodeReader:
-    """Turns nodes into plain data and notes where each stands."""
+    """Turns YAML nodes into plain data and notes the place of each."""
 
     def __init__(self, source: str) -> None:
         self.places: dict[Path, str] = {(): f"{source}:1"}

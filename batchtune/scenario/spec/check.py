@@ -16,13 +16,14 @@ GOODPUT: Final = "goodput"
 
 
 def limit_words(name: str, limit: float) -> str:
-    """Describe a limit, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`."""
+    """Write a limit of an SLO as text, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`; of goodput `limit` is the
+    share that may miss."""
     return f"{name} {'≥' if name == GOODPUT else '≤'} {value_words(name, limit)}"
 
 
 def value_words(name: str, value: float) -> str:
-    """Describe a figure of an SLO: a duration, or for goodput the share of requests that keep the limits, given the
-    share `value` that misses them."""
+    """Write a figure that an SLO limits as text: a duration, or for goodput the share of requests that keep
+    the limits, `value` being the share that misses."""
     return percentage(1.0 - value) if name == GOODPUT else rounded_duration(value)
 
 
@@ -62,8 +63,8 @@ class SloSpec(Spec):
     error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
 
     def limits(self) -> dict[str, float]:
-        """Return every limit by name: latencies, first tokens and gaps in seconds; `goodput` as the share that may
-        miss."""
+        """Return every limit that is set, by its YAML key: latencies, first tokens and gaps in seconds;
+        `goodput` as the share that may miss."""
         fields = type(self).model_fields.items()
         limits = {field.alias: getattr(self, name) for name, field in fields if name.endswith("_s")}
         limits[GOODPUT] = None if self.goodput is None else 1.0 - self.goodput
@@ -74,8 +75,8 @@ class SloSpec(Spec):
         return {name: limit for name, limit in self.limits().items() if name.startswith(("ttft_", "itl_"))}
 
     def patience_s(self, *, streams: bool) -> float | None:
-        """The longest that an answer, of a stream its first token, may take by any limit, in seconds; None: no limit
-        says."""
+        """Return the longest time in seconds that an answer may take by any limit, with `streams` also the
+        first token; None: no such limit."""
         first = (self.ttft_p95_s, self.ttft_p99_s)
         limits = [limit for limit in first if limit is not None] if streams else []
         return max([*limits, *self.e2e_limits().values()], default=None)
@@ -86,13 +87,14 @@ class SloSpec(Spec):
 
     @property
     def promises(self) -> bool:
-        """Whether anything is promised: a latency limit, or a share of errors that the user wrote down."""
+        """Whether there is anything to keep: a latency limit, or a share of errors that the user wrote
+        down."""
         return bool(self.limits()) or "error_ratio" in self.model_fields_set
 
     @model_validator(mode="before")
     @classmethod
     def _without_e2e(cls, given: Any) -> Any:
-        """`e2e_p95`, as it is called beside `ttft_p95`, is `p95`."""
+        """Take `e2e_p95`, as it is called beside `ttft_p95`, for `p95`."""
         if not isinstance(given, Mapping):
             return given
         return {name.removeprefix("e2e_") if isinstance(name, str) else name: given[name] for name in given}
@@ -125,15 +127,15 @@ Metric = Literal[
     "gpu_memory",
     "startup",
 ]
-"""Requests/s, the highest rate within the SLO, latency quantiles in seconds, the share of failed requests, seconds of
-the server's CPUs or of its GPU for each request, the most bytes of memory that it held, those of its GPU, and seconds
-from its launch until the model is AVAILABLE."""
+"""Figures that a gate may be on: requests/s, the highest rate within the SLO, latency quantiles in seconds,
+the share of failed requests, seconds of the server's CPUs or of its GPU for each request, the most bytes of
+memory that the server held, of its GPU's memory, and seconds from its launch until the model is AVAILABLE."""
 
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
 
 CHECK_BLOCKS_MAX: Final = 36
 CHECK_BLOCKS_MOST: Final = 200
-"""The most that a scenario or --blocks may ask for; without either it is CHECK_BLOCKS_MAX."""
+"""Most blocks that a scenario or --blocks may ask for; without either there are at most CHECK_BLOCKS_MAX."""
 
 
 def _known(given: object) -> object:

@@ -1,4 +1,5 @@
-"""How a server of `target.kind: http` is asked whether it is ready, given its parameters, and read."""
+"""The keys of a scenario for a server of `target.kind: http`: how it is ready, given its parameters, and
+read."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from batchtune.scenario.quantities import problem
 from batchtune.scenario.spec.section import HttpStatus, Spec
 
 CHANGED: Final = "changed"
-"""In the body of a request that sets parameters: the document that was read, with its changes."""
+"""Name in the body of a request that sets parameters for the document that was read, with its changes."""
 MICROS_PER_UNIT: Final = {"wait_s": 1_000_000, "wait_ms": 1_000, "wait_micros": 1}
 
 
@@ -45,7 +46,8 @@ class MeansSpec(Spec):
         return self
 
     def words(self) -> tuple[ServerWord, ...]:
-        """Return the batching parameters that the server has, each with the server's own word for it and its unit."""
+        """Return (our name, the server's name, our units in one of the server's) for each batching parameter
+        that the server has; the factor is other than 1 for a wait in seconds or milliseconds."""
         words = [("max_batch_size", self.rows, 1), ("num_batch_threads", self.concurrency, 1)]
         words += [
             ("batch_timeout_micros", getattr(self, unit), micros) for unit, micros in MICROS_PER_UNIT.items()

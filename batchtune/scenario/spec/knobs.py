@@ -34,11 +34,11 @@ _KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching"
 
 
 def in_house_words(knobs: Any) -> Any:
-    """Rename Triton's names in a search space, or in fixed values, to the house's; what is no mapping is returned as it
-    is.
+    """Rename Triton's names in a search space, or in fixed values, to TensorFlow Serving's, which are used
+    everywhere else; what is no mapping is returned as it is.
 
     Raises:
-        ValueError: a knob that is there under both names.
+        ValueError: a parameter that is there under both names.
     """
     if not isinstance(knobs, Mapping):
         return knobs
@@ -55,10 +55,11 @@ def in_house_words(knobs: Any) -> Any:
 def triton_configuration(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
 ) -> Configuration:
-    """Make a configuration of Triton: `point` over `fixed` over what the server had (`original`).
+    """Make a configuration of Triton from values by name: `point` over `fixed` over what the server had
+    before (`original`; None: one instance, sizes up to 4).
 
-    The size, delay and instances are always there. Without batching only the instances count. Preferred sizes beyond
-    `max_batch_size` are left out, so that every combination of a space is legal.
+    The size, delay and instances are always there. Without batching only the instances count. Preferred sizes
+    beyond `max_batch_size` are left out, so that every combination of a space is legal.
 
     Raises:
         BatchingParametersError: values that Triton would not accept.
@@ -95,7 +96,8 @@ def _is_batched(values: Mapping[str, Any]) -> bool:
 
 
 def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of the values that are flags of a launched tritonserver, neither a knob nor a setting of the model.
+    """Return those of the values that are flags of a launched tritonserver, neither a parameter nor a setting
+    of the model: name without dashes -> text.
 
     Raises:
         BatchingParametersError: a port that is none.
@@ -109,9 +111,9 @@ def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def misspelt_triton_knob(name: str, *, attached: bool) -> tuple[str, str] | None:
-    """Check a knob's name for Triton. Returns what is wrong and what to do; None: nothing.
+    """Check a parameter's name for Triton. Returns what is wrong and a hint; None: nothing is wrong.
 
-    A server that runs already takes no flags: there every name must be a knob.
+    `attached`: the server runs already and takes no flags, so that every name must be a parameter.
     """
     if name in _SHARED or name in SETTINGS or name == "enable_batching":
         return None
@@ -140,7 +142,7 @@ def _flattened(knobs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _setting(name: str, value: Any, largest: int) -> str:
-    """As a configuration keeps it; empty: leave it to Triton.
+    """Return a setting of Triton's as the text of a flag; "": it is left to Triton.
 
     Raises:
         BatchingParametersError: a value of another type.
@@ -167,8 +169,8 @@ def _setting(name: str, value: Any, largest: int) -> str:
 
 
 def in_words_of(knobs: Any, words: Sequence[ServerWord]) -> Any:
-    """Rename the server's own names in a search space, fixed values or defaults to the house's, in our units; what is
-    no mapping is returned as it is.
+    """Rename the server's own names in a search space, fixed values or defaults to TensorFlow Serving's, with
+    values in its units; what is no mapping is returned as it is. `words`: as `MeansSpec.words` returns them.
 
     Raises:
         ValueError: a parameter that is there under both names.
@@ -202,7 +204,8 @@ def http_configuration(
     *,
     words: Sequence[ServerWord],
 ) -> Configuration:
-    """Make a configuration of a server of kind http: `point` over `fixed` over its `defaults`.
+    """Make a configuration of a server of kind http from values by name: `point` over `fixed` over
+    `defaults`. Names that are not among `words` become flags.
 
     Without batching the number of batches at once counts, if the server has such a parameter.
 
@@ -234,12 +237,12 @@ KNOBS = (*PARAMETER_NAMES, "enable_batching")
 def configuration_of(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, searched: Container[str]
 ) -> Configuration:
-    """Make a configuration of TensorFlow Serving: `point` over `fixed`; names that are no batching parameter are server
-    flags.
+    """Make a configuration of TensorFlow Serving from values by name: `point` over `fixed`. Names that are no
+    batching parameter become server flags.
 
-    `enable_batching: false` turns batching off and leaves its parameters and length buckets aside. So that every
-    combination of a space is legal, sizes are fitted to `max_batch_size` where one of the two is among the `searched`
-    names.
+    `enable_batching: false` turns batching off and leaves its parameters and length buckets aside. So that
+    every combination of a space is legal, sizes are fitted to `max_batch_size` where one of the two is among
+    the `searched` names.
 
     Raises:
         BatchingParametersError: values that no server would accept.
@@ -267,7 +270,7 @@ def configuration_of(
 
 
 def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text.
+    """Return those of the values that are no batching parameter, as sorted pairs (name without dashes, text).
 
     Raises:
         BatchingParametersError: a flag that each trial writes by itself, or a port that is none.
@@ -284,7 +287,7 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def misspelt_knob(name: str) -> str | None:
-    """Return the batching parameter that `name` was probably meant to be; None for a known one, or for a server
+    """Return the batching parameter that `name` was probably meant to be; None: it is one, or a server
     flag."""
     known = (*KNOBS, LENGTH_BUCKETS)
     if name in known or name.startswith("--"):

@@ -217,8 +217,8 @@ class LoadSpec(Spec):
                 )
 
     def check_spread(self, endpoints: int) -> None:
-        """Check that a load can be spread over so many replicas: each is asked, and no more is under way than
-        allowed; raises a problem if not."""
+        """Check that the load can be spread over so many replicas: each gets requests, within
+        `max_in_flight`; raises a problem if not."""
         if self.concurrency is not None and self.concurrency < endpoints:
             raise problem(
                 f"{counted(self.concurrency, 'client')} cannot ask all {endpoints} of target.endpoints: each keeps to "
@@ -237,5 +237,5 @@ class LoadSpec(Spec):
             )
 
     def rate_is_missing(self) -> bool:
-        """Whether an open loop has no rate: nothing in it says how fast to send."""
+        """Whether an open loop's arrivals need a rate, and it has none."""
         return self.arrivals in {"constant", "poisson", "gamma", "on_off"} and self.rate_rps is None

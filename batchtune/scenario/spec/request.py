@@ -66,7 +66,7 @@ Shapes = Annotated[
     ),
 ]
 DISTINCT_LENGTHS: Final = 256
-"""Payloads that stand for a distribution of lengths: one of each 256th part of it."""
+"""Distinct payloads for a distribution of lengths: one for each 256th part of it."""
 
 Lengths = Annotated[
     LengthsSpec,
@@ -78,12 +78,13 @@ Lengths = Annotated[
     ),
 ]
 Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary", "http", "openai"]
-"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors; http is
-what `body` says; the answers of openai are streams of tokens."""
+"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary
+tensors; http: any JSON API, by `body`; openai: an OpenAI-compatible API, whose answers are streams of
+tokens."""
 
 
 def transport_of(protocol: Protocol) -> Literal["grpc", "rest"]:
-    """Return what carries the requests of a protocol, gRPC or HTTP/1.1."""
+    """Return what carries the requests of a protocol: grpc, or rest for HTTP/1.1."""
     return "grpc" if protocol in {"grpc", "kserve_grpc"} else "rest"
 
 
@@ -310,13 +311,14 @@ class RequestSpec(Spec):
 
     @property
     def rows_most(self) -> int:
-        """Rows of the largest kind of request."""
+        """Rows of a request of the largest kind in the mix."""
         return max(kind.rows or 1 for kind in self.kinds())
 
     def kinds(self) -> tuple[MixSpec, ...]:
-        """List the kinds of request of the mix with everything filled in; a request without a mix is a mix of one.
+        """List the kinds of request in the mix, each with everything filled in that it takes from the
+        request; a request without a mix is a mix of one.
 
-        A part whose own inputs are a file takes no lengths from the request: what was recorded has its own.
+        A kind whose own inputs are a file takes no lengths from the request: recorded inputs have their own.
         """
         return tuple(
             MixSpec(

@@ -78,10 +78,10 @@ class Scenario(Spec):
 
     @property
     def axes(self) -> Mapping[str, ListSpace | RangeSpace]:
-        """Return the parameters that are searched, with their values; of several models `MODEL:NAME` is one of a single
-        model.
+        """The parameters that are searched: name -> values; of several models `MODEL:NAME` is a parameter of
+        one model.
 
-        What a model's own `space` or `batching` says of a parameter comes before search.space.
+        A model's own `space`, then its `batching`, come before search.space.
         """
         if not self.target.models:
             return self.search.space
@@ -94,7 +94,8 @@ class Scenario(Spec):
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Return every limit of the SLO by name, as `SloSpec.limits`; of several models as `MODEL:p95`."""
+        """Every limit of the SLO by name, as `SloSpec.limits`; of several models `MODEL:p95` is the limit of
+        one model."""
         if not self.target.models:
             return self.slo.limits()
         return {
@@ -104,10 +105,10 @@ class Scenario(Spec):
         }
 
     def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
-        """Make the configuration of a point of `axes`, over `fixed`; names that are no batching parameter are server
-        flags.
+        """Make the configuration of a point of `axes` (parameter -> value; None: none) over `fixed`; names
+        that are no batching parameter are server flags.
 
-        Of several models each has its own parameters, but for what they share.
+        With several models each has its own parameters, but for those that they share.
 
         Raises:
             BatchingParametersError: values that no server would accept.
@@ -145,24 +146,26 @@ class Scenario(Spec):
         return replace(first, batching=threads, models=owned)
 
     def with_models(self, shared: Configuration) -> Configuration:
-        """Add to these parameters those that are single models' own, where the server has several."""
+        """Return the configuration with the parameters added that single models have of their own
+        (`target.models.batching`)."""
         owners = [(m.name, m.configuration(shared).batching) for m in self.target.models if m.batching]
         return replace(shared, models=tuple((name, own) for name, own in owners if own is not None))
 
     @property
     def streams(self) -> bool:
-        """Whether answers are streams of tokens from a server that batches continuously, so that no batch has a
-        time."""
+        """Whether answers are streams of tokens from a server that batches continuously, so that no batch has
+        a time."""
         return self.request.protocol == "openai"
 
     @property
     def dialect(self) -> Dialect:
-        """In whose words its configurations are, and whose defaults hold."""
+        """Whose names and defaults its configurations have."""
         return self.target.kind if self.target.kind in ("triton", "http") else "tfserving"
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
-        """The server flags among `fixed`, as in a Configuration; the reference points run with them too."""
+        """The server flags among `fixed`, as in a Configuration; no batching and the defaults run with them
+        too."""
         if self.target.kind == "triton":
             return tuple(sorted(server_flags_of(self.fixed).items()))
         if self.target.kind == "http":
@@ -170,9 +173,10 @@ class Scenario(Spec):
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
-        """Return a scenario for each of `target.models`, by name: its model, requests, rate and SLO, all else as here.
+        """Return a scenario for each of `target.models`, by name: its model, requests, rate and SLO, all else
+        as here.
 
-        The objective is what is compared of a load at that rate.
+        Its objective is what can be compared at that load: latency at a rate, throughput of a closed loop.
         """
         scenarios = {}
         for at, own in enumerate(self.target.models):
@@ -194,11 +198,11 @@ class Scenario(Spec):
         return scenarios
 
     def with_target(self, **changes: Any) -> Scenario:
-        """The scenario with these fields of its target, which are not checked again."""
+        """Return the scenario with these fields of its target replaced, unchecked."""
         return self.model_copy(update={"target": self.target.model_copy(update=changes)})
 
     def with_load(self, **changes: Any) -> Scenario:
-        """The scenario with these fields of its load, which are not checked again."""
+        """Return the scenario with these fields of its load replaced, unchecked."""
         return self.model_copy(update={"load": self.load.model_copy(update=changes)})
 
     def require_rows_fit(self) -> None:
@@ -227,9 +231,11 @@ class Scenario(Spec):
             )
 
     def document(self) -> dict[str, Any]:
-        """Return this scenario as its YAML would say it, with every default spelt out and file names absolute.
+        """Return this scenario as its YAML would have it, with every default spelt out and file names
+        absolute.
 
-        But for the times that follow from the server's speed where nobody gave them: written down they would be given.
+        Times that follow from the server's speed where nobody gave them are left out: written down they would
+        count as given.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, key in (("duration_s", "duration"), ("warm_up_s", "warm_up")):
@@ -259,7 +265,8 @@ class Scenario(Spec):
     @model_validator(mode="before")
     @classmethod
     def _in_house_words(cls, given: Any) -> Any:
-        """A scenario for Triton, or of kind http, may say its knobs in the server's own words."""
+        """Rename the parameters of a scenario for Triton, or of kind http, from the server's own names to
+        TensorFlow Serving's."""
         kind, words = target_written(given)
         if kind not in ("triton", "http") or not isinstance(given, Mapping):
             return given
@@ -292,7 +299,8 @@ class Scenario(Spec):
         return self
 
     def _speak_its_protocol(self) -> None:
-        """Triton speaks KServe v2 only: where nobody chose, by gRPC if that can be reached; kind http its own."""
+        """Choose the protocol where nobody did: kind http its own, Triton KServe v2, by gRPC if that can be
+        reached; raises a problem for a protocol that the server does not speak."""
         if self.target.kind == "http" and "protocol" not in self.request.model_fields_set:
             object.__setattr__(self, "request", self.request.model_copy(update={"protocol": "http"}))
         if self.request.protocol == "http":
@@ -331,7 +339,7 @@ class Scenario(Spec):
             )
 
     def _leave_what_is_fixed(self) -> None:
-        """The space that nobody wrote down holds only what is not fixed, and what the server has."""
+        """Leave out of the default space what is fixed, and what the server does not have."""
         if "space" not in self.search.model_fields_set:
             has = {name for name, _, _ in self.target.words}
             left = {
@@ -413,7 +421,8 @@ class Scenario(Spec):
             raise problem("both fixed and searched", at=("fixed", name), hint="remove one of the two")
 
     def _check_buckets(self) -> None:
-        """`none` of a space is no flag, so it would leave those of the target in force."""
+        """Check that length buckets are not both searched or fixed and among the target's flags: `none` of a
+        space is no flag, so that those of the target would stay in force."""
         given = [flag for flag in self.target.flags if flag.lstrip("-") == LENGTH_BUCKETS]
         where = "searched" if LENGTH_BUCKETS in self.search.space else "fixed"
         if given and (LENGTH_BUCKETS in self.search.space or LENGTH_BUCKETS in self.fixed):

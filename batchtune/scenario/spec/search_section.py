@@ -102,6 +102,7 @@ class RangeSpace(Spec):
 
     @property
     def values(self) -> tuple[KnobValue, ...]:
+        """The values, rising."""
         if self.log:
             doublings = math.floor(math.log2(self.high / self.low) + 1e-9)
             values = [self.low * 2**power for power in range(doublings + 1)]
@@ -244,10 +245,10 @@ class SearchSpec(Spec):
         return self
 
     def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
-        """Check that several servers can be tested at once, where that is asked for.
+        """Check that several servers can be tested at once, where the scenario asks for that; raises a
+        problem if not.
 
-        Raises:
-            ValueError: they cannot.
+        `launches`: one server of one model is launched here; `has_fleet`: the load comes from a fleet.
         """
         path, wrong = ("search", "parallel"), None
         if self.parallel.servers == 1:
@@ -278,6 +279,6 @@ class SearchSpec(Spec):
         return self.budget.trials
 
     def grid(self) -> list[dict[str, KnobValue]]:
-        """Iterate over every point of the space, the last parameter running fastest."""
+        """List every point of the space: parameter -> value, the last parameter changing fastest."""
         values = product(*(knob.values for knob in self.space.values()))
         return [dict(zip(self.space, point, strict=True)) for point in values]

@@ -1,4 +1,4 @@
-"""What all parts of a scenario have in common."""
+"""What all sections of a scenario have in common: their base class, and types for files, models and CPUs."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ ModelName = Annotated[str, AfterValidator(_nearby_model)]
 
 
 def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
-    """Check that this machine has the CPUs that a scenario asks for under this key; a run is read on any machine.
+    """Check that this process may run on the CPUs that a scenario asks for under this key. Not part of
+    reading a scenario, since a run is read on any machine.
 
     Raises:
-        ScenarioError: it has not, or keeps no process on some of its CPUs.
+        ScenarioError: it may not, or the system keeps no process on some of its CPUs.
     """
     if cpus is None:
         return
@@ -103,7 +104,7 @@ def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Write CPUs as text, such as "CPU 3" or "CPUs 0-3, 8"."""
+    """Write CPU numbers as text, such as "CPU 3" or "CPUs 0-3, 8"."""
     numbers = sorted(set(cpus))
     spans: list[list[int]] = []
     for number in numbers:

@@ -25,7 +25,8 @@ from batchtune.scenario.spec.search_section import KnobField, Space
 from batchtune.scenario.spec.section import ModelName, Spec
 
 SHARED: Final = ("num_batch_threads", "thread_pool_name")
-"""What TensorFlow Serving takes from the server's own file, whatever a model's says."""
+"""Parameters that TensorFlow Serving takes from the server's own file alone, also with parameters for each
+model."""
 
 _OWN: Final[Mapping[str, tuple[str, ...]]] = {
     "slo": ("slo",),
@@ -33,7 +34,7 @@ _OWN: Final[Mapping[str, tuple[str, ...]]] = {
     "rate": ("load", "rate"),
     "concurrency": ("load", "concurrency"),
 }
-"""What a model may have of its own, and where the scenario has it for the others."""
+"""Keys that a model may have of its own -> where the scenario has that for the other models."""
 
 
 class ServedModelSpec(Spec):
@@ -62,8 +63,8 @@ class ServedModelSpec(Spec):
     )
 
     def configuration(self, shared: Configuration) -> Configuration:
-        """Return the configuration of this model on a server with these parameters; without batching none of its own
-        counts.
+        """Return the configuration of this model on a server with the parameters `shared`; where the server
+        does not batch, `shared` itself.
 
         Raises:
             BatchingParametersError: a name or a value that no server would accept.
@@ -80,11 +81,11 @@ class ServedModelSpec(Spec):
 def refuse_unheard(
     scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
 ) -> None:
-    """Check that no override sets what a model of the scenario has of its own, which it would go on with; all as plain
-    data.
+    """Check that no override sets a key for which a model of the scenario has a value of its own, which would
+    hide it; all as plain data.
 
     Raises:
-        UsageError: one says what a model has of its own, and goes on with; not where these say that own value, too.
+        UsageError: one does, and no override sets the model's own value.
     """
     models = _below(scenario, "target", "models")
     for name, keys in _OWN.items():
@@ -106,7 +107,8 @@ def refuse_unheard(
 
 
 def check_spaces(models: Sequence[ServedModelSpec]) -> None:
-    """Check that a model's own search space has only a model's own parameters; raises a problem if not."""
+    """Check that each model's `space` has only parameters that a model can have of its own; raises a problem
+    if not."""
     for at, own in enumerate(models):
         path = ("target", "models", at)
         for name in own.space:
@@ -120,8 +122,8 @@ def check_spaces(models: Sequence[ServedModelSpec]) -> None:
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
-    """Check that each of several models has a load of its own, of the kind that `load` names; raises a problem if
-    not."""
+    """Check that each of several models has a rate or clients, as `load.arrivals` asks for; raises a problem
+    if not."""
     closed = not load.open_loop
     if models and load.arrivals not in ("closed", "constant", "poisson", "gamma"):
         raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))

@@ -89,7 +89,7 @@ class TlsSpec(Spec):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """A verifying client context.
+        """Make an SSL context for clients that verifies the server.
 
         Raises:
             UsageError: a file that cannot be read as a certificate or key.
@@ -103,7 +103,8 @@ class TlsSpec(Spec):
         return context
 
     def pem_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The contents of CA, key and certificate files, in the order that grpcio's channel credentials take.
+        """Read the CA, key and certificate files, in the order that grpcio's channel credentials take; None
+        for each that is not given.
 
         Raises:
             UsageError: a file that cannot be read.
@@ -139,7 +140,7 @@ class DockerSpec(Spec):
 
 
 def takes_file(words: tuple[str, ...]) -> bool:
-    """Whether a command has the placeholder of a file with the parameters."""
+    """Whether a command names a file with the parameters, by {json} or {file}."""
     return any(place in word for word in words for place in (JSON_PLACE, FILE_PLACE))
 
 
@@ -154,7 +155,8 @@ Address = Annotated[
 
 
 def _either_model_or_models(schema: dict[str, Any]) -> None:
-    """Editors ask for one of the two keys: `model` is required, but where models are listed it is the first of them."""
+    """Make the JSON schema ask for one of the two keys: `model` is required, but where models are listed it
+    is the first of them."""
     schema["required"].remove("model")
     if not schema["required"]:
         del schema["required"]
@@ -304,7 +306,8 @@ class TargetSpec(Spec):
 
     @property
     def runs_already(self) -> bool:
-        """Whether the server was started by others, or is started by commands: it gets no CPUs of this machine."""
+        """Whether the server is started by others, or by commands, so that it gets no CPUs of this
+        machine."""
         return self.kind in ("external", "command", "http") or self.attached
 
     @property
@@ -321,19 +324,21 @@ class TargetSpec(Spec):
 
     @property
     def reads_back(self) -> bool:
-        """Whether what is in force is read from the server, or the server is known to take its flags and its file."""
+        """Whether it is certain that the server has its configuration: it is read back, or the server is
+        known to take its flags and its file."""
         if self.kind == "http":
             return self.set is not None and self.set.request is not None and self.set.request.read is not None
         return self.kind != "command"
 
     @property
     def words(self) -> tuple[ServerWord, ...]:
-        """The server's own words, of kind http, for the parameters that TensorFlow Serving has too."""
+        """Parameters of a server of kind http that TensorFlow Serving has too, as `MeansSpec.words`; empty
+        for other kinds."""
         return self.means.words()
 
     def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:
-        """Return the server's traps to warn of: those of the parameters, by our names, that have a value other than
-        0 and off."""
+        """Return the warnings (`target.traps`) on parameters with a value other than 0 and off; `values`:
+        parameter, by TensorFlow Serving's name where it has one -> values to be used."""
         ours = {word: name for name, word, _ in self.words}
         return [
             f"{word}: {text}"
@@ -342,12 +347,13 @@ class TargetSpec(Spec):
         ]
 
     def in_house_words(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert values by the server's names and units to ours."""
+        """Return values by the server's names and units under TensorFlow Serving's names and in its units."""
         return dict(in_words_of(values, self.words))
 
     @property
     def runs(self) -> Literal["bundled", "local", "docker", "command"]:
-        """What is launched; command: a program of which nothing is known but that it takes the same flags."""
+        """What is launched; command: a program of the user's that takes the flags of
+        tensorflow_model_server."""
         if self.server is not None:
             return self.server
         if self.docker is not None:
@@ -359,7 +365,7 @@ class TargetSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _named_by_its_url(cls, given: Any) -> Any:
-        """A server of kind http has a name of its path, where it has no other."""
+        """Name the model of a server of kind http, where it has no name, by the last part of its URL."""
         if not isinstance(given, Mapping) or given.get("kind") != "http" or given.get("model") is not None:
             return given
         last = str(given.get("url")).rstrip("/").rpartition("/")[2]
@@ -368,7 +374,8 @@ class TargetSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _first_model(cls, given: Any, info: ValidationInfo) -> Any:
-        """Where several are listed, `model` is the first of them; a scenario that a run kept may say so too."""
+        """Make `model` the first of the models that are listed; a scenario that a run kept may have it
+        already."""
         models = given.get("models") if isinstance(given, Mapping) else None
         kept = not info.context["files_exist"] if info.context else False
         if models and not kept and given.get("model") is not None:
@@ -486,7 +493,8 @@ class TargetSpec(Spec):
         return self
 
     def _be_asked_by_http(self) -> None:
-        """Check that requests have somewhere to go, and that each parameter gets to the server."""
+        """Check that there is a URL for requests, and that each parameter gets to the server; raises a
+        problem if not."""
         if self.url is None:
             raise problem(
                 "missing: where requests go", at=("url",), hint="add url: http://127.0.0.1:8000/predict"
@@ -518,7 +526,8 @@ class TargetSpec(Spec):
                     )
 
     def _consist_of_commands(self) -> None:
-        """Check that the parameters get to the server, and somebody says when it is ready."""
+        """Check that the parameters get to the server, and that something shows when it is ready; raises a
+        problem if not."""
         given = [word for words in (self.launch, self.apply) for word in words or ()]
         if self.apply is None and (self.launch is None or not takes_file(self.launch)):
             raise problem(
@@ -554,7 +563,8 @@ class TargetSpec(Spec):
 
 
 def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
-    """Return the target's kind in a scenario that nobody has checked yet, and its words if the kind is http."""
+    """Return the target's kind in an unchecked scenario ("": none), and its `TargetSpec.words`; () where
+    these are wrong, which the check reports."""
     target = given.get("target") if isinstance(given, Mapping) else None
     if isinstance(target, TargetSpec):
         return target.kind, target.words
@@ -566,7 +576,7 @@ def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
 
 
 def _written_words(means: object) -> tuple[ServerWord, ...]:
-    """Nothing where they are wrong: the check of the target says so."""
+    """Return the words of an unchecked `target.means`; () where it is wrong, which the check reports."""
     try:
         return MeansSpec.model_validate(means or {}).words()
     except ValueError:
@@ -574,7 +584,7 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
 
 
 def unsayable(target: TargetSpec) -> str:
-    """Explain why the server cannot be told to batch nothing, where `can_be_off` is False."""
+    """Explain why the server cannot be made to batch nothing, where `can_be_off` is False."""
     if target.kind == "http":
         return "target.means names no parameter for the rows in a batch"
     return "a tfserving file, all that target's commands name, cannot say no batching"
@@ -587,8 +597,8 @@ _HINT: Final = (
 
 
 def can_be_off(target: TargetSpec) -> bool:
-    """Whether the server can be told to batch nothing: not by commands that get only a tfserving file, nor a server
-    of kind http that has no parameter for the rows in a batch."""
+    """Whether the server can be made to batch nothing: not by commands that get only a tfserving file, nor
+    one of kind http that has no parameter for the rows in a batch."""
     if target.kind == "http":
         return target.means.rows is not None
     words = [word for command in (target.launch, target.apply) for word in command or ()]
@@ -599,7 +609,8 @@ def can_be_off(target: TargetSpec) -> bool:
 
 
 def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[str, Space]) -> None:
-    """Check that the target can be told so where no batching is fixed or searched; raises a `problem` if not."""
+    """Check that a server for which no batching is fixed or searched can be made to batch nothing; raises a
+    problem if not."""
     if can_be_off(target):
         return
     switch = "enable_batching"
@@ -613,10 +624,10 @@ def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[st
 
 
 def require_sayable(configuration: Configuration, target: TargetSpec) -> None:
-    """Check that the server can be told this configuration.
+    """Check that the server can be given this configuration.
 
     Raises:
-        BatchingParametersError: it is no batching, and the target has no words for that.
+        BatchingParametersError: it is no batching, and the server cannot be made to batch nothing.
     """
     if configuration.batching is None and not can_be_off(target):
         raise BatchingParametersError(unsayable(target), hint=_HINT)

@@ -229,7 +229,7 @@ class PendingCall(Generic[_Client]):
         inputs: dict[str, NDArray[Any]],
         output_names: tuple[str, ...] | None,
     ) -> None:
-        """Submit the call at the end of this loop turn; the client is answered later. output_names None: all."""
+        """Submit the call at the end of this loop turn; its answer follows. output_names None: all."""
         self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
@@ -362,7 +362,7 @@ class LoopPort:
         self._call_soon = loop.call_soon_threadsafe
 
     def deliver(self, completions: list[Completion]) -> None:
-        """Have the loop call `done(outputs, error)` of each completion; wakes the loop once for all of them."""
+        """Have the loop call `done(outputs, error)` of each completion; wakes the loop only once."""
         self._call_soon(_complete, completions)
 
     def run_soon(self, function: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Answers Classify, Regress and MultiInference. Texts and order are TensorFlow Serving's."""
+"""Answers Classify, Regress and MultiInference calls; texts and order of checks are TensorFlow Serving's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from batchtune.wire.tfserving.messages import (
 
 
 def parse_message(kind: Any, message: bytes) -> Any:
-    """Parse a request; raises StatusError INTERNAL, as a gRPC server answers, for bytes that are none."""
+    """Parse bytes as a message of class `kind`; raises StatusError INTERNAL, as gRPC does, if that fails."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -41,7 +41,10 @@ def parse_message(kind: Any, message: bytes) -> Any:
 
 
 class InferenceCalls:
-    """Answers Classify, Regress and MultiInference; `check_methods` is --enable_signature_method_name_check."""
+    """Answers Classify, Regress and MultiInference calls, later, by way of `pending`.
+
+    check_methods: check the signatures' method names (--enable_signature_method_name_check).
+    """
 
     def __init__(
         self, models: ModelRepository, pending: PendingCalls[GrpcCall], *, check_methods: bool = False
@@ -59,7 +62,7 @@ class InferenceCalls:
         self._start_single(call, REGRESS)
 
     def multi_inference(self, call: GrpcCall) -> None:
-        """Start a MultiInference call: its tasks run as requests of their own, its answer waits for all."""
+        """Start a MultiInference call: each task runs as its own request, the answer waits for all."""
         name, started_ns = "", time.monotonic_ns()
         try:
             request = parse_message(MultiInferenceRequest, call.message)
@@ -122,7 +125,11 @@ class InferenceCalls:
         running.submit(servable, signature.name, inputs, outputs)
 
     def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:
-        """Check the tasks of a MultiInference request against their common model."""
+        """Check a MultiInference request; returns its tasks and the servable that they all run on.
+
+        Raises StatusError for a model or signature that is unknown, differs between tasks or does not fit the
+        task.
+        """
         first = request.tasks[0].model_spec if request.tasks else ModelSpec()
         name, version, label, _ = read_model_spec(first)
         servable = self._models.find(name, version=version, label=label)
@@ -157,7 +164,7 @@ _KINDS = {CLASSIFY_METHOD: CLASSIFY, REGRESS_METHOD: REGRESS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One task of a MultiInference request."""
+    """One task of a MultiInference request; outputs: names of those to ask for."""
 
     signature_name: str
     kind: Kind
@@ -165,7 +172,7 @@ class _Task:
 
 
 class _TaskJoin:
-    """Waits for all tasks of a MultiInference call."""
+    """Collects the outputs of a MultiInference call's tasks; ends the call with the last, or an error."""
 
     def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
         self._servable = servable
@@ -174,7 +181,7 @@ class _TaskJoin:
         self._results: dict[int, Outputs] = {}
 
     def done(self, index: int, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take the answer to one task."""
+        """Accept the outputs of task number `index`, or its error, which ends the call."""
         if outputs is None:
             self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
             return
@@ -183,20 +190,20 @@ class _TaskJoin:
             self._running.done({}, None)
 
     def fail(self, error: StatusError) -> None:
-        """End the call for the sake of one task."""
+        """End the call with the error of one task."""
         self._running.fail(error)
 
     def note(self, queued: Queued | None, submitted_ns: int) -> None:
-        """Take what stands for a task in its queue; the call waits in one as long as its last task does.
+        """Make a task's queued request the call's; the call's deadline error says whether it still waits.
 
-        A call that has ended takes nothing: nobody would part it from a request that refers back to it.
+        A call that has ended keeps none: call and request would refer to each other for ever.
         """
         if not self._running.ended:
             self._running.queued = queued
             self._running.submitted_ns = submitted_ns
 
     def encode(self, examples: int) -> bytes:
-        """Write the MultiInferenceResponse once all answers are there."""
+        """Return the bytes of the MultiInferenceResponse; examples: number of Examples of the request."""
         response = MultiInferenceResponse()
         for index, task in enumerate(self._tasks):
             result = response.results.add(model_spec=_spec(self._servable, task.signature_name))
@@ -205,7 +212,7 @@ class _TaskJoin:
 
 
 class _Part:
-    """One task of a MultiInference call, as it is submitted."""
+    """One task of a MultiInference call as a `Submitted`; passes everything on to the `_TaskJoin`."""
 
     __slots__ = ("_index", "_join", "submitted_ns")
 
@@ -223,11 +230,11 @@ class _Part:
         self._join.note(queued, self.submitted_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take the answer to the task."""
+        """Accept the outputs of the task, or its error."""
         self._join.done(self._index, outputs, error)
 
     def fail(self, error: StatusError) -> None:
-        """The task is refused."""
+        """End the call because this task is refused."""
         self._join.fail(error)
 
 

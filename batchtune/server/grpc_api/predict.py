@@ -1,16 +1,17 @@
 """A gRPC Predict call: decoded, checked against its model, run and answered.
 
 Texts and the order of checks are TensorFlow Serving's (servables/tensorflow/predict_util.cc and TensorFlow's
-cc/saved_model/util.cc). What a request says beside its values is checked once for each version of a model.
+cc/saved_model/util.cc). The content of a request beside its values is checked once for each version of a
+model.
 
-The requests of one client are the same byte for byte but for the values of their tensors. So a request that has been
-parsed by protobuf leaves a template: the bytes around the values, and where each tensor's values lie. The next
-message of that length whose other bytes agree is the same request with other values, and its arrays are views of the
-message. A message that fits no template is parsed by protobuf, always with the same result.
+The requests of one client often differ only in the values of their tensors. So a request that protobuf has
+parsed leaves a template: the bytes around the values, and the position of each tensor's values. A later
+message of that length with the template's bytes is the template's request with other values, and its arrays
+are views of the message. A message that fits no template is parsed by protobuf; both ways give equal arrays.
 
-Answers of the same outputs, dtypes and shapes differ only in their values: everything else is written once. That
-holds where values travel as plain bytes: floats and bools in their packed fields, every number in tensor_content
-(--enable_serialization_as_tensor_content). Other answers are written by protobuf.
+Answers with equal outputs, dtypes and shapes differ only in their values, so the bytes around these are kept
+too. That holds where values travel as plain bytes: floats and bools in their packed fields, every number in
+tensor_content (--enable_serialization_as_tensor_content). Other answers are written by protobuf.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from batchtune.wire.tfserving.messages import (
 from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, numpy_name, tensor_from_proto
 
 _LITERAL_BYTES_MAX = 1024
-"""Around the values of a request lie about 60 bytes and 20 for each input."""
+"""Most bytes beside the values that a template or plan keeps; usual are 60, and 20 for each input."""
 _FIELDS_MAX = 2048
-"""Inputs and names of outputs in one request; 70,000 in 0.8 MB held the event loop for 400 ms."""
+"""Most inputs and output names in one request; 70,000 in 0.8 MB held the event loop for 400 ms."""
 _CONTENT_FIELD = 4
 # What travels as plain little-endian bytes: the packed field of a TensorProto that holds them so, else tensor_content.
 _PACKED_FIELDS = {"float32": 5, "float64": 6}
@@ -65,7 +66,11 @@ _RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
 
 
 class PredictCalls:
-    """Answers Predict."""
+    """Answers Predict calls, later, by way of `pending`.
+
+    as_content: write tensors as tensor_content (--enable_serialization_as_tensor_content). check_methods:
+    check the signatures' method names (--enable_signature_method_name_check).
+    """
 
     def __init__(
         self,
@@ -107,8 +112,11 @@ class PredictCalls:
         running.submit(servable, binding.signature_name, inputs, binding.output_names)
 
     def _bind(self, plan: PredictPlan, servable: Servable) -> _Binding:
-        """Check a plan against a version. Raises StatusError; what TensorFlow Serving checks only after the tensors
-        is kept as the binding's refusal."""
+        """Check a plan against a version, and return the result as a binding.
+
+        Raises StatusError for an unknown signature or wrong inputs. Wrong names of outputs, which TensorFlow
+        Serving notices only after it has read the tensors, become the binding's `refusal`.
+        """
         signature_name = plan.signature_name or DEFAULT_SIGNATURE
         signature = servable.signatures.get(signature_name)
         if signature is None:
@@ -139,10 +147,10 @@ class PredictCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Binding:
-    """A plan that fits a version; holds no reference that would keep an unloaded version alive.
+    """The result of checking a plan against a version of a model; refers to the version only weakly.
 
-    `refusal` is what such a request is told, "" where it runs; an exception kept here would keep every request that
-    it has refused.
+    output_names None: all. defaults: input -> the signature's default, of the inputs that the plan lacks.
+    encode: the outputs -> bytes of the answer. refusal: message of the error of such requests, "": they run.
     """
 
     servable: weakref.ref[Servable]
@@ -155,7 +163,10 @@ class _Binding:
 
 
 def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable) -> dict[str, NDArray[Any]]:
-    """Compare the names of the inputs; gives the signature's defaults of those that are missing."""
+    """Check the names of a request's inputs; returns the signature's defaults of the missing ones, by name.
+
+    Raises StatusError INVALID_ARGUMENT for a missing input without a default, and for an unknown name.
+    """
     sent = set(given)
     wanted = {spec.name for spec in signature.inputs}
     if sent == wanted:
@@ -188,7 +199,7 @@ def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable
 
 
 def _check_output_filter(names: tuple[str, ...], signature: Signature) -> str:
-    """What is wrong with the names, "" if nothing."""
+    """Describe the first output name that is unknown or given twice; "" if none is."""
     known = {spec.name for spec in signature.outputs}
     for index, name in enumerate(names):
         if name not in known:
@@ -206,7 +217,10 @@ def _braced(names: Iterable[str]) -> str:
 
 
 class PredictResponses:
-    """Writes the answers of one signature of one version with one choice of outputs."""
+    """Writes the answers of one signature of one version with the outputs named, in their order.
+
+    as_content: write tensors as tensor_content (--enable_serialization_as_tensor_content).
+    """
 
     def __init__(
         self, *, model_name: str, version: int, signature_name: str, outputs: Sequence[str], as_content: bool
@@ -219,7 +233,7 @@ class PredictResponses:
         self._templates: Memo[tuple[Any, ...], list[bytes]] = Memo(256)
 
     def encode(self, outputs: Outputs) -> bytes:
-        """Write the PredictResponse; raises StatusError for a dtype that has no TensorProto."""
+        """Return the bytes of the PredictResponse; raises StatusError INTERNAL for an unknown dtype."""
         if self._single is not None:
             array = outputs[self._single]
             template = self._templates.get((array.dtype.char, array.shape))
@@ -246,7 +260,7 @@ class PredictResponses:
         return character in ("fdFDbhilqBHILQe?" if self._as_content else _RAW_FIELDS) and array.dtype.isnative
 
     def _template(self, arrays: Sequence[NDArray[Any]]) -> list[bytes]:
-        """The bytes before, between and after the values of the arrays."""
+        """Return the bytes before, between and after the values of the arrays: one more piece than arrays."""
         pieces = [b""]
         for name, array in zip(self._outputs, arrays, strict=True):
             field = _CONTENT_FIELD if self._as_content else _RAW_FIELDS[array.dtype.char]
@@ -281,15 +295,19 @@ def _tensor_head(array: NDArray[Any]) -> bytes:
 
 
 def _head(field: int, size: int) -> bytes:
-    """Tag and length of a field of bytes."""
+    """Return the tag and length that precede a field of `size` bytes."""
     length_delimited = 2
     return bytes([field << 3 | length_delimited]) + varint(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictPlan:
-    """All that a Predict request says beside the values of its tensors; one object for equal requests, unless its words
-    are too long to be `remembered`."""
+    """The content of a Predict request beside its tensors: model, version or label, signature, names.
+
+    signature_name "": serving_default; input_names: sorted; output_filter (): all outputs. Requests with
+    equal content share one object, unless it is too long to be `remembered` (above _LITERAL_BYTES_MAX
+    characters).
+    """
 
     model_name: str
     version: int | None
@@ -301,9 +319,9 @@ class PredictPlan:
 
 
 class PredictRequests:
-    """Decodes Predict requests and remembers what they have in common.
+    """Decodes Predict requests, and keeps plans and templates of those so far.
 
-    Whatever clients send, that is at most 4,096 templates of 1 kB of literals, and 512 plans of as much: about 10 MB.
+    Whatever clients send, it keeps at most 4,096 templates and 512 plans of 1 kB each: about 10 MB in all.
     """
 
     def __init__(self) -> None:
@@ -311,12 +329,14 @@ class PredictRequests:
         self._plans: Memo[tuple[Any, ...], PredictPlan] = Memo(512)
 
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
-        """Give the plan, and the inputs by name as read-only views of `message` where a template fits, else None
-        and the parsed PredictRequest, for `decode_inputs`.
+        """Return (plan, inputs, request) of a serialised PredictRequest.
+
+        Where a template fits, inputs are read-only views of `message` by name, and request is None; else
+        inputs are None and request is the parsed PredictRequest, for `decode_inputs`.
 
         Raises:
-            StatusError: INTERNAL when the message is no PredictRequest; INVALID_ARGUMENT without a model's name, or
-                with thousands of inputs.
+            StatusError: INTERNAL when the message is no PredictRequest; INVALID_ARGUMENT without a
+                model_spec, or with thousands of inputs.
         """
         known = self._templates.get(len(message))
         if known is not None:
@@ -374,7 +394,7 @@ class PredictRequests:
 
 
 def read_model_spec(spec: Any) -> tuple[str, int | None, str | None, str]:
-    """Give name, version, label and signature name ("" if unset) of a ModelSpec."""
+    """Return (name, version, label, signature name) of a ModelSpec; unset: "", None, None, ""."""
     choice = spec.WhichOneof("version_choice")
     return (
         spec.name,
@@ -385,7 +405,10 @@ def read_model_spec(spec: Any) -> tuple[str, int | None, str | None, str]:
 
 
 def decode_inputs(request: Any) -> dict[str, NDArray[Any]]:
-    """Decode the tensors of a PredictRequest; raises StatusError `tensor parsing error: <alias>`."""
+    """Return the tensors of a parsed PredictRequest as arrays by name.
+
+    Raises StatusError INVALID_ARGUMENT for a malformed tensor, and for one far larger than its message.
+    """
     inputs = {}
     tensor_bytes = 0
     for name in sorted(request.inputs):
@@ -406,7 +429,7 @@ def decode_inputs(request: Any) -> dict[str, NDArray[Any]]:
 
 
 class _Templates:
-    """The templates of one length of message; gives up on a length whose messages keep differing."""
+    """The templates of messages of one length: at most 8, made of the first that fit no earlier one."""
 
     __slots__ = ("_attempts", "templates")
 
@@ -415,7 +438,11 @@ class _Templates:
         self._attempts = 0
 
     def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
-        """Keep a template, and of the message only what lies around its values, if that is little."""
+        """Add a template of a message that fitted none, unless there have been 8 such messages already.
+
+        request: the message parsed. No template is made where values are not plain bytes or literals are too
+        long.
+        """
         templates_per_length = 8
         if self._attempts < templates_per_length:
             self._attempts += 1
@@ -425,7 +452,11 @@ class _Templates:
 
 
 class _Template:
-    """One request with gaps for the values of its tensors."""
+    """A message with gaps for the values of its tensors.
+
+    literals: (offset, bytes) of what lies around the values; gaps: (input name, shape, dtype, offset) of each
+    tensor.
+    """
 
     __slots__ = ("_gaps", "_literals", "plan")
 
@@ -440,7 +471,10 @@ class _Template:
         self.plan = plan
 
     def match(self, message: bytes) -> dict[str, NDArray[Any]] | None:
-        """The inputs, if the message, which has the right length, is this request with other values."""
+        """Return the inputs of a message by name, as views of it, if its literals agree, else None.
+
+        The message must have the template's length.
+        """
         for offset, literal in self._literals:
             if not message.startswith(literal, offset):
                 return None
@@ -448,7 +482,10 @@ class _Template:
 
 
 def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template | None:
-    """A template of a message, or None when some tensor's values are not plain bytes in one place."""
+    """Make a template of a message, given parsed too; None where values are not plain bytes in one place.
+
+    None also where the literals exceed _LITERAL_BYTES_MAX.
+    """
     spans = _find_values(message)
     if spans is None or spans.keys() != set(request.inputs):
         return None
@@ -476,7 +513,7 @@ def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template
 
 
 def _has_manyread_fields(message: bytes) -> bool:
-    """Whether a message has more fields at its top than any sensible request; what is no message has few."""
+    """Whether a message has more than _FIELDS_MAX top-level fields; False for bytes that are no message."""
     try:
         return any(count >= _FIELDS_MAX for count, _ in enumerate(read_fields(message, 0, len(message))))
     except (ValueError, IndexError):
@@ -484,7 +521,10 @@ def _has_manyread_fields(message: bytes) -> bool:
 
 
 def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
-    """For each input the field that holds its values, and from where to where; None when it is not that simple."""
+    """Return input name -> (TensorProto field with its values, start, end) of a serialised PredictRequest.
+
+    None where an input has no or several fields of values, or the message has another structure.
+    """
     spans: dict[str, tuple[int, int, int]] = {}
     entry_fields_max = 5  # one more than a tensor of plain values has
     try:

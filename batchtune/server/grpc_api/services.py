@@ -1,4 +1,4 @@
-"""The gRPC services of tensorflow_model_server: who answers which method."""
+"""The gRPC services of tensorflow_model_server: model service, health, reflection; a table of methods."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v
 
 
 class Reflection:
-    """Answers the messages of the reflection service, whose v1 is its v1alpha under another name."""
+    """Answers the gRPC reflection service (v1 and v1alpha, which differ only in name).
+
+    services: full names of the services to list.
+    """
 
     def __init__(self, services: Sequence[str]) -> None:
         from grpc_reflection.v1alpha.reflection import ReflectionServicer  # brings grpcio along
@@ -45,7 +48,7 @@ class Reflection:
         self._servicer: Any = ReflectionServicer(services, _described_pool())
 
     def serve(self, stream: GrpcStream) -> None:
-        """Serve ServerReflectionInfo: one answer for each message, until the client has said its last."""
+        """Serve ServerReflectionInfo: one answer for each message, until the client ends the stream."""
 
         def answer(message: bytes) -> None:
             try:
@@ -58,7 +61,7 @@ class Reflection:
         stream.on_cancel = lambda: stream.finish("CANCELLED")
 
     def answer(self, message: bytes) -> bytes:
-        """Answer one message; what does not exist is an error inside the answer.
+        """Return the answer to one message, as bytes; an unknown symbol is an error inside the answer.
 
         Raises:
             StatusError: INTERNAL when the message is no ServerReflectionRequest.
@@ -70,7 +73,7 @@ class Reflection:
 
 
 def _described_pool() -> descriptor_pool.DescriptorPool:
-    """TensorFlow Serving's services, the health service, and both versions of reflection."""
+    """Return the descriptors of TensorFlow Serving, the health service and both versions of reflection."""
     pool = new_pool()
     health, reflection = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     HealthCheckRequest.DESCRIPTOR.file.CopyToProto(health)
@@ -92,7 +95,7 @@ _POLL_S = 0.5
 
 
 class HealthCalls:
-    """Answers Check and Watch. A server that was told to `stop` is not serving."""
+    """Answers Check and Watch of the health service; services: full names that stand for the whole server."""
 
     def __init__(self, models: ModelRepository, services: Iterable[str]) -> None:
         self._models = models
@@ -103,14 +106,14 @@ class HealthCalls:
         self._polling = False
 
     def stop(self) -> None:
-        """Answer NOT_SERVING from now on; the watches end with it, for a drain waits for every stream."""
+        """Answer NOT_SERVING from now on, and end every watch with it: a drain waits for all streams."""
         self._stopping = True
         self._tell_watchers()
         for stream in list(self._watchers):
             self._end(stream)
 
     def check(self, call: GrpcCall) -> None:
-        """Answer Check; NOT_FOUND for a service that does not exist here."""
+        """Answer Check: SERVING or NOT_SERVING, or the error NOT_FOUND for an unknown service."""
         try:
             status = self._status(parse_message(HealthCheckRequest, call.message).service)
             if status == "SERVICE_UNKNOWN":
@@ -121,7 +124,7 @@ class HealthCalls:
         call.reply(_response(status))
 
     def watch(self, stream: GrpcStream) -> None:
-        """Serve Watch: the status now and whenever it has changed (looked at twice a second)."""
+        """Serve Watch: send the status now and after each change; it is read every _POLL_S seconds."""
 
         unknown_name_bytes_max = 256  # Of a name that is watched before it exists; a client may send 64 MiB.
 
@@ -174,7 +177,7 @@ class HealthCalls:
                 self._tell(stream, status)
 
     def _tell(self, stream: GrpcStream, status: str) -> None:
-        """Send a status; a client that does not read is answered by the connection, and watches no more."""
+        """Send a status; stop watching where the connection has ended the stream, unread for too long."""
         stream.send(_response(status))
         if stream.answered:
             self._watchers.pop(stream, None)
@@ -204,9 +207,12 @@ def _response(status: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
-    """`serialize_as_content` is --enable_serialization_as_tensor_content, `check_methods`
-    --enable_signature_method_name_check, `health` --enable_grpc_healthcheck_service, `reflection`
-    --enable_grpc_reflection."""
+    """Flags of the gRPC services.
+
+    serialize_as_content: --enable_serialization_as_tensor_content; check_methods:
+    --enable_signature_method_name_check; health: --enable_grpc_healthcheck_service; reflection:
+    --enable_grpc_reflection.
+    """
 
     serialize_as_content: bool = False
     check_methods: bool = False
@@ -216,9 +222,10 @@ class GrpcOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcApi:
-    """What the wire needs: who gets the unary calls, who serves the streams, and how to say goodbye.
+    """The services, as the wire's gRPC server takes them.
 
-    `announce_stop` makes the health service answer NOT_SERVING before the server drains.
+    dispatch: starts a unary call; streams: path of a method -> function that serves a stream; announce_stop:
+    makes the health service answer NOT_SERVING, before the server drains.
     """
 
     dispatch: Callable[[GrpcCall], None]
@@ -229,7 +236,7 @@ class GrpcApi:
 def make_grpc_api(
     repository: ModelRepository, metrics: Metrics, *, options: GrpcOptions | None = None
 ) -> GrpcApi:
-    """Make the services; everything is called on the event loop."""
+    """Make the services of a repository; all functions of the result run on the event loop."""
     options = options or GrpcOptions()
     pending: PendingCalls[GrpcCall] = PendingCalls(
         *(metrics, "GRPC", repository),
@@ -276,7 +283,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ModelServiceCalls:
-    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest; `metrics` gives values by name."""
+    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest.
+
+    metrics: names of metrics -> their present values by name, as `Metrics.first_values`.
+    """
 
     def __init__(self, models: ModelRepository, metrics: Callable[[Iterable[str]], dict[str, int]]) -> None:
         self._models = models
@@ -315,7 +325,7 @@ class ModelServiceCalls:
         call.reply(response.SerializeToString())
 
     def reload_config(self, call: GrpcCall) -> None:
-        """Start HandleReloadConfigRequest: it is answered when the models are available or have failed."""
+        """Start HandleReloadConfigRequest, which is answered when the models are available or have failed."""
         reloads_max = 16  # Each holds its configuration, and one is carried out at a time.
         try:
             request = parse_message(ReloadConfigRequest, call.message)

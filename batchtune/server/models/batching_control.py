@@ -1,8 +1,8 @@
 """Puts new batching parameters in force while requests are served.
 
-A new pool of threads and sessions is made for them, the event loop sends every request from one moment on to it,
-and the old pool answers what it still has and ends. No request is dropped, and the new pool is the same as one
-made at the start of the process: a measurement does not depend on how its configuration was applied.
+A new pool of threads and sessions is made for them. From one moment on the event loop sends every request to
+the new pool; the old one answers its remaining requests and ends. No request is dropped. The new pool equals
+one made at the start of the process, so a measurement does not depend on how its configuration was applied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SHARED = ("num_batch_threads", "thread_pool_name")
 class BatchingControl:
     """The batching settings in force, for all servables of the process.
 
-    `on_loop` runs a function on the event loop soon.
+    deliver: called on any thread with the completions of a batch. on_loop: has the event loop call a function
+    soon.
     """
 
     def __init__(
@@ -51,19 +52,20 @@ class BatchingControl:
         return self._pool.settings
 
     def attach(self, servable: Servable) -> None:
-        """Open a servable for requests under the settings in force; it follows later changes of them.
+        """Open a servable for requests under the settings in force and under all later ones.
 
         Raises:
-            StatusError: INVALID_ARGUMENT where its own parameters break a rule.
+            StatusError: INVALID_ARGUMENT where the servable's own parameters break a rule.
         """
         with self._lock:
             servable.use(self._pool)
             self._servables.append(servable)
 
     def detach(self, servable: Servable) -> None:
-        """Forget a servable that is about to be closed; returns when no pool but the one in force has requests of it.
+        """Forget a servable that is about to be closed.
 
-        Blocks: pools that were replaced answer first what they have.
+        Blocks until every replaced pool has answered its requests: then only the pool in force has requests
+        of the servable.
         """
         with self._lock:
             self._servables.remove(servable)
@@ -72,8 +74,11 @@ class BatchingControl:
             thread.join()
 
     def in_force(self) -> dict[str, Any]:
-        """Return what GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, and the fields and
-        length buckets that are present."""
+        """Return the answer of GET /v1/tuning/batching_parameters, by key.
+
+        enable_batching; with batching also batch_scheduler, the parameters that are set, and length_buckets
+        and models where there are any.
+        """
         settings = self._pool.settings
         shown: dict[str, Any] = {"enable_batching": settings.enabled}
         if settings.enabled:
@@ -87,17 +92,17 @@ class BatchingControl:
         return shown
 
     def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Put other parameters in force and return those that then are. Blocks for milliseconds.
+        """Put other parameters in force, and return what `in_force` shows then. Blocks for milliseconds.
 
-        `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
-        present one, and so length_buckets (a list, "32,64", "auto", "none"); any other field absent means the server's
-        default. They hold for every model alike, but for those that `models` names ({NAME: {max_batch_size: …}}), whose
-        own hold in place of them; the threads are shared.
-        Batches under way and requests queued under the old parameters are still answered under them.
+        wanted: keys and values as `in_force` returns them. Without enable_batching: true; without
+        batch_scheduler or length_buckets (a list, "32,64", "auto", "none"): as at present; without any other
+        key: the server's default. They hold for all models but those in `models` ({NAME: {max_batch_size:
+        …}}), which have those parameters in place of them; all models share the batch threads. Requests that
+        are queued or running under the old parameters are answered under them.
 
         Raises:
             BatchingParametersError: a name, type or value that TF Serving would refuse; nothing has changed.
-            StatusError: the same, refused by the scheduler.
+            StatusError: a value that the scheduler refuses; nothing has changed.
         """
         with self._lock:
             served = {servable.name for servable in self._servables}
@@ -124,15 +129,15 @@ class BatchingControl:
         return self.in_force()
 
     def queue_depths(self) -> tuple[int, int]:
-        """Batches and rows that wait now, over all queues in use."""
+        """Return (batches, rows) that wait for a batch thread, over all queues of the pool in force."""
         return self._pool.queue_depths()
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Length boundaries in force, by the name of each session that has queues by length."""
+        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
         return self._pool.length_boundaries()
 
     def close(self) -> None:
-        """Answer everything that is queued, then end all threads."""
+        """Answer all queued requests, then end all threads."""
         with self._lock:
             self._pool.close()
             for thread in self._draining:

@@ -1,7 +1,7 @@
 """The models, versions and labels that are to be served.
 
-The text `ModelServerConfig` of `--model_config_file` (model_server_config.proto), the message of
-HandleReloadConfigRequest, or the one model of `--model_name` and `--model_base_path`.
+They come from a text `ModelServerConfig` (`--model_config_file`; model_server_config.proto), from the message
+of a HandleReloadConfigRequest, or from `--model_name` and `--model_base_path` (one model).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """The `latest` highest version numbers (None: all there are), or the `specific` ones; TF Serving's default is the
-    one highest."""
+    """Which version numbers to serve: the `latest` highest (None: all), or the `specific` ones if any.
+
+    The default is TF Serving's: the highest.
+    """
 
     latest: int | None = 1
     specific: tuple[int, ...] = ()
@@ -32,7 +34,7 @@ class VersionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One model: `<base_path>/<number>/` are its versions; labels name versions."""
+    """One model: `<base_path>/<number>/` are its versions; `labels`: label -> version number."""
 
     name: str
     base_path: Path
@@ -41,15 +43,14 @@ class ModelConfig:
 
 
 def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]:
-    """Select the version numbers to serve from those present, ascending."""
+    """Return the version numbers to serve, ascending, of those `present`."""
     if policy.specific:
         return sorted(set(present) & set(policy.specific))
     return sorted(present)[-policy.latest :] if policy.latest is not None else sorted(present)
 
 
 def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
-    """Find the versions to serve on disk, by number with their directories. Where there are none, the text says why
-    (else "").
+    """Return (version number -> directory of each version to serve, reason why there are none or "").
 
     Of directories that name the same version, such as 7 and 007, the last by name counts.
     """
@@ -75,10 +76,11 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
 
 
 def read_model_config_file(path: Path, *, may_be_empty: bool = False) -> tuple[ModelConfig, ...]:
-    """Read the models of a text ModelServerConfig. `may_be_empty`: at the start an empty file means that there is no
-    model yet.
+    """Read the models of a text ModelServerConfig file.
 
-    Later an empty file is one that somebody is writing; `model_config_list { }` says that no model shall be served.
+    may_be_empty: at the start of the server an empty file means no models (()). Later it is a file that
+    somebody is writing just now, an error; `model_config_list { }` is how a file says that no model shall be
+    served.
 
     Raises:
         UsageError: a file that cannot be read or parsed, or that breaks a rule.
@@ -108,7 +110,8 @@ def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
     """Read the models of a ModelServerConfig message.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for a custom or no configuration, a model named twice or without name or path.
+        StatusError: INVALID_ARGUMENT for a message without model_config_list, and for a model that is named
+            twice, lacks a name or base path, has a control character there or an unknown platform.
     """
     if config.WhichOneof("config") != "model_config_list":
         raise invalid_argument(
@@ -151,7 +154,7 @@ def local_path(base_path: str) -> Path:
     """Return the directory of a base path, which may be written as file:///models/m.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for gs://, s3:// and others.
+        StatusError: INVALID_ARGUMENT for any scheme but file, such as gs:// or s3://.
     """
     scheme, separator, rest = base_path.partition("://")
     if not separator or "/" in scheme:

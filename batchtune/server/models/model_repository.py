@@ -1,11 +1,12 @@
-"""Loads the versions on disk, finds the one that answers, unloads those that are no longer wanted.
+"""Loads versions of models from disk, finds the version for a request, unloads versions no longer wanted.
 
-One keeper thread compares what is configured and present on disk with what is loaded, has what is missing loaded (by
-a pool of threads) and what is no longer wanted unloaded (by a thread each), but keeps an old version until a wanted
-one is AVAILABLE, as TF Serving's availability-preserving policy does. No model waits for another: each is looked at
-again once its loads have ended, and loads nothing while a version of it unloads. Each version goes START (waits for a
-load thread), LOADING (also between two attempts), AVAILABLE, UNLOADING, END. No exception ends the keeper; if
-something else does, `on_dead` is told, for the models would never change again.
+A keeper thread compares the versions that are configured and on disk with those that are loaded. It has
+missing ones loaded (by a pool of load threads) and superfluous ones unloaded (each by a thread of its own),
+but an old version answers until a wanted one is AVAILABLE, as TF Serving's availability-preserving policy has
+it. No model waits for another: each is compared again once its loads have ended; while a version unloads,
+none of that model is loaded. The states of a version: START (waits for a load thread), LOADING (also between
+two attempts), AVAILABLE, UNLOADING, END. No exception ends the keeper thread; if anything else does,
+`on_dead` is called, since no model would change again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionStatus:
-    """A version's state, as GetModelStatus shows it; the error is that of the last attempt to load."""
+    """A version's state, as in GetModelStatus, with the error of its last load or unload ("OK": none)."""
 
     version: int
     state: State
@@ -49,7 +50,11 @@ class VersionStatus:
 
 @dataclass(slots=True, kw_only=True)
 class VersionEntry:
-    """One version: `retry_at_s` (time.monotonic) is set while a failed load waits to be tried again."""
+    """One version of a model.
+
+    servable: None unless it is AVAILABLE. attempts: loads so far, since the last that succeeded. retry_at_s:
+    when a failed load is tried again (time.monotonic), None: no failed load waits for that.
+    """
 
     status: VersionStatus
     servable: Servable | None = None
@@ -58,7 +63,11 @@ class VersionEntry:
 
 
 class VersionBook:
-    """The versions by model name and number; `changed` guards and announces every change."""
+    """The state of each version, and which servable answers for a model's name, version or label.
+
+    entries: model name -> version number -> entry; labels: model name -> label -> version number. `changed`
+    guards every change and notifies of it.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -68,10 +77,11 @@ class VersionBook:
         self._latest: Mapping[str, Servable] = {}
 
     def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
-        """Find the AVAILABLE version of a number or label, else the latest.
+        """Return the servable of a model's version or label, else of its highest AVAILABLE version.
 
         Raises:
-            StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label, or without a name.
+            StatusError: NOT_FOUND where that version is not AVAILABLE, INVALID_ARGUMENT for an unknown label
+                or "" as name.
         """
         if not name:
             raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
@@ -90,10 +100,10 @@ class VersionBook:
         return loaded
 
     def statuses(self, name: str, *, version: int | None) -> list[VersionStatus]:
-        """List the states of a model's versions, newest first, or that of one version.
+        """Return the states of a model's versions, highest number first, or of one version alone.
 
         Raises:
-            StatusError: NOT_FOUND where there is none.
+            StatusError: NOT_FOUND for an unknown model or version.
         """
         with self.changed:
             statuses = [entry.status for entry in self.entries.get(name, {}).values()]
@@ -105,11 +115,11 @@ class VersionBook:
         return sorted(statuses, key=lambda status: -status.version)
 
     def available(self, name: str) -> Mapping[int, Servable]:
-        """Return the versions of a model that answer now, by number."""
+        """Return version number -> servable of a model's AVAILABLE versions."""
         return self._available.get(name, {})
 
     def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
-        """Set a version's servable and state; requests find it, or no longer do, from now on."""
+        """Set a version's state and the servable that `find` returns for it from now on (None: none)."""
         with self.changed:
             entry.servable = servable
             entry.status = status
@@ -127,7 +137,7 @@ class VersionBook:
             self.changed.notify_all()
 
     def announce(self, versions: Iterable[tuple[str, int]]) -> None:
-        """Enter versions that are about to be loaded as START, unless they are being retried."""
+        """Add each (model name, version number) that is new or had ended, in state START."""
         with self.changed:
             for name, version in versions:
                 entries = self.entries.setdefault(name, {})
@@ -135,7 +145,11 @@ class VersionBook:
                     entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
 
     def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
-        """Say why each model without an AVAILABLE version has none, as ServerCore words it."""
+        """Return the reasons why models have no AVAILABLE version, in the words of TF Serving's ServerCore.
+
+        One line for each version that failed to load, else one for the model; complaints: model name -> why
+        no version is on disk. [] where each of `names` has an AVAILABLE version.
+        """
         failures = []
         for name in names:
             if self.available(name):
@@ -150,10 +164,10 @@ class VersionBook:
         return failures
 
     def check_labels(self, model: ModelConfig) -> None:
-        """Check that a model's new labels name AVAILABLE versions.
+        """Check that the labels that a model has now got name AVAILABLE versions.
 
         Raises:
-            StatusError: FAILED_PRECONDITION.
+            StatusError: FAILED_PRECONDITION for a label of any other version, unless it is in force already.
         """
         for label, version in model.labels.items():
             known = self.labels.get(model.name, {}).get(label) == version
@@ -173,7 +187,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryOptions:
-    """poll_wait_s 0: look for versions once; load_threads: models loaded at once."""
+    """When and how versions are loaded.
+
+    poll_wait_s: pause between two looks at the disk, 0: look only once. load_threads: versions loaded at
+    once. load_retries_max: attempts after the first, load_retry_interval_s apart. labels_for_unavailable: a
+    label may name a version that is not AVAILABLE.
+    """
 
     poll_wait_s: float = 1.0
     load_threads: int = 1
@@ -185,10 +204,11 @@ class RepositoryOptions:
 class ModelRepository:
     """All models of the process.
 
-    `open_servable(name, version, directory)` loads and warms a version (on a load thread, raises StatusError);
-    `close_servable` answers what it has queued and frees it.
-    `on_loop` runs a function on the event loop soon; a version is closed only after that, so that a request which
-    found it has been submitted. `on_dead` is called where the keeper thread has ended but nobody closed the repository.
+    open_servable(name, version, directory): loads and warms up a version on a load thread, may raise
+    StatusError. close_servable: answers a version's queued requests and frees it.
+    on_loop: has the event loop call a function soon; a version is closed only after two loop turns, when each
+    request that found it has been submitted. on_dead: called if the keeper thread ends before the repository
+    is closed.
     """
 
     def __init__(
@@ -225,28 +245,30 @@ class ModelRepository:
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
 
     def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
-        """List the states of a model's versions, newest first, or that of one version.
+        """Return the states of a model's versions, highest number first, or of one version alone.
 
         Raises:
-            StatusError: NOT_FOUND where there is none.
+            StatusError: NOT_FOUND for an unknown model or version.
         """
         return self._book.statuses(name, version=version)
 
     def names(self) -> tuple[str, ...]:
-        """The configured models, sorted."""
+        """Return the names of the configured models, sorted."""
         return tuple(sorted(self._wanted))
 
     def start(self) -> None:
-        """Begin to load; returns at once."""
+        """Begin to load models; returns at once."""
         self._keeper.start()
 
     def wait_until_loaded(self) -> None:
-        """Return when each configured model has an AVAILABLE version, or has none that may still become so.
+        """Block until each configured model has an AVAILABLE version, or can have none any more.
 
-        A base path that is missing or empty is waited for, as TF Serving does, unless it is looked at only once.
+        A base path that is missing or empty is waited for, as TF Serving does, unless the disk is looked at
+        only once (poll_wait_s 0).
 
         Raises:
-            StatusError: a model has no version, or none of its versions can be loaded.
+            StatusError: UNKNOWN where a model has no AVAILABLE version, FAILED_PRECONDITION for a label of a
+                version that is not AVAILABLE.
         """
         with self._book.changed:
             self._book.changed.wait_for(lambda: self._closing or self._ended or self._is_settled())
@@ -254,15 +276,21 @@ class ModelRepository:
             self._adopt_labels(list(self._wanted.values()))
 
     def reload_config(self, config: ModelServerConfig) -> None:
-        """Serve exactly these models; return when each is loaded or has failed. Blocks: not for the event loop.
+        """Serve exactly the models of `config`; blocks until each is loaded or has failed.
 
         Raises:
-            StatusError: an invalid configuration (nothing changes), or models that did not become available.
+            StatusError: INVALID_ARGUMENT for an invalid configuration (nothing changes); else as `configure`.
         """
         self.configure(models_of(config))
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
-        """Serve exactly these models, as `reload_config`; several calls follow one another."""
+        """Serve exactly these models; blocks until each is loaded or has failed. Concurrent calls take turns.
+
+        Raises:
+            StatusError: UNKNOWN where a model did not become available, FAILED_PRECONDITION for a label of a
+                version that is not AVAILABLE, INTERNAL where looking at the disk failed, UNAVAILABLE while
+                the server ends.
+        """
         with self._reconfiguring:
             with self._book.changed:
                 before, self._wanted = self._wanted, {model.name: model for model in models}
@@ -275,13 +303,13 @@ class ModelRepository:
             self._adopt_labels(models)
 
     def stop(self) -> None:
-        """Stop looking, begin no load, and let nobody wait any longer; what is loaded answers."""
+        """Begin no further load or unload, and end every wait for models; loaded versions still answer."""
         with self._book.changed:
             self._closing = True
             self._book.changed.notify_all()
 
     def close(self) -> None:
-        """Stop, answer what is queued, unload everything; returns when what is being loaded or unloaded is done."""
+        """Stop, wait for loads and unloads under way, answer queued requests, unload every version."""
         self.stop()
         if self._keeper.is_alive():
             self._keeper.join()
@@ -294,7 +322,7 @@ class ModelRepository:
                     self._end(name, entry, entry.servable)
 
     def _look_now(self, names: set[str]) -> None:
-        """Compare with the disk at once and wait for the loads of these models."""
+        """Have the keeper look at the disk at once, and wait until no load of these models is under way."""
         with self._book.changed:
             begun = self._rounds_begun
             self._look_again = True
@@ -364,7 +392,7 @@ class ModelRepository:
         return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))
 
     def _may_come(self, name: str) -> bool:
-        """Whether a model without a version that answers may still get one without anybody's doing."""
+        """Whether a model that has no AVAILABLE version may get one without a new configuration."""
         if self._book.available(name):
             return False
         statuses = [entry.status for entry in self._book.entries.get(name, {}).values()]
@@ -373,7 +401,7 @@ class ModelRepository:
         return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
 
     def _look(self, wanted: Mapping[str, ModelConfig]) -> set[str]:
-        """Begin what is to be done; gives the models that have something to load."""
+        """Begin the loads and unloads that are due; returns the names of models with versions to load."""
         with self._book.changed:
             loading = set(self._loads)
         due: dict[str, dict[int, Path]] = {}
@@ -464,7 +492,11 @@ class ModelRepository:
         warn(f"model {name} version {entry.status.version} failed to load: {code}: {message}{again}")
 
     def _tidy(self, name: str, aspired: Sequence[int], *, removed: bool) -> None:
-        """Unload what is no longer wanted, once a wanted version answers; forget failures that left the disk."""
+        """Unload a model's versions that are not `aspired`, and drop old entries of versions that have gone.
+
+        A version is unloaded only if an aspired one is loaded or the model is `removed` from the
+        configuration. The last 16 ended versions stay listed; those that failed to load do not.
+        """
         entries = self._book.entries[name]
         loaded = {version for version, entry in entries.items() if entry.servable is not None}
         replaceable = removed or bool(loaded.intersection(aspired))
@@ -501,7 +533,7 @@ class ModelRepository:
             self._book.changed.notify_all()
 
     def _end(self, name: str, entry: VersionEntry, servable: Servable) -> bool:
-        """Close a version that no request finds any more; False where that fails."""
+        """Close a version that no request finds any more; returns whether that succeeded."""
         ended = VersionStatus(version=entry.status.version, state="END")
         try:
             self._close_servable(servable)

@@ -1,4 +1,4 @@
-"""One loaded version of a model, which takes requests."""
+"""One loaded version of a model, which takes requests, and a limit on the requests inside the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from batchtune.wire.tfserving.tensors import signature_to_def
 
 
 class ConcurrencyLimit:
-    """Counts the requests inside; for one thread, the event loop. None: no limit."""
+    """Admits at most `limit` requests at once (None: any number); only for the event loop's thread.
+
+    Raises StatusError INVALID_ARGUMENT for a limit below 1.
+    """
 
     def __init__(self, limit: int | None) -> None:
         if limit is not None and limit < 1:
@@ -47,9 +50,10 @@ class ConcurrencyLimit:
     def of_cortex(
         cls, *, processes_per_replica: int, threads_per_process: int, max_batch_size: int | None = None
     ) -> ConcurrencyLimit:
-        """Make the limit of a Cortex replica with the TensorFlow predictor (max_batch_size None: batching off).
+        """Make the limit of a Cortex replica with the TensorFlow predictor: processes × threads.
 
-        Raises StatusError INVALID_ARGUMENT where a batch could never fill.
+        max_batch_size None: batching is off. Raises StatusError INVALID_ARGUMENT where it exceeds the limit:
+        no batch could ever be full.
         """
         limit = processes_per_replica * threads_per_process
         if max_batch_size is not None and max_batch_size > limit:
@@ -69,10 +73,10 @@ class ConcurrencyLimit:
         return len(self._waiting)
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
-        """Call `start` now if there is room, else as soon as earlier requests have left; in order of arrival.
+        """Call `start` now if the limit admits another request, else when it does; in order of arrival.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED while WAITING_MAX wait.
+            StatusError: RESOURCE_EXHAUSTED while WAITING_MAX requests wait.
         """
         if self._limit is not None and self._inside >= self._limit:
             if len(self._waiting) >= WAITING_MAX:
@@ -83,7 +87,7 @@ class ConcurrencyLimit:
         start()
 
     def leave(self) -> None:
-        """Note that a request was answered; the next one that waits starts in its place."""
+        """Count a request as answered, and start the next one that waits."""
         if self._waiting:
             self._waiting.popleft()()
         else:
@@ -94,11 +98,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Servable:
-    """One version: a session per signature, on the session pool that is in force.
+    """One version of a model: a session for each signature, on the session pool that is in force.
 
-    Signatures that share a run (two names of the same tensors) share a session, and so a batching queue.
-    `own_parameters` are those of the version's batching_params.pbtxt, `stages` what lies around its device part.
-    `limit`: that of the requests in work, for all servables, and how a late refusal is delivered.
+    Signatures with the same tensors share a session, and so a batching queue.
+    own_parameters: those of the version's batching_params.pbtxt, None: it has none. stages: the stages around
+    the model, None: it has none. limit: the limit on requests inside the server, which all servables share,
+    and the function that delivers the refusal of a request that has waited for it; None: no limit.
     """
 
     def __init__(
@@ -139,13 +144,14 @@ class Servable:
         deadline_ns: int | None,
         done: Done,
     ) -> Queued | None:
-        """Run a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
+        """Run a request; `done(outputs, None)` or `done(None, error)` follows. Both on the event loop.
 
-        `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands for the request in a batching
-        queue, None where there is no queue or a limit of requests in work stands before it.
+        output_names None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued
+        request, None where the model is not batched or a limit on the requests inside applies.
 
         Raises:
-            StatusError: refused at once: no such signature, wrong tensors, too large, queue full, closed.
+            StatusError: the request is refused at once (unknown signature, wrong tensors, too many rows, full
+                queue, closed version); `done` is not called.
         """
         session = self._sessions.get(signature_name)
         if session is None:
@@ -183,7 +189,7 @@ class Servable:
         return None
 
     def use(self, pool: SessionPool) -> None:
-        """Send requests from now on to sessions of `pool`; the sessions used so far stay open.
+        """Open sessions on `pool` and send requests to them from now on; the sessions used so far stay open.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule; then nothing has changed.
@@ -191,7 +197,11 @@ class Servable:
         self.switch(pool, self.open_sessions(pool))
 
     def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
-        """Open sessions of `pool` for every signature, not used yet; the model is made ready for their batches."""
+        """Open sessions on `pool`, and prepare the model for their batch sizes; requests do not go there yet.
+
+        Returns signature name -> session, for `switch`; {} once the version is closed. Raises StatusError
+        INVALID_ARGUMENT for parameters that break a rule; then no session stays open.
+        """
         model = self._model
         if model is None:
             return {}
@@ -227,24 +237,22 @@ class Servable:
         return sessions
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
-        """Send requests from now on to the sessions that `open_sessions` opened; on the event loop."""
+        """Send requests to the sessions that `open_sessions` returned from now on; on the event loop."""
         self._pool, self._opened = pool, sessions
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 
     def drain(self) -> None:
-        """Answer the requests in the stages before the device part, while that still takes them; before the version is
-        detached.
+        """Answer the requests that are in the stages around the model, while its sessions still take them.
 
-        Blocks; no submit may be under way.
+        Blocks. Call it before BatchingControl.detach, when no `submit` is under way.
         """
         if self._stages is not None:
             self._stages.drain()
 
     def close(self) -> None:
-        """Refuse new requests, answer those that are queued, free the model and what its stages hold open.
+        """Refuse new requests, answer those that are queued, free the model and close its stages.
 
-        Blocks; no submit may be under way, and only the pool in force may have requests of this version
-        (BatchingControl.detach).
+        Blocks. Call it after BatchingControl.detach, when no `submit` is under way.
         """
         sessions, self._opened, self._sessions = self._opened, {}, {}
         if self._pool is not None:
@@ -256,7 +264,7 @@ class Servable:
             model.close()
 
     def summary(self) -> str:
-        """Describe in a line the inputs, outputs and batching of the default signature, or of the first."""
+        """Describe in a line the inputs, outputs and batching of the default signature, else of the first."""
         names = sorted(self.signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
         if self._pool is None or not names:
             return "closed"
@@ -297,13 +305,13 @@ class Servable:
 
 
 def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
-    """Close each session once, whatever the number of its names."""
+    """Close each of the sessions (signature name -> session) once, also where several names share it."""
     for session in {id(session): session for session in sessions.values()}.values():
         pool.forget(session)
 
 
 class _BatchRun:
-    """A model's run while the device counts as busy; what ran counts for the model."""
+    """Runs a batch and adds it to the device's busy time and the model's batches, rows and microseconds."""
 
     __slots__ = ("_device", "_models", "_name", "_run", "empty")
 
@@ -324,6 +332,6 @@ class _BatchRun:
 
 
 def metadata_of(signatures: Mapping[str, Signature]) -> bytes:
-    """Serialise signatures as a tensorflow.serving.SignatureDefMap."""
+    """Return signatures (name -> signature) as a serialised tensorflow.serving.SignatureDefMap."""
     definitions = {name: signature_to_def(signature) for name, signature in signatures.items()}
     return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

@@ -1,7 +1,8 @@
-"""The runs that a model makes before it is AVAILABLE, so that no request pays for first times.
+"""Runs a model before it is AVAILABLE, so that no request has to wait for what a model does only once.
 
-The requests recorded in `assets.extra/tf_serving_warmup_requests` (a TFRecord of PredictionLog, at most 1,000, as
-TF Serving reads it), and for each predict signature a batch of zeros of every size that batches will have.
+It runs the requests recorded in `assets.extra/tf_serving_warmup_requests` (a TFRecord of PredictionLog, at
+most 1,000, as TF Serving reads it), and for each predict signature batches of zeros: of each allowed size,
+else of one row.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 def warm_up(
     model: LoadedModel, version_directory: Path, parameters: BatchingParameters | None, *, iterations: int = 1
 ) -> None:
-    """Run the recorded requests and the synthetic batches, each `iterations` times.
+    """Run the recorded requests and the batches of zeros, each `iterations` times.
 
-    `parameters` None: not batched. A synthetic batch that the model does not take (zeros need not mean anything
-    to it) is noted on stderr and passed over.
+    parameters: those of the model's batches, None: not batched. A batch of zeros that the model refuses is
+    noted on stderr, and larger ones of that signature are not run.
 
     Raises:
-        StatusError: a recorded request that cannot be read or fails, as in TF Serving.
+        StatusError: DATA_LOSS for a recorded request that cannot be read or does not fit its signature, else
+            the error of a recorded request that fails, as in TF Serving.
     """
     path = version_directory / WARMUP_FILE
     for number, signature_name, inputs in _recorded(path):
@@ -53,10 +55,9 @@ def warm_up(
 
 
 def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
-    """Return the row counts worth recording a graph for, ascending; `parameters` None: not batched.
+    """Return the numbers of rows, ascending, for which a CUDA graph pays; parameters None: not batched.
 
-    The allowed sizes are the only ones that occur. Without them any may: the small ones, and the largest, which is
-    most frequent under load.
+    The allowed sizes, since no others occur; else 1 to 16 and the largest, which is most frequent under load.
     """
     unbatched_sizes = (1, 2, 4, 8)
     if parameters is None:
@@ -89,7 +90,7 @@ def _run_zeros(
 
 
 def _recorded(path: Path) -> Iterator[tuple[int, str, dict[str, NDArray[Any]]]]:
-    """Number, signature and inputs of each request that was recorded."""
+    """Yield (record number, signature name, inputs by name) of each recorded request; none without a file."""
     if not path.is_file():
         return
     from batchtune.wire.tfserving.messages import PredictionLog
@@ -116,7 +117,7 @@ def _request_of(log: Any) -> tuple[str, dict[str, NDArray[Any]]] | None:
 
 
 def _fault(signature: Signature, inputs: Tensors) -> str:
-    """Why a signature cannot take these inputs, "" if it can; a framework may not survive them."""
+    """Return why a signature cannot take these inputs, "" if it can; a framework may crash on wrong ones."""
     for spec in signature.inputs:
         if spec.name not in inputs:
             return f"has no input {spec.name!r}"
@@ -139,7 +140,10 @@ def _examples(message: Any) -> dict[str, NDArray[Any]]:
 
 
 def _records(path: Path) -> Iterable[bytes]:
-    """The records of a TFRecord file: length (8 bytes), its checksum (4), the data, its checksum (4)."""
+    """Yield the data of a TFRecord file's first 1,000 records.
+
+    A record is the length of its data (8 bytes), a checksum (4), the data, a checksum (4).
+    """
     content = path.read_bytes()
     at = 0
     records_max = 1000

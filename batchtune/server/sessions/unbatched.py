@@ -19,7 +19,7 @@ from batchtune.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
 WAITING_MAX = 1024
-"""Most requests that wait for a handler thread: 2,000 of 10 kB hold 20 MB and wait as long as retries would."""
+"""Most requests that wait for a handler thread: 2,000 of 10 kB hold 20 MB and wait as long as retries do."""
 
 _Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
 

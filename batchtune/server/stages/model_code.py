@@ -1,8 +1,8 @@
-"""Loads and calls functions of files in a model's folder, and reports their faults with file and line.
+"""Loads and calls Python functions in files of a model's folder, and reports their faults with file and line.
 
-The file is the user's own code and runs only where --allow_model_code is given. It may be one file; what it imports
-comes from the server's environment. Nothing that it raises ends a thread of the server: it is the end of that
-request, with file and line.
+Such a file is the user's code and runs only with --allow_model_code. It cannot import other files of the
+folder; its imports come from the server's environment. What it raises ends the request, with file and line,
+and never a thread of the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestThreads:
-    """`count` threads; a job answers for its own errors."""
+    """`count` threads that run the stages before and after the device part of requests.
+
+    Last stages go first. An error of a job is only logged: a job reports its errors to its request itself.
+    waiting_max: most first stages that wait for a thread.
+    """
 
     def __init__(self, count: int, *, waiting_max: int = WAITING_MAX) -> None:
         self._changed = threading.Condition()
@@ -62,17 +66,17 @@ class RequestThreads:
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer last stages wait than first stages may."""
+        """Whether another request may begin: fewer than `waiting_max` last stages wait."""
         return len(self._begun) < self._waiting_max
 
     def put_last_stage(self, job: Job) -> None:
-        """Queue the last stage of a request, before all first stages; never refused, since the request was admitted."""
+        """Queue the last stage of a request, ahead of all first stages; it is never refused."""
         with self._changed:
             self._begun.append(job)
             self._changed.notify()
 
     def close(self) -> None:
-        """Run what is queued, then end the threads."""
+        """Run the queued jobs, then end the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -102,17 +106,21 @@ Function = Callable[[Mapping[str, NDArray[Any]]], Any]
 
 
 class ModelCode:
-    """The files of one version's folder, each run once, when its first function is asked for."""
+    """Loads functions from the Python files of a version's folder; runs each file once."""
 
     def __init__(self, version_directory: Path) -> None:
         self._folder = version_directory
         self._modules: dict[str, ModuleType] = {}
 
     def function(self, key: str, reference: str, gives: Sequence[TensorSpec]) -> StageFunction:
-        """Load the function that `FILE.py:FUNCTION` names; `gives` are the tensors that it must return, empty: any.
+        """Load the function that `reference`, FILE.py:FUNCTION, names.
+
+        key: the key of stages.yaml that holds the reference, for messages. gives: tensors that the function
+        must return; (): any.
 
         Raises:
-            StatusError: INVALID_ARGUMENT: no such file or function, or the file does not run; with its line.
+            StatusError: INVALID_ARGUMENT where there is no such file or function, or the file fails to run;
+                with the line.
         """
         file_name, _, function_name = reference.partition(":")
         module = self._modules.get(file_name)
@@ -127,7 +135,7 @@ class ModelCode:
         return StageFunction(key, reference, str(self._folder / file_name), function, gives)
 
     def close(self) -> None:
-        """Remove the modules from memory."""
+        """Drop the modules of the files, so that Python can free them."""
         for module in self._modules.values():
             if sys.modules.get(module.__name__) is module:
                 del sys.modules[module.__name__]
@@ -135,14 +143,16 @@ class ModelCode:
 
 
 def rows_of(tensors: Tensors) -> int:
-    """Number of rows of the first tensor; 1 where it has no dimensions."""
+    """Return the number of rows of the first tensor; 1 where it has no dimensions."""
     first = next(iter(tensors.values()))
     return len(first) if first.ndim else 1
 
 
 def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
-    """Say how an output's shape is wrong: not one row for each of `rows`, or not as stages.yaml declares it. "" if
-    right."""
+    """Describe what is wrong with an output's shape: not `rows` rows, or not as `spec` says; "" if right.
+
+    spec: as stages.yaml declares the output; None: any shape of so many rows.
+    """
     if not array.ndim or len(array) != rows:
         return f"of shape {list(array.shape)} for {rows} rows"
     if spec is not None:
@@ -154,7 +164,7 @@ def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
 
 
 class StageFunction:
-    """One function of a model's code; called on any thread, several at a time."""
+    """A function of a model's code, with checks of what it returns; threads may call it at once."""
 
     def __init__(
         self, key: str, reference: str, path: str, function: Function, gives: Sequence[TensorSpec]
@@ -166,11 +176,13 @@ class StageFunction:
         self._specs = {spec.name: spec for spec in gives}
 
     def __call__(self, inputs: Tensors, rows: int | None = None) -> dict[str, NDArray[Any]]:
-        """Its tensors, one row for each of `rows`; None: for each of the first tensor that it was given.
+        """Call the function and return its tensors by name, checked to have `rows` rows.
+
+        rows None: as many as the first input. Only the declared tensors are returned, where any are.
 
         Raises:
-            StatusError: INVALID_ARGUMENT where it raised a ValueError (what was sent is wrong), INTERNAL for any
-                other fault, with file and line.
+            StatusError: INVALID_ARGUMENT where the function raised ValueError (the request is wrong),
+                INTERNAL for any other fault; with file and line.
         """
         try:
             outputs = self._function(dict(inputs))
@@ -199,7 +211,7 @@ class StageFunction:
         return tensors
 
     def _check_type(self, array: NDArray[Any], spec: TensorSpec) -> None:
-        """Whether it is what stages.yaml tells clients of."""
+        """Raise StatusError INTERNAL where an output's type is not the one that stages.yaml declares."""
         type_name = "string" if spec.dtype == "object" else spec.dtype
         if array.dtype != (numpy_dtype(spec.dtype) or array.dtype):
             raise self._fault(f"gave {spec.name!r} as {array.dtype.name}; stages.yaml says {type_name}")
@@ -211,7 +223,7 @@ class StageFunction:
 
 
 def _as_tensor(given: Any) -> NDArray[Any]:
-    """An array as a model takes and an answer holds it: strings are bytes."""
+    """Return an array as models and answers have it: strings as bytes in an array of objects."""
     array = np.asarray(given)
     if array.dtype.kind == "S":
         return array.astype(object)
@@ -226,7 +238,10 @@ def _as_tensor(given: Any) -> NDArray[Any]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The module of a file, which is compiled here: no __pycache__ appears in a model's folder."""
+    """Run a Python file and return its module; no __pycache__ is written into the model's folder.
+
+    Raises StatusError INVALID_ARGUMENT where the file cannot be read or raises anything.
+    """
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -245,7 +260,10 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _place(error: BaseException, path: str, *, full: bool = False) -> str:
-    """`stages.py, line 12, in preprocess: KeyError: 'text'`: the last line of the user's own file on the way."""
+    """Describe an error with the last line of the user's file `path` in its traceback.
+
+    Such as `stages.py, line 12, in preprocess: KeyError: 'text'`; `full`: with the whole path.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     shown = path if full else Path(path).name
     if isinstance(error, SyntaxError) and error.lineno is not None:
@@ -256,7 +274,7 @@ def _place(error: BaseException, path: str, *, full: bool = False) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """The error's type and text; an error of the user's own may fail to tell one."""
+    """Return an error's type and text; the type alone where the user's error class fails to give a text."""
     try:
         return f"{type(error).__name__}: {error}"[:_TEXT_MAX]
     except Exception:  # noqa: BLE001 the text is the user's

@@ -1,4 +1,4 @@
-"""The stages that a request passes, in their order, and what each one takes and gives."""
+"""Opens the stages that stages.yaml declares (code, models, lookups) and checks the tensors between them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from batchtune.wire.status import StatusError
 
 
 class SubModel:
-    """The model of a folder, by its signature serving_default; called on any thread, several at a time.
+    """A stage that runs the model of a folder, by its signature serving_default; any thread may call it.
 
-    `gives`: outputs that it must have; `kept`: the names of those of its outputs that are read.
+    key: the key of stages.yaml that names the folder, for messages. gives: outputs that the model must have.
+    kept: names of the outputs to return. Raises StatusError INVALID_ARGUMENT for another signature or output.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class SubModel:
         self._specs = {spec.name: spec for spec in gives}
 
     def __call__(self, inputs: Tensors, rows: int) -> dict[str, NDArray[Any]]:
-        """Those of its outputs that are read, with one row for each of `rows`.
+        """Run the model and return its outputs named in `kept`, each of `rows` rows.
 
         Raises:
-            StatusError: INTERNAL where an input is missing or an output has other rows or another shape; the model's.
+            StatusError: INTERNAL where an input is missing or an output has another shape; else the model's
+                error.
         """
         missing = [name for name in self._names if name not in inputs]
         if missing:
@@ -76,7 +78,7 @@ class SubModel:
 
 
 def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
-    """Which output is missing, or of another type; "" where all are there."""
+    """Describe the first of the `wanted` outputs that is missing or has another dtype; "" if none."""
     for spec in wanted:
         dtype = dtypes.get(spec.name)
         if dtype is None:
@@ -87,10 +89,11 @@ def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
 
 
 def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
-    """Open what answers a batch of keys with a batch of values: a Redis store, the model's code, or an emulated device.
+    """Return a function of a batch of keys that returns their values: Redis, code, or an emulated device.
 
     Raises:
-        StatusError: the code cannot be loaded, or the package that speaks to the store is missing.
+        StatusError: INVALID_ARGUMENT for code that cannot be loaded, FAILED_PRECONDITION where the package
+            redis is missing.
     """
     if stage.redis is not None:
         return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
@@ -101,7 +104,10 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
 
 
 class RedisLookup:
-    """One MGET for a batch; a key that the store has not is a row of zeros (empty strings)."""
+    """Looks up a batch of keys by one MGET; a key that the store lacks gives a row of zeros or "".
+
+    Raises StatusError FAILED_PRECONDITION where the package redis is missing.
+    """
 
     def __init__(self, source: RedisSource, key_name: str, value: TensorSpec) -> None:
         try:
@@ -121,7 +127,7 @@ class RedisLookup:
         self._value = value
 
     def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        """The values of a batch of keys.
+        """Return {name of the output: values of a batch of keys}.
 
         Raises:
             StatusError: UNAVAILABLE where the store does not answer, INTERNAL where a value has another size.
@@ -174,12 +180,15 @@ Named = dict[str, NDArray[Any]]
 
 class Stage(Protocol):
     def __call__(self, inputs: Tensors, rows: int | None = None) -> Named:
-        """What it gives, a row for each of `rows` (None: of the first input); on any thread; raises StatusError."""
+        """Return the stage's tensors by name, each of `rows` rows (None: as many as the first input).
+
+        Called on any thread; raises StatusError.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A stage that calls out: `ask` gets the values of a batch of keys."""
+    """A stage that asks a store or the like; `ask` returns the values of a batch of keys."""
 
     declared: LookupStage
     ask: Stage
@@ -187,9 +196,11 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """The stages of one signature, each counted as it runs; None where there is none.
+    """The opened stages of one signature, each of which counts its calls; None: there is no such stage.
 
-    `signature` is what requests bring and answers hold, `device` the model's own.
+    signature: inputs of requests and outputs of answers; device: the model's own signature. code: the files
+    of the model's folder; opened: closes what the stages hold open. use: where calls are counted, under
+    `model_name`. device_shapes: input of the model -> check of its shape.
     """
 
     signature: Signature
@@ -204,18 +215,18 @@ class StagePlan:
     device_shapes: Mapping[str, InputShape]
 
     def keys_of(self, lookup: Lookup, tensors: Tensors) -> Named:
-        """Select the tensors that the lookup takes.
+        """Return those of `tensors` that are inputs of the lookup.
 
         Raises:
-            StatusError: INTERNAL where one is missing or of another type.
+            StatusError: INTERNAL where one is missing or has another dtype.
         """
         return self._of(lookup.declared.inputs, tensors, "the lookup")
 
     def for_device(self, tensors: Tensors) -> Named:
-        """Select the tensors that the model takes.
+        """Return those of `tensors` that are inputs of the model.
 
         Raises:
-            StatusError: INTERNAL where one is missing, of another type or of another shape than the model's.
+            StatusError: INTERNAL where one is missing or has another dtype or shape than the model's.
         """
         chosen = self._of(self.device.inputs, tensors, "the model")
         for name, array in chosen.items():
@@ -228,7 +239,7 @@ class StagePlan:
         return chosen
 
     def close(self) -> None:
-        """Close what the stages hold open, and forget the code."""
+        """Close the stages' models and connections, and drop the code's modules."""
         self.opened.close()
 
     def _of(self, specs: tuple[TensorSpec, ...], tensors: Tensors, taker: str) -> Named:
@@ -257,11 +268,14 @@ def plan_of(
     use: Sums,
     options: BackendOptions,
 ) -> StagePlan:
-    """Load the stages of a model: run its code's files, load those that are models.
+    """Open the stages that `declared` names around `model`: run the files of code, load folders of models.
+
+    model_name: under which `use` counts calls, rows and microseconds of each stage. options: for folders of
+    models.
 
     Raises:
-        StatusError: INVALID_ARGUMENT: no such signature, or code that does not run; FAILED_PRECONDITION: a package
-            is missing.
+        StatusError: INVALID_ARGUMENT for an unknown signature or code that does not run; FAILED_PRECONDITION
+            where a package is missing; else the error of loading a folder's model.
     """
     device = model.signatures.get(declared.signature)
     if device is None:
@@ -331,7 +345,10 @@ def plan_of(
 
 
 def _check_takers(declared: DeclaredStages, device: Signature) -> None:
-    """Without `pre` all that the lookup and the model take is known before a request comes."""
+    """Check that lookup and model get all their inputs, which without `pre` is known before any request.
+
+    Raises StatusError INVALID_ARGUMENT for an input that nothing gives.
+    """
     if declared.pre or declared.lookup is None or declared.inputs is None:
         return
     given = {spec.name for spec in declared.inputs}

@@ -1,11 +1,12 @@
-"""The stages between a model's requests and its sessions: as a unit with the device part, or around it.
+"""Runs the stages of a model (pre, lookup, post; see stages_file) in or around batches of its device part.
 
-`unit`: a batch passes all stages on its batch thread, as one graph would; an error is that of all its requests.
-`early`: the same, but a batch's thread runs pre on each request as it comes, before the batch is full; needs the
-streaming scheduler, whose purpose that is.
-`device`: pre and post run in request threads, a lookup in batches of its own, and only the device part in the batches
-that are tuned; an error of pre or post is that of its request.
-Where nothing is batched a request passes all stages on its handler thread, but for `device`, as above.
+The device part is the run of the model itself. --batching_stage says what is batched:
+`unit`: a batch passes all stages on its batch thread, as if they were one graph; an error fails all its
+requests. `early`: as `unit`, but the batch's thread runs pre on each request as it comes, before the batch is
+full; needs the streaming scheduler.
+`device`: pre and post run on request threads, one request at a time, a lookup in batches of its own, and only
+the device part in the batches that are tuned; an error of pre or post fails one request. Without batching a
+request passes all stages on its handler thread, except with `device`, where they run as above.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ BatchingStage = Literal["device", "unit", "early"]
 
 
 class ModelStages:
-    """The stages of one version, for its servable."""
+    """The stages of one version of a model, for its servable.
+
+    Opens them as `plan_of` does. Raises StatusError INVALID_ARGUMENT where `stage` is early but there is a
+    lookup or no pre, else what `plan_of` raises.
+    """
 
     def __init__(
         self,
@@ -83,16 +88,15 @@ class ModelStages:
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
 
     def stand_around(self, name: str) -> bool:
-        """Whether this signature is the one that has stages."""
+        """Whether signature `name` is the one that has stages."""
         return name == self._name
 
     def batched_signature(self, name: str, model: LoadedModel) -> Signature:
-        """Return the signature whose inputs are batched: the model's own where only the device part is, else the
-        requests'."""
+        """Return the signature of what is batched: the model's own with `device`, else that of requests."""
         return model.signatures[name] if self._session is not None else self.signatures[name]
 
     def in_words(self, *, batched: bool) -> str:
-        """Describe which stages there are, and what is batched."""
+        """Describe which stages there are and what is batched, in half a sentence."""
         plan = self._plan
         present = {"pre": plan.pre, "lookup": plan.lookup, "post": plan.post}
         names = ", ".join(name for name, stage in present.items() if stage is not None)
@@ -101,11 +105,12 @@ class ModelStages:
         return f"stages {names}; the device part is {how if batched else 'run request by request'}"
 
     def around(self, name: str, run: Runner, *, batched: bool, length_buckets: Boundaries) -> Runner:
-        """Return what runs a batch, or a request that is not batched: `run`, the device part, with the stages around it
-        where they form one unit.
+        """Return the runner of signature `name`: the device part `run` with the stages that batches include.
+
+        Without stages in its batches `run` itself is returned.
 
         Raises:
-            StatusError: INVALID_ARGUMENT: length buckets for lengths that only early work gives.
+            StatusError: INVALID_ARGUMENT for length buckets where only early work gives the lengths.
         """
         plan = self._plan
         if name != self._name or self._session is not None:
@@ -120,9 +125,9 @@ class ModelStages:
         return _Early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
-        """Put the stages before the sessions of the device part; returns the sessions that take requests from now on.
+        """Return the sessions that take requests: with `device` the staged one replaces its model's session.
 
-        On the loop.
+        sessions: signature name -> session of the device part, used from now on. Called on the event loop.
         """
         if self._session is None or self._name not in sessions:
             return sessions
@@ -130,22 +135,26 @@ class ModelStages:
         return {**sessions, self._name: self._session}
 
     def drain(self) -> None:
-        """Answer what is under way, while the device part still takes; then end the threads. Not on the loop."""
+        """Answer the requests in the stages while the device part takes requests, then end the threads.
+
+        Blocks: not on the event loop.
+        """
         if self._session is not None:
             self._session.close()
         if self._threads is not None:
             self._threads.close()
 
     def close(self) -> None:
-        """Close what the stages hold open; call it drained, when no batch waits for them any more."""
+        """Close the stages' models and connections; call it after `drain`, when no batch needs them."""
         self._plan.close()
 
 
 def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
-    """Refuse a model's own code, and connections that its folder asks for, unless they are allowed.
+    """Check that a model's stages need no permission, or that it is given (--allow_model_code).
 
     Raises:
-        StatusError: FAILED_PRECONDITION.
+        StatusError: FAILED_PRECONDITION for code of the model's folder, and for a lookup in Redis, without
+            `allow_code`.
     """
     if allow_code:
         return
@@ -162,7 +171,7 @@ def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
 
 
 class _Unit:
-    """All stages of a batch, or of a request that is not batched, one after the other."""
+    """Runs all stages, one after the other, for a batch, or for a request where nothing is batched."""
 
     def __init__(self, plan: StagePlan, run: Runner) -> None:
         self._plan = plan
@@ -178,7 +187,7 @@ class _Unit:
 
 
 class _Early:
-    """`pre` of each request by itself, then the device part and `post` of a batch."""
+    """An EarlyRunner: `pre` for each request by itself, then the device part and `post` for the batch."""
 
     def __init__(self, plan: StagePlan, run: Runner) -> None:
         self._plan = plan
@@ -206,9 +215,10 @@ _logger = logging.getLogger(__name__)
 
 
 class StagedSession:
-    """Takes requests of a staged signature; `device` is the session of its model that is in force now.
+    """Takes the requests of a signature with stages, with the `submit` of a BatchingSession.
 
-    The same `submit` as a BatchingSession; all but the stages themselves runs on the event loop.
+    device: the model's session that is in force, None: not yet or no longer open. Everything but the stages
+    runs on the event loop.
     """
 
     def __init__(
@@ -228,11 +238,11 @@ class StagedSession:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Queued:
-        """Run a request; `done` follows on the event loop. Gives what stands for it in the queue that it is in.
+        """Run a request; `done` follows on the event loop. Returns the request, which follows its queues.
 
         Raises:
-            StatusError: INVALID_ARGUMENT for wrong tensors, RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE
-                after `close`.
+            StatusError: INVALID_ARGUMENT or INTERNAL for wrong tensors, RESOURCE_EXHAUSTED while too many
+                wait, UNAVAILABLE after `close`.
         """
         if self._closing:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
@@ -246,7 +256,10 @@ class StagedSession:
         return request
 
     def close(self) -> None:
-        """Refuse new requests and return when all are answered. Not on the event loop; the device still takes."""
+        """Refuse new requests and return when all are answered; the device part must still take requests.
+
+        Blocks: not on the event loop.
+        """
         entered = threading.Event()
 
         def stop() -> None:
@@ -263,20 +276,20 @@ class StagedSession:
         self.device = None
 
     def enter(self) -> None:
-        """Count a request that is under way; on the loop."""
+        """Count a request as under way; on the event loop."""
         self._unanswered += 1
 
     def leave(self) -> None:
-        """Count a request that is answered; on the loop."""
+        """Count a request as answered; on the event loop."""
         self._unanswered -= 1
         if self._closing and not self._unanswered:
             self._drained.set()
 
 
 class _StagedRequest:
-    """One request on its way; each `_after` is called on the loop with what the stage before gave.
+    """One request on its way through the stages.
 
-    A Queued for the loop, whose state is that of its lookup or its device part.
+    Each `_after_…` is called on the event loop with the outputs, or the error, of the stage in its name.
     """
 
     __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_rows", "_session", "_tensors")
@@ -300,7 +313,7 @@ class _StagedRequest:
 
     @property
     def taken(self) -> bool:
-        """Whether it waits in no batching queue."""
+        """Whether the request waits in no batching queue: neither for its lookup nor for its device part."""
         return self._queued is None or self._queued.taken
 
     def start(self, inputs: Tensors) -> None:
@@ -378,7 +391,7 @@ class _StagedRequest:
             self._finish(None, error)
 
     def _finish(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Answer; called again, with an error, where the answer could not be given."""
+        """Answer the request; called a second time, with an error, where `done` failed."""
         if not self._ended:
             self._ended = True
             self._session.leave()
@@ -388,7 +401,7 @@ class _StagedRequest:
 
 
 class _LookupQueue:
-    """A queue of lookups and the threads that ask for them."""
+    """A batching session of lookups, with batch threads of its own."""
 
     def __init__(self, plan: StagePlan, lookup: Lookup, observer: BatchObserver, deliver: Deliver) -> None:
         declared = lookup.declared
@@ -412,13 +425,13 @@ class _LookupQueue:
         return self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
 
     def close(self) -> None:
-        """Answer what is queued, then end the threads."""
+        """Answer the queued lookups, then end the threads."""
         self._session.close()
         self._scheduler.close()
 
 
 class _LookupWaits:
-    """Counts how long lookups waited; their batches are none of the model's."""
+    """A BatchObserver that counts only how long lookups waited: their batches are not the model's."""
 
     def __init__(self, plan: StagePlan, observer: BatchObserver) -> None:
         self._plan = plan

@@ -56,7 +56,10 @@ _THREADS_MAX, _INT64_MAX = 1024, 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSource:
-    """`prefix` and a row's key name the value: the bytes of an array of the output's type and shape."""
+    """A Redis store that has, under `prefix` + key, the bytes of an array of the output's type and shape.
+
+    url: with host, port and database; timeout_ms: of connecting, and of each answer.
+    """
 
     url: str
     prefix: str
@@ -65,7 +68,11 @@ class RedisSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupStage:
-    """A stage that calls out; exactly one of `code`, `redis` and `emulated` says whom."""
+    """A stage that looks up values, in batches of its own.
+
+    Exactly one source is set: code (FILE.py:FUNCTION, "": none), redis, or emulated (keys of service_time of
+    an emulated.yaml). queue, num_batch_threads: of its batches.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -78,7 +85,11 @@ class LookupStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredStages:
-    """The checked content; "" where there is no such function. `inputs`, `outputs` None: those of the model."""
+    """The checked content of a stages.yaml.
+
+    pre, post: FILE.py:FUNCTION or FOLDER/, "": none. inputs, outputs: of requests and answers; None: the
+    model's own. signature: name of the model's signature around which the stages lie.
+    """
 
     file: DeclaredFile
     pre: str
@@ -96,7 +107,7 @@ class DeclaredStages:
 
     @property
     def code(self) -> dict[str, str]:
-        """Functions of the model's folder, by key, as FILE.py:FUNCTION."""
+        """key of stages.yaml -> FILE.py:FUNCTION, of the stages that are code of the model's folder."""
         own = {"pre": self.pre, "post": self.post, "lookup.code": self.lookup.code if self.lookup else ""}
         return {key: reference for key, reference in own.items() if _CODE.fullmatch(reference)}
 

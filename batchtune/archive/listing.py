@@ -35,11 +35,14 @@ Kind = Literal["sweep", "load", "compare", "noise", "check"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEntry:
-    """One run. `verdict` is a word: established, open, unfinished; of a load test how many points passed, or missed
-    (a check has its own).
+    """One line of the list of runs.
 
-    `recommended` is the configuration in one line, None where there is none. `target` is the model that was asked for.
-    A run that cannot be read has its error in `verdict`.
+    `path`: folder of the run. `trials`: how many lines its ledger has. `verdict`: of a sweep "established",
+    "open" or "no recommendation"; of a load test its load points by verdict, such as "3 PASS, 1 FAIL"; of a
+    comparison or noise run "done"; of a check its own verdict; of each but a sweep "unfinished" where the run
+    was killed; "unreadable: " and the error where the run cannot be read. `recommended`: label of the
+    recommended configuration, None without one. `target`: the model as the scenario names it, several joined
+    by " + "; None where the scenario cannot be read.
     """
 
     path: Path
@@ -52,7 +55,8 @@ class RunEntry:
     target: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
+        """Return the entry as values that JSON takes; `id` is the name of the run's folder, `when_utc` its
+        start in ISO 8601."""
         return {
             "run": str(self.path),
             "id": self.path.name,
@@ -67,26 +71,31 @@ class RunEntry:
 
 
 def runs_under(root: Path = Path("results")) -> list[RunEntry]:
-    """All runs of this folder of results, or of one scenario's folder in it, the newest first."""
+    """List all runs of a results folder, or of one scenario's folder in it, the newest first.
+
+    A run that cannot be read is listed too: its `verdict` is the error.
+    """
     ledgers = [*root.glob(f"*/{LEDGER}"), *root.glob(f"*/*/{LEDGER}")]
     entries = [entry for ledger in ledgers for entry in _entries(Run(ledger.parent))]
     return sorted(entries, key=lambda entry: entry.path.name, reverse=True)
 
 
 def swept_scenarios(root: Path = Path("results")) -> list[str]:
-    """The folders of this folder of results that hold sweeps, by name."""
+    """Return, sorted, the names of the scenario folders in a results folder that hold at least one sweep."""
     runs = (ledger.parent for ledger in root.glob(f"*/*/{LEDGER}"))
     return sorted({run.parent.name for run in runs if RUN_NAME.fullmatch(run.name)} - {NOT_RUNS})
 
 
 def kind_by_name(run: Run) -> Kind:
-    """Tell what was run by the end of its folder's name; a sweep's has none."""
+    """Return what was run, by the end of its folder's name: `…-check` gives "check"; without such an end
+    "sweep"."""
     kinds: tuple[Kind, ...] = ("load", "compare", "noise", "check")
     return next((kind for kind in kinds if run.path.name.endswith(f"-{kind}")), "sweep")
 
 
 def _entries(run: Run) -> Iterator[RunEntry]:
-    """One, or none for a folder that is no run of its own."""
+    """Yield the entry of a folder with a ledger; nothing where the folder's name is not that of a run
+    (`<UTC>-<id>`)."""
     name = RUN_NAME.match(run.path.name)
     if name is None:
         return
@@ -113,7 +122,8 @@ def _entries(run: Run) -> Iterator[RunEntry]:
 
 
 def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
-    """The verdict, and what is recommended."""
+    """Return the verdict, as `RunEntry.verdict` has it, and the recommended configuration's label (None
+    without one)."""
     if kind == "load":
         verdicts = Counter(
             "not judged" if trial.measurement is None else trial.measurement.verdict or "not judged"
@@ -134,6 +144,11 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
 
 
 def _check_verdict(run: Run) -> str:
+    """Return the verdict that the run's check.json holds; "unfinished" without that file.
+
+    Raises:
+        ArchiveError: the file cannot be read or is no check.
+    """
     path = run.path / CHECK
     try:
         return str(json.loads(path.read_bytes())["verdict"])

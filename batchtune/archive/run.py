@@ -55,10 +55,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+    """Read a file that holds a JSON object, and return it as a dict.
 
     Raises:
-        ArchiveError: missing, or no JSON object.
+        ArchiveError: it is missing, not JSON, or another JSON value.
     """
     try:
         document = json.loads(read_bytes(path))
@@ -90,7 +90,8 @@ def _sync_folder(path: Path) -> None:
 
 
 def write_server_files(files: Mapping[Path, str]) -> None:
-    """Write each file whole: a crash leaves the old one or the new one.
+    """Write each text to its path, and make missing folders; after a crash each file is the old or the new
+    one, whole.
 
     Raises:
         ArchiveError: one cannot be written.
@@ -104,7 +105,9 @@ def write_server_files(files: Mapping[Path, str]) -> None:
 
 
 def append_trial(path: Path, trial: Trial) -> None:
-    """Append a trial to the ledger; it is on disk when this returns.
+    """Append a trial to the ledger `path`, as one line of JSON; it is on disk when this returns.
+
+    An incomplete last line, left by a process that was killed, is cut off first.
 
     Raises:
         OSError: the file cannot be written.
@@ -118,7 +121,9 @@ def append_trial(path: Path, trial: Trial) -> None:
 
 
 def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
-    """Append the CPU seconds a request of both sides of a check, in block `block`.
+    """Append a line to `path`: the server's CPU seconds per request in one block of a check.
+
+    `cpu_s`: (baseline, candidate), measured while the load went from one server to the other in short turns.
 
     Raises:
         ArchiveError: the file cannot be written.
@@ -132,12 +137,13 @@ def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
 
 
 def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
-    """Every finished trial, in order, and notes of what was left out.
+    """Return (trials, notes) of a ledger: every finished trial, in order, and a sentence about each line left
+    out.
 
-    A last line without its newline is the trial that was being written when the run was killed: left out, and noted.
+    A last line without its newline was being written when the run was killed: it is left out, with a note.
 
     Raises:
-        ArchiveError: a line that is no trial, with `file:line`.
+        ArchiveError: a line is no trial; the message starts with `file:line`.
     """
     whole, newline, torn = read_bytes(path).rpartition(b"\n")
     notes: tuple[str, ...] = ()
@@ -150,7 +156,11 @@ def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
 
 
 def _trial(line: bytes, *, path: Path, number: int) -> tuple[Trial, Mapping[str, Any] | None]:
-    """The trial of a line, and its part in a load of several models, of which runs of before had a line each."""
+    """Parse one line of a ledger; return (trial, company).
+
+    `company` is None but in runs of older versions, which wrote a line for each model of a load: there it
+    says which load, and which model of it, the line is about.
+    """
     try:
         values = json.loads(line)
         return Trial.from_dict(values), values.get("company")
@@ -162,7 +172,7 @@ def _trial(line: bytes, *, path: Path, number: int) -> tuple[Trial, Mapping[str,
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:
-    """Shorten the ledger to its last newline, so that the next line starts on one of its own."""
+    """Cut the file off behind its last newline, so that the next line does not continue an incomplete one."""
     size = os.fstat(descriptor).st_size
     if size == 0:
         return
@@ -177,7 +187,7 @@ PROVENANCE = "provenance.json"
 SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 JOINT_RECOMMENDATION = "joint_recommendation.json"
-"""Of several models, in runs of before."""
+"""The recommendation for several models in runs of older versions; now it is in RECOMMENDATION."""
 COMPARISON = "comparison.json"
 CHECK = "check.json"
 DUETS = "duets.jsonl"
@@ -185,14 +195,18 @@ SERVER_LOG = "server.log"
 MODEL_CONFIG = "model_config.json"
 
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
-"""Of a sweep; a run of another kind has its kind behind that."""
+"""Name of a sweep's folder, `<UTC>-<id>`; the folders of other runs have `-<kind>` behind it."""
 NOT_RUNS = "reference"
+"""Folder of a results folder whose runs are kept for reference: none of them is ever the latest run."""
 
 SAMPLES_SCHEMA_VERSION = 1
 
 
 class Run:
-    """One results directory. `notes` say what reading it had to leave out."""
+    """The folder of one run, with a method for each file in it.
+
+    `notes`: what the last call of `ledger` left out, a sentence each.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -200,10 +214,13 @@ class Run:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Lock the run, so that only this process measures for it, until `release` or the end of this process.
+        """Lock the run, so that only this process measures for it, until `release` or the end of this
+        process.
+
+        A second call does nothing.
 
         Raises:
-            ArchiveError: another process does, or the directory cannot be written.
+            ArchiveError: another process holds the lock, or the directory cannot be written.
         """
         if self._lock is not None:
             return
@@ -231,7 +248,11 @@ class Run:
             self._lock = None
 
     def append(self, trial: Trial, samples: Samples | Mapping[str, Samples] | None) -> None:
-        """Keep a finished trial, of several models with the samples of each by name; on disk when this returns.
+        """Save a finished trial: its requests to samples/, then its line to the ledger; on disk when this
+        returns.
+
+        `samples`: every request of the trial; of several models a mapping from model to its requests; None
+        where no request was sent.
 
         Raises:
             ArchiveError: the directory cannot be written.
@@ -250,33 +271,37 @@ class Run:
             ) from error
 
     def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:
-        """Append the CPU seconds a request of both sides of a check, in block `block`."""
+        """Save the server's CPU seconds per request, (baseline, candidate), of one block of a check.
+
+        Raises:
+            ArchiveError: the file cannot be written.
+        """
         append_duet(self.path / DUETS, block, cpu_s)
 
     def ledger(self) -> list[Trial]:
-        """Every finished trial, in order; `trials` has them as a table.
+        """Read every finished trial, in order; `trials` returns them as a table.
 
-        A last line without its newline is the trial that was being written when the run was killed: left out, and
-        noted in `notes`.
+        A last line without its newline was being written when the run was killed: it is left out, and `notes`
+        says so.
 
         Raises:
-            ArchiveError: a line that is no trial, with `file:line`.
+            ArchiveError: a line is no trial; the message starts with `file:line`.
         """
         trials, self.notes = read_trials(self.path / LEDGER)
         return trials
 
     def scenario(self) -> Scenario:
-        """Read the scenario as it was run.
+        """Read the scenario as it was when the run started.
 
         Raises:
-            ScenarioError: it cannot be read any more.
+            ScenarioError: this version of batchtune cannot read it any more.
         """
         from batchtune.scenario.reader import read_kept_scenario
 
         return read_kept_scenario(self.path / SCENARIO)
 
     def provenance(self) -> dict[str, Any]:
-        """Read the provenance: machine, versions and commit that it ran on.
+        """Read the provenance: the machine, versions and commit under which the run was measured.
 
         Raises:
             ArchiveError: missing or corrupt.
@@ -284,17 +309,19 @@ class Run:
         return json_object(self.path / PROVENANCE)
 
     def trials(self) -> DataFrame:
-        """The ledger as a pandas frame, a row a trial: see `archive.table.TRIAL_COLUMNS`.
+        """Return the ledger as a pandas frame, a row for each trial; `archive.table.TRIAL_COLUMNS` lists the
+        columns.
 
         Raises:
-            ArchiveError: pandas is not installed.
+            ArchiveError: pandas is not installed, or a line is no trial.
         """
         from batchtune.archive.table import trials_frame
 
         return trials_frame(self.ledger())
 
     def samples(self, number: int) -> DataFrame:
-        """Every request of one trial as a pandas frame: see `archive.table.samples_frame`.
+        """Return the requests of trial `number` as a pandas frame; its columns:
+        `archive.table.samples_frame`.
 
         Raises:
             ArchiveError: missing, corrupt or of another schema, or pandas is not installed.
@@ -304,7 +331,7 @@ class Run:
         return samples_frame(self.requests(number))
 
     def requests(self, number: int) -> Samples:
-        """Every request of one trial, as they were loaded.
+        """Return the requests of trial `number` as arrays, as the load generator recorded them.
 
         Raises:
             ArchiveError: missing, corrupt or of another schema.
@@ -318,12 +345,13 @@ class Run:
         return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
-        """Write the summary of the search."""
+        """Write the search's summary of itself, which `search` reads."""
         document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / SEARCH, document.encode())
 
     def search(self) -> SearchSummary | None:
-        """Read the summary of the search; None for a run that was killed before its end, or is older than that file.
+        """Read the search's summary of itself; None for a run that was killed before its end or that has no
+        such file.
 
         Raises:
             ArchiveError: corrupt.
@@ -339,16 +367,21 @@ class Run:
             raise ArchiveError(what, hint=hint) from error
 
     def write_comparison(self, comparison: Mapping[str, Any]) -> None:
-        """Write the result of a comparison or of a noise floor, as plain types."""
+        """Write the result of `compare` or of `noise`, given as values that JSON takes."""
         document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
         write_whole(self.path / COMPARISON, document.encode())
 
     def write_recommendation(
         self, recommendation: Recommendation, document: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep the recommendation, and the files that the server takes; without batching TF Serving takes none.
+        """Save the recommendation, and the files that give a server its parameters; those of an earlier one
+        are deleted.
 
-        `document` is what stands in the file, its findings worded; None: `to_dict`, with their codes.
+        `document`: what recommendation.json holds, with its findings as sentences; None:
+        `recommendation.to_dict()`, with their codes.
+
+        Raises:
+            ArchiveError: a file cannot be written or deleted.
         """
         text = json.dumps(document or recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / RECOMMENDATION, text.encode())
@@ -357,13 +390,16 @@ class Run:
         write_server_files(files)
 
     def server_files(self, recommendation: Recommendation) -> dict[Path, str]:
-        """Make the files that the server takes, by the path at which the run keeps them."""
+        """Return the files that give a server the recommended parameters: path in this run's folder -> text.
+
+        Empty for TensorFlow Serving without batching, which takes none.
+        """
         models = self.scenario().target.models if recommendation.models else ()
         file = self.path / parameters_name(recommendation.configuration)
         return server_files(file, recommendation, models, model_config=self.model_config())
 
     def remove_recommendation(self) -> None:
-        """Delete what an earlier sweep recommended.
+        """Delete the recommendation of an earlier sweep, and the files for servers that came with it.
 
         Raises:
             ArchiveError: the directory cannot be written.
@@ -372,7 +408,7 @@ class Run:
         self._remove((*self._files_for_servers(), *recommendations))
 
     def _files_for_servers(self) -> list[Path]:
-        """Where those of this run, or of an earlier recommendation, may lie."""
+        """List the paths of all parameter files that this or an earlier recommendation may have written."""
         names = (BATCHING_PARAMETERS, CONFIG_PBTXT, PARAMETERS_JSON, MODELS_CONFIG)
         return [*(self.path / name for name in names), *self.path.glob(f"models/*/{OWN_PARAMETERS}")]
 
@@ -384,12 +420,14 @@ class Run:
                 raise ArchiveError(f"cannot remove {path}: {error.strerror}") from error
 
     def recommendation(self) -> Recommendation:
-        """The recommendation written last; one of an older schema is made anew from the trials, as is one of several
-        models in a file of its own.
+        """Read the recommendation that was written last.
+
+        One of an older schema is not read but made anew from the trials, as is that of an older run of
+        several models.
 
         Raises:
             ArchiveError: missing or corrupt.
-            BatchtuneError: made anew, there is none.
+            BatchtuneError: made anew, the trials recommend nothing; its class says why.
         """
         path = self.path / RECOMMENDATION
         is_joint = not path.exists() and (self.path / JOINT_RECOMMENDATION).is_file()
@@ -405,7 +443,11 @@ class Run:
             raise ArchiveError(f"{path}: not a recommendation: {error}") from error
 
     def model_config(self) -> dict[str, Any] | None:
-        """Read the configuration that the model had on Triton before the run; None: it was no Triton."""
+        """Read the configuration that the model had on Triton before the run; None: the server was no Triton.
+
+        Raises:
+            ArchiveError: corrupt.
+        """
         path = self.path / MODEL_CONFIG
         if not path.exists():
             return None
@@ -430,9 +472,11 @@ def create_run(
     now: datetime | None = None,
     kind: Literal["", "compare", "noise", "load", "check"] = "",
 ) -> Run:
-    """A new results directory with the scenario as run; `provenance` is collected when not given.
+    """Make the folder of a new run, `root/<scenario>/<UTC>-<id>`, with the scenario, provenance and an empty
+    ledger.
 
-    A `kind` ends the folder's name: such a run is no sweep, and `latest_run` passes over it.
+    `provenance`: None collects it now. `now`: the time in the folder's name. `kind`: ends that name; such a
+    run is no sweep, and `latest_run` passes over it.
 
     Raises:
         ArchiveError: the directory cannot be made.
@@ -456,7 +500,8 @@ def create_run(
 
 
 def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Run:
-    """The run in `path`, or the newest in that folder of runs; None: the latest under `root`, whatever its scenario.
+    """Open the run in folder `path`, or the newest sweep of a scenario's folder; None: the latest sweep under
+    `root`.
 
     Raises:
         ArchiveError: there is none.
@@ -474,7 +519,8 @@ def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Ru
 
 
 def latest_run(root: Path = Path("results")) -> Run:
-    """The sweep started last, of whatever scenario; runs kept for reference do not count.
+    """Open the sweep under `root` that was started last, of whichever scenario; runs kept for reference do
+    not count.
 
     Raises:
         ArchiveError: there is none.
@@ -489,7 +535,8 @@ def latest_run(root: Path = Path("results")) -> Run:
 
 
 def _runs_in(root: Path, pattern: str) -> list[Path]:
-    """The sweeps among the folders under `root` that match."""
+    """List the folders of sweeps under `root` whose paths match the glob `pattern`, without those kept for
+    reference."""
     return [
         ledger.parent
         for ledger in root.glob(f"{pattern}/{LEDGER}")
@@ -506,7 +553,8 @@ def _folder(name: str) -> str:
 
 
 def write_original(folder: Path, original: OriginalModel) -> None:
-    """Write what a server had before the run into the run's folder; it is on disk when this returns.
+    """Write the configuration that a server had before the run into the run's folder; on disk when this
+    returns.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -516,7 +564,8 @@ def write_original(folder: Path, original: OriginalModel) -> None:
 
 
 def read_original(run: Run) -> OriginalModel | None:
-    """Read what a Triton model had before the run; None if the run changed no model of a Triton.
+    """Read the configuration that a Triton model had before the run; None if the run changed no model of a
+    Triton.
 
     Raises:
         ArchiveError: corrupt.
@@ -531,7 +580,7 @@ def read_original(run: Run) -> OriginalModel | None:
 
 
 def to_parquet(samples: Samples) -> bytes:
-    """Write samples as the content of a Parquet file that `read_parquet` reads."""
+    """Return requests as the bytes of a Parquet file, which `read_parquet` reads."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -567,7 +616,7 @@ def to_parquet(samples: Samples) -> bytes:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Read samples from a Parquet file; an older one may lack `pauses_ns`, `workers`, `endpoints` or `one_in`.
+    """Read requests from a Parquet file of `to_parquet`; those of older versions may lack some columns.
 
     Raises:
         ArchiveError: missing, corrupt or of another schema.

@@ -21,14 +21,17 @@ PARAMETERS_JSON: Final = "parameters.json"
 
 
 def parameters_name(configuration: Configuration) -> str:
-    """File name of the parameters, in the run and for the server: that of TensorFlow Serving, of Triton, or of kind
-    http."""
+    """Return the name of the file with the parameters, by the kind of server: config.pbtxt for Triton,
+    parameters.json for a server that takes them over HTTP, else batching_parameters.txt."""
     names = {"triton": CONFIG_PBTXT, "http": PARAMETERS_JSON}
     return names.get(configuration.dialect, BATCHING_PARAMETERS)
 
 
 def parameters_text(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """Write the parameters file for the server that was measured, with a comment that says what is in it."""
+    """Return the text of the file with the parameters, as the kind of server that was measured reads it.
+
+    `model_config`: the whole configuration that the model had on Triton; None where none was saved.
+    """
     if recommendation.configuration.dialect == "triton":
         return tritons_file(recommendation, model_config)
     if recommendation.configuration.dialect == "http":
@@ -39,11 +42,12 @@ def parameters_text(recommendation: Recommendation, model_config: Mapping[str, A
 
 MODELS_CONFIG: Final = "models.config"
 UNKNOWN: Final = "PATH"
-"""Stands before a model's name where its directory of versions is not known: a sample model, one that is gone."""
+"""Placeholder for the parent folder of a model whose directory is not known, such as a sample model."""
 
 
 def versions_of(model: str) -> list[Path]:
-    """List the version directories of a model; none where its directory is not known."""
+    """Return the version directories of a model, the lowest version first; empty where its directory is not
+    known."""
     path = absolute(model)
     if not path.is_dir() or lies_bare(path):
         return []
@@ -53,13 +57,18 @@ def versions_of(model: str) -> list[Path]:
 
 
 def beside(file: Path, *names: str) -> Path:
-    """Where a further file of several models lies: in a run by its own name, else by that of the server's `file`."""
+    """Return the path of a further file that a server of several models needs, in the folder of `file`.
+
+    In a run, where `file` is batching_parameters.txt, it is named by `names`; elsewhere `file`'s stem comes
+    before it: `out.txt` and `models.config` give `out.models.config`.
+    """
     head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
     return file.parent.joinpath(f"{head}{names[0]}", *names[1:])
 
 
 def own_file(file: Path, name: str) -> Path:
-    """Path of the parameters of one of several models, which every version directory of it gets."""
+    """Return the path of the file with the parameters that are one model's own; every version directory gets
+    a copy."""
     return beside(file, "models", name, OWN_PARAMETERS)
 
 
@@ -70,7 +79,11 @@ def server_files(
     *,
     model_config: Mapping[str, Any] | None = None,
 ) -> dict[Path, str]:
-    """Make the files that the server takes, by path, `file` first; without batching TF Serving takes none."""
+    """Make the files that give a server the recommended parameters: path -> text, `file` first.
+
+    `models`: those of the scenario, where the server has several. Empty for TensorFlow Serving without
+    batching, which takes none.
+    """
     configuration = recommendation.configuration
     if not models:
         is_none = configuration.batching is None and configuration.dialect == "tfserving"
@@ -88,7 +101,8 @@ def server_files(
 
 
 def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:
-    """Write the whole config.pbtxt if the model's configuration was kept in the run, else only its batching part."""
+    """Return a config.pbtxt: the model's whole configuration with the recommended batching; only the batching
+    part where `model_config` is None or the configuration was measured on another server."""
     configuration = recommendation.configuration
     if model_config is None or configuration.dialect != "triton":
         return format_triton(configuration.batching, rows_per_request=recommendation.rows_per_request)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Table = dict[str, list[Any]]
-"""Columns by name, all of one length; None: no value."""
+"""Column name -> values, one for each row; None: the row has no value there."""
 
 _HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
@@ -54,7 +54,7 @@ _WHOLE: Final = (
     "requests",
     "load",
 )
-"""Whole numbers that may be missing."""
+"""Columns of whole numbers in which a row may have no value: a frame holds them as pandas' Int64."""
 
 TRIAL_COLUMNS: Final = (
     *_HEAD,
@@ -67,27 +67,32 @@ TRIAL_COLUMNS: Final = (
     *(f"{name}{end}" for name in _BOUNDED for end in ("", "_low", "_high")),
     *_FIGURES,
 )
-"""Of `trial_table`. `batching` is False without batching; a parameter that a trial left to the server is missing.
+"""Columns of `trial_table`; each server flag has one more, `--flag`, behind these.
 
-`_low` and `_high` are the ends of the 95 % interval of that one run. `objective` is in requests/s, of the objective
-latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag has a column `--flag` behind these.
+`batching` is False without batching; a parameter that a trial left to the server has no value. `_low` and
+`_high` are the ends of the 95 % interval of that one run. `objective` is in requests/s; under objective
+latency it is p95 in seconds. `caveats` are codes, divided by spaces.
 """
 
 COMPANY_COLUMNS: Final = ("model", "load", "load_kind", "factor")
-"""Before `configuration`, which is then that of the model, in the trials of a sweep of several models.
+"""Columns that stand before `configuration` in the trials of a sweep of several models; each model has a row.
 
-All trials of one `load` were sent at once, at `factor` times the stated rates; `load_kind` is together or
-alone; in runs of before `flood of` the model that was sent more than its rate.
+All rows of one `load` were measured at once, at `factor` times the stated rates. `load_kind`: "together" or
+"alone"; in runs of older versions "flood of " and the model that got more than its rate.
 """
 
 HIGHER_IS_BETTER: Final = frozenset(
     ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows", "feasible", "requests")
 )
+"""Columns in which a higher value is the better one."""
 
 
 def trial_table(trials: Sequence[Trial]) -> Table:
-    """Make a table of the trials, one row each, in order, with TRIAL_COLUMNS; of several models with COMPANY_COLUMNS
-    too."""
+    """Make a table of the trials with TRIAL_COLUMNS, in their order: a row for each trial, of several models
+    for each model.
+
+    With several models the table has COMPANY_COLUMNS too.
+    """
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
     columns = [*TRIAL_COLUMNS, *flags]
@@ -98,7 +103,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
 
 
 def parquet(table: Table) -> bytes:
-    """Write a table as the content of a Parquet file."""
+    """Return a table as the bytes of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -108,7 +113,7 @@ def parquet(table: Table) -> bytes:
 
 
 def trials_frame(trials: Sequence[Trial]) -> DataFrame:
-    """`trial_table` as a pandas frame.
+    """Return `trial_table` as a pandas frame, with whole numbers as Int64.
 
     Raises:
         ArchiveError: pandas is not installed.
@@ -119,10 +124,12 @@ def trials_frame(trials: Sequence[Trial]) -> DataFrame:
 
 
 def samples_frame(samples: Samples) -> DataFrame:
-    """A row a request, in the order of due times, which are seconds since the run's start.
+    """Return the requests of a trial as a pandas frame, a row for each, in the order of due times.
 
-    `latency_ms` runs from due to done, missing for a request that never ended; `send_lag_ms` is the client's own
-    delay; `status` is OK or the class of the error.
+    `due_s`: seconds since the run's start at which the request was due. `latency_ms`: from due to done, NaN
+    for a request that never ended. `connection_wait_ms`: wait for a connection. `send_lag_ms`: delay by the
+    client itself, NaN for a request never sent. `status`: OK or the class of the error. `rows`: rows in the
+    request.
 
     Raises:
         ArchiveError: pandas is not installed.
@@ -184,7 +191,7 @@ def _parameters(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures_of_run(measured: Measurement) -> dict[str, Any]:
-    """What one run gave, by column."""
+    """Return the columns of `trial_table` that one run measured: name -> value, with the unit in the name."""
     row: dict[str, Any] = {}
     for name in ("throughput_rps", "throughput_rows_per_s"):
         row |= _bounded(name, getattr(measured, name), 1.0)

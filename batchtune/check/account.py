@@ -23,9 +23,13 @@ from batchtune.tune.trials.trial import Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """`baseline` and `candidate` are the names of the two sides, `run` the folder that keeps the runs; `note` is what
-    to know before believing it (empty: nothing). `attribution` is None where nothing changed, or nothing is known.
-    `stored`: the baseline's figures are of another session, so that no error rate holds."""
+    """The result of one check, as it is saved and printed: verdict, cause of a change, what was compared.
+
+    `baseline` and `candidate`: names of the two sides. `attribution`: where a change comes from; None without
+    a change or without figures that say. `seconds`: how long the check took. `run`: folder that keeps the
+    runs. `note`: what to know before believing the verdict, "" for nothing. `stored`: the baseline's figures
+    are from a file, measured at another time, so that no error rate holds.
+    """
 
     scenario: str
     baseline: str
@@ -38,7 +42,10 @@ class Account:
     stored: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON; no error rate where the baseline was stored."""
+        """Return values that JSON takes: those of `Conclusion.to_dict` and the account's own.
+
+        `error_rate` is null where the baseline was stored.
+        """
         return {
             **self.conclusion.to_dict(),
             "schema_version": CHECK_VERSION,
@@ -54,9 +61,11 @@ class Account:
 
 
 def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
-    """The conclusion, unless the runs are void or the candidate, the last variant, misses the scenario's SLO.
+    """Return the conclusion, with another verdict where the gates alone do not decide.
 
-    A host that is disturbed hides changes and makes none: what two phases flag beside each other stands.
+    The verdict becomes INVALID where the load generator or the host spoilt a side's runs, and SLO MISSED
+    where most runs of the candidate, the last variant, fail the scenario's SLO. A disturbed host makes no
+    changes, it hides them: a REGRESSED that both phases flagged stays.
     """
     if conclusion.target_failed:
         return conclusion
@@ -77,7 +86,11 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
 def attributed(
     conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
 ) -> Attribution | None:
-    """Say where a change comes from; None where no gate of time or rate found one, or for several models."""
+    """Find where a change comes from, by the runs of both sides.
+
+    None where no gate of a time or rate found a change, and with several models, whose requests share one
+    server.
+    """
     if any(trial.parts or trial.model for trial in trials):
         return None
     moved = {
@@ -100,7 +113,10 @@ def attributed(
 
 
 def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> Coded | None:
-    """Why the figures are not the servers'; None: they are."""
+    """Return why the figures say nothing about the servers, as a code; None where they do.
+
+    `by_host`: a disturbed host counts too, not only a load generator at its limit.
+    """
     for arm in (arm for variant in variants for arm in variant.arms()):
         figures = figures_of(arm, trials)
         if figures.client_limited:
@@ -111,7 +127,11 @@ def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool
 
 
 def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded | None:
-    """Why most runs fail the test of the SLO; None: they do not, or nothing is promised."""
+    """Return why the last of the failed runs missed the SLO, where more than half of the runs missed it; else
+    None.
+
+    None also where the scenario states no SLO.
+    """
     if not scenario.slo.promises:
         return None
     measured = [trial.measurement for trial in runs_of(trials, name).values()]
@@ -123,7 +143,7 @@ def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded
 
 
 def read_account(run: Path) -> Account:
-    """Read the account from the folder of a run.
+    """Read the account that a check saved in the folder of its run.
 
     Raises:
         ArchiveError: there is none, it is cut short, or of another version.
@@ -141,10 +161,11 @@ def read_account(run: Path) -> Account:
 
 
 def account_from(document: Mapping[str, Any]) -> Account:
-    """The inverse of `Account.to_dict`; keys that the first checks lack are told from what they say.
+    """Make an account from what `Account.to_dict` returned; keys that older versions did not write get their
+    defaults.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: the document is no account.
     """
     stored = document["error_rate"] is None
     attribution = document["attribution"]

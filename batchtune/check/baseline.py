@@ -30,15 +30,24 @@ SCHEMA_VERSION: Final = 2
 KIND: Final = "batchtune baseline"
 BASELINE: Final = "baseline.json"
 RUNS_MIN: Final = 6
+"""A check refuses a baseline of fewer runs."""
 DRIFT: Final = 0.03
-"""So much worse than the best baseline that was kept, or the figure's own margin where that is more, is a slow drift:
-each step of it may pass its check."""
+"""A baseline may be worse than the best earlier one by this share, or by the gate's margin where that is
+larger.
+
+More is a slow drift, each step of which may have passed its check.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """`runs` are the figures of each run; `workload` and `host` what another measurement must share to be compared.
-    `best` is the best median of each figure over all baselines of this workload on this host."""
+    """What a check with `--baseline FILE` compares with: the figures of earlier runs, and where they were
+    measured.
+
+    `utc`: when. `workload`, `host`: what another measurement must share to be compared. `commit`: git commit
+    of the model, None outside git. `runs`: the figures of each run. `best`: the best median of each figure
+    over all baselines of this workload on this host.
+    """
 
     scenario: str
     utc: str
@@ -49,7 +58,7 @@ class Baseline:
     best: Mapping[Metric, float] = field(default_factory=dict)
 
     def medians(self) -> dict[Metric, float]:
-        """Median of each figure that every run has."""
+        """Return the median of each figure over the runs; a figure that some run lacks is left out."""
         by_metric = {metric: [run.get(metric, math.nan) for run in self.runs] for metric in METRICS}
         return {
             metric: statistics.median(values)
@@ -58,7 +67,8 @@ class Baseline:
         }
 
     def after(self, before: Baseline) -> Baseline:
-        """Return this baseline with the best medians of both."""
+        """Return this baseline with `best` brought up to date: for each figure the better of `before`'s best
+        and this median."""
         best = {**before.medians(), **before.best}
         for metric, value in self.medians().items():
             worse = _gate(metric).worsening(best.get(metric, value), value)
@@ -66,7 +76,11 @@ class Baseline:
         return replace(self, best=best)
 
     def drifts(self, objective: str) -> list[str]:
-        """`throughput −3.8 %` for each guarded figure that is worse than the best one by more than `DRIFT`."""
+        """List the figures that are worse than the best baseline by more than `DRIFT`, as texts such as
+        `throughput −3.8 %`.
+
+        Only figures that `objective` guards by default.
+        """
         texts = []
         medians = self.medians()
         for gate in default_gates(objective):
@@ -77,10 +91,15 @@ class Baseline:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
+        """Return values that JSON takes; `read_baseline` reads them from a file."""
         return {"kind": KIND, "schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
-        """Pair each new run with one of the baseline's; a confirmation takes these from the other end."""
+        """Pair each new run with a stored one, and return (stored, new) of each figure for each pair.
+
+        The screen takes the stored runs from the first on, a confirmation from the last backwards, so that it
+        compares with others. Runs beyond the shorter of the two lists are left out.
+        """
         kept = self.runs if phase == "screen" else self.runs[::-1]
         return [
             {metric: (before.get(metric, math.nan), after[metric]) for metric in METRICS}
@@ -96,8 +115,11 @@ def baseline_of(
     relaunches: bool,
     commit: str | None = None,
 ) -> Baseline:
-    """The figures of the runs of one variant that count; a capacity only where they searched one. `relaunches`: every
-    run had a server of its own. `commit` is that of the model, None for the working tree's."""
+    """Make a baseline of the complete runs of one variant.
+
+    The figure `capacity` is kept only where the runs searched for one. `relaunches`: every run had a server
+    of its own. `commit`: git commit of the model; None: that of the working tree.
+    """
     left_out: frozenset[Metric] = frozenset() if scenario.objective == "capacity" else frozenset({"capacity"})
     return Baseline(
         scenario=scenario.name,
@@ -116,9 +138,10 @@ def baseline_of(
 
 
 def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
-    """Return the scenario fields that must match for two runs to be comparable: load, requests, CPUs, launch.
+    """Return what two measurements must share to be compared: requests, load, SLO, objective, CPUs, launches.
 
-    Model and batching settings are left out, since those are what a check compares.
+    Model and batching parameters are left out: these a check compares. `relaunches`: every run had a server
+    of its own.
     """
     document = scenario.document()
     workload = {key: document.get(key) for key in ("request", "load", "objective", "slo")}
@@ -135,8 +158,12 @@ def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
 def differences(
     baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any], *, relaunches: bool
 ) -> tuple[list[str], list[str]]:
-    """List what differs in the workload, which forbids comparing, and in the host, which makes the verdict less
-    certain."""
+    """Return (workload, host): two lists of sentences on what differs between baseline and scenario; empty
+    where nothing.
+
+    A difference in workload forbids comparing; one in host makes the verdict less certain. `provenance` is
+    that of this machine.
+    """
     host = comparable(baseline.host, provenance)
     asked = json.loads(json.dumps(workload_of(scenario, relaunches=relaunches)))
     ours, theirs = (_hostless(workload, is_same_host=not host) for workload in (baseline.workload, asked))
@@ -215,13 +242,15 @@ def _gate(metric: Metric) -> Gate:
 
 
 def _change_text(gate: Gate, worse: float) -> str:
+    """Write a change such as `−3.8 %`, or `+0.2 points` for errors; `worse` is in the unit of
+    `Gate.worsening`."""
     change = gate.change(worse)
     unit = "points" if gate.is_absolute else "%"
     return f"{'−' if change < 0 else '+'}{rounded(abs(change) * 100)} {unit}"
 
 
 def _figures_of_blocks(trials: Sequence[Trial]) -> list[Mapping[Metric, float]]:
-    """Of each block of the one variant the figures of the last complete attempt."""
+    """Return the figures of each block, in order, of the only variant: of its last complete attempt."""
     runs = runs_of(trials, trials[0].reason) if trials else {}
     return [run_figures(runs[block]) for block in sorted(runs)]
 
@@ -234,8 +263,11 @@ def _figures(run: Mapping[str, Any]) -> dict[Metric, float]:
 
 
 def _hostless(workload: Mapping[str, Any], *, is_same_host: bool) -> dict[str, Any]:
-    """By dotted keys, without what is the host's own: the folders of files, the numbers of CPUs, on another host also
-    how many there are."""
+    """Return the workload as a flat mapping, `load.rate` -> value, without what depends on the machine.
+
+    Of file paths only the names are kept, of lists of CPUs only how many, and that only where both machines
+    are one.
+    """
     flat = {
         key: Path(value).name if key.endswith(".file") and isinstance(value, str) else value
         for key, value in _flat(workload).items()
@@ -248,6 +280,8 @@ def _hostless(workload: Mapping[str, Any], *, is_same_host: bool) -> dict[str, A
 
 
 def _flat(document: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings, and lists of mappings, as one mapping with dotted keys that begin with
+    `prefix`."""
     if isinstance(document, list) and any(isinstance(value, Mapping) for value in document):
         document = dict(enumerate(document))
     if not isinstance(document, Mapping):

@@ -30,21 +30,29 @@ LOOKS: Final = (3, 4, 6, 8, 10, 16, 24, 36, 54)
 """Blocks at which a check may end."""
 
 RANK_FIRST: Final = 6
-"""Blocks of the first look of the signed-rank test: the fewest that can say anything at 5 %."""
+"""The first look of the signed-rank test is after this many blocks: fewer never reach the 5 % level."""
 
 
 ONE_LAUNCH: Final = 8
-"""So many blocks share one launch of each server; those between later looks have one of their own: two launches of one
-server may differ by more than many blocks of them would tell."""
+"""Up to this many blocks both servers are launched once; from then on they are launched anew after each look.
+
+Two launches of one server may differ by more than many blocks under one launch could show.
+"""
 
 ERROR_RATE: Final = 0.05
-"""Of the screen over all gates and looks; and once more of the confirmation over the gates that it confirms."""
+"""Most probability of a wrong flag in the screen, over all gates and looks; the confirmation may spend as
+much again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """After so many blocks. `flag_level` is what the rank test of one gate may spend to flag it, `clear_level` to clear
-    it; `student_flag_level` and `student_clear_level` are what Student's t may spend. 0: the test says nothing here."""
+    """One look of the group-sequential test: after how many blocks, and at which one-sided levels each test
+    decides.
+
+    `flag_level`, `clear_level`: of the signed-rank test, for calling one gate regressed and for clearing it.
+    `student_flag_level`, `student_clear_level`: those of Student's t. 0: that test decides nothing at this
+    look.
+    """
 
     blocks: int
     flag_level: float
@@ -54,8 +62,8 @@ class Look:
 
 
 def looks_up_to(blocks_max: int) -> tuple[int, ...]:
-    """Numbers of blocks after which a check of at most `blocks_max` blocks looks at its figures; the last is at its
-    end."""
+    """Return the numbers of blocks after which a check of at most `blocks_max` blocks is judged; the last is
+    `blocks_max`."""
     return (*(look for look in LOOKS if look < blocks_max), blocks_max)
 
 
@@ -63,8 +71,13 @@ def looks_up_to(blocks_max: int) -> tuple[int, ...]:
 def planned_looks(
     blocks: tuple[int, ...], *, gates: int, error_rate: float = ERROR_RATE, clear_first: int = 0
 ) -> tuple[Look, ...]:
-    """What each look may spend: for a flag the error rate over all gates (Bonferroni), so that one false flag among all
-    of them is as rare as stated; to clear a gate the whole, because all gates must be cleared for the verdict OK."""
+    """Return the looks after the given numbers of `blocks`, with the levels that each may spend.
+
+    To flag a gate, the error rate is divided by the number of gates (Bonferroni), so that one false flag
+    among all of them is as rare as `error_rate`. To clear a gate each has the whole rate, because OK needs
+    all gates cleared. `clear_first`: no gate can be cleared before so many blocks, so that earlier looks
+    spend nothing on it.
+    """
     flag_rate = error_rate / max(gates, 1)
     # Of the error rate, for the looks of Student's t, each as much; the rank test has the rest.
     student_share = 0.4
@@ -89,7 +102,12 @@ def planned_looks(
 def bounds(
     differences: Sequence[float], *, low_level: float, high_level: float
 ) -> tuple[float, float, float]:
-    """Compute the Hodges-Lehmann median of the differences with one-sided bounds; ±inf where the level allows none."""
+    """Return (median, low, high) of the differences: the Hodges-Lehmann estimate with one-sided bounds at
+    both levels.
+
+    A bound is -inf or inf where so few differences allow none at its level; without differences the median is
+    nan.
+    """
     averages = walsh_averages(differences)
     if not len(averages):
         return math.nan, -math.inf, math.inf
@@ -104,10 +122,12 @@ def bounds(
 def student_bounds(
     pairs: Sequence[tuple[float, float]], *, low_level: float, high_level: float
 ) -> tuple[float, float]:
-    """One-sided bounds of the mean difference of pairs (before, after), by Student's t; ±inf where the level is 0.
+    """Return (low, high), one-sided bounds by Student's t of the mean of after − before over pairs (before,
+    after).
 
-    The better of two, at half of the level each: the noise of both sides (two samples, twice as many degrees of
-    freedom), and that of the differences, from which the host's speed is gone.
+    -inf or inf where a level is 0, with fewer than 3 pairs, or where a figure is not finite. Each bound is
+    the tighter of two, at half of its level: from the noise of both sides (two samples, twice as many degrees
+    of freedom), and from that of the differences, in which the host's speed cancels.
     """
     count = len(pairs)
     sides = np.asarray(pairs, dtype=np.float64)
@@ -130,14 +150,15 @@ def student_bounds(
 
 @lru_cache(maxsize=512)
 def _student(level: float, freedom: int) -> float:
-    """What Student's t exceeds with this probability."""
+    """Return the value that Student's t with so many degrees of freedom exceeds with probability `level`."""
     from scipy.special import stdtrit
 
     return float(-stdtrit(freedom, level))
 
 
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
-    """What the rank test can use, at each look, of what may be spent until then."""
+    """Return, for each look, the level at which the rank test decides there: the largest attainable within
+    what may be spent."""
     levels: list[float] = []
     for count in blocks:
         # A power below 1, so that the first look can clear, and no smaller, so that the last can.
@@ -147,13 +168,15 @@ def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
 
 
 def _attained(count: int, level: float) -> float:
+    """Return the largest level, at most `level`, that the signed-rank test of `count` pairs attains; 0: none."""
     rank = _rank(count, level)
     return float(np.cumsum(signed_rank_distribution(count))[rank - 1]) if rank else 0.0
 
 
 @lru_cache(maxsize=512)
 def _rank(count: int, level: float) -> int:
-    """k such that the k-th smallest Walsh average is a lower bound at this one-sided level; 0: there is none."""
+    """Return the largest k for which the k-th smallest Walsh average is a lower bound at this one-sided
+    level; 0: none."""
     below = np.cumsum(signed_rank_distribution(count))
     rounding = 1e-12
     return int(np.searchsorted(below, level * (1.0 + rounding), side="right"))
@@ -172,30 +195,42 @@ DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
     "gpu_memory": 0.05,
     "startup": 0.10,
 }
-"""From which change on it counts where nobody says so. The rarer what a figure is made of, the more it varies between
-runs of one server (tests/benchmarks/check/simulated_check.py: what each margin lets through)."""
+"""Least change for the worse that fails a check, where the user states none: a ratio; of errors a share of
+all requests.
+
+The rarer the requests that a figure is made of, the more it varies between runs of one server
+(tests/benchmarks/check/simulated_check.py: what each margin lets through).
+"""
 
 OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
     "throughput": ("throughput", "p95", "p99", "errors", "cpu"),
     "latency": ("p50", "p95", "p99", "errors", "cpu"),
     "capacity": ("capacity", "errors", "cpu"),
 }
-"""What is guarded where nobody says: latencies at two different capacities tell nothing of each other."""
+"""Figures that a check guards where the user names none, by the scenario's objective.
+
+Under capacity no latency: latencies at two different rates say nothing about each other.
+"""
 
 
 OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
-"""The runs of one server would be one draw of these, however many there are."""
+"""Figures that a launch decides: under one launch all runs repeat one value, so that every run needs its own.
+"""
 
 _LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
 _FARTHEST: Final = math.log(1000.0)
-"""A quantile beyond the last good answer is infinite, a rate that none holds is 0: a thousand times worse."""
+"""The log ratio of a change without a finite one: a latency beyond the last good answer, or a capacity of 0.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One guarded figure. `margin` is the least change for the worse that counts: a ratio above 0, below 1 where lower
-    is worse; of errors a share of all requests. `is_default`: nobody asked for it, so that it may stay unmeasured.
-    `model` is whose figure it is, of several; "": of the one."""
+    """One guarded figure, and the change for the worse from which on it counts.
+
+    `margin`: that change, above 0, as a ratio; of errors a share of all requests. `is_default`: the user did
+    not ask for this gate, so that it may stay unmeasured. `model`: whose figure it is where the server has
+    several; "": there is one.
+    """
 
     metric: Metric
     margin: float
@@ -204,29 +239,33 @@ class Gate:
 
     @property
     def name(self) -> str:
-        """Name of the gate, such as `p95`, or `ranker:p95` of several models."""
+        """The figure's name, such as `p95`; with several models `ranker:p95`."""
         return figure_name(self.model, self.metric)
 
     @property
     def is_absolute(self) -> bool:
-        """Whether the gate compares by difference; else by ratio."""
+        """Whether changes of this figure are differences, as of errors; else they are ratios."""
         return self.metric == "errors"
 
     @property
     def limit(self) -> float:
-        """The gate's margin in the unit of `worsening`."""
+        """The gate's margin as a worsening: a log ratio, of errors a difference."""
         return self.limit_of(self.margin)
 
     def limit_of(self, margin: float) -> float:
-        """Convert a margin to the unit of `worsening`."""
+        """Return a margin in the unit of `worsening`: the log ratio of getting that much worse; of errors the
+        margin itself."""
         if self.is_absolute:
             return margin
         return -math.log1p(-margin) if self.metric in _LOWER_IS_WORSE else math.log1p(margin)
 
     def worsening(self, before: float, after: float) -> float:
-        """Signed change for the worse, above 0 if `after` is worse: log(after / before), of throughput with the sign
-        flipped, of errors the difference. nan where either is unknown, or both are 0 or infinite; a rate of 0 on one
-        side is the farthest change."""
+        """Return how much worse `after` is than `before`; above 0 is worse.
+
+        log(after / before), with the sign flipped where lower is worse; of errors after − before. A rate of 0
+        or an infinite latency on one side counts as a factor of 1000. nan where a side is nan, both are
+        infinite, or there is no logarithm.
+        """
         if math.isnan(before) or math.isnan(after):
             return math.nan
         if self.is_absolute:
@@ -240,9 +279,10 @@ class Gate:
         return max(-_FARTHEST, min(worse, _FARTHEST))
 
     def change(self, worsening: float) -> float:
-        """Relative change of the figure; of errors the difference, as a share of all requests.
+        """Return the relative change of the figure for a worsening: 0.05 is 5 % more; of errors the
+        difference.
 
-        An end without a bound stays infinite.
+        Infinite stays infinite.
         """
         if self.is_absolute:
             return worsening
@@ -251,7 +291,7 @@ class Gate:
         return math.expm1(-worsening if self.metric in _LOWER_IS_WORSE else worsening)
 
     def worsening_of(self, change: float) -> float:
-        """Convert a relative change of the figure to a worsening: the inverse of `change`."""
+        """Return the worsening of a relative change of the figure; the inverse of `change`."""
         if math.isinf(change):
             return -change if self.metric in _LOWER_IS_WORSE else change
         if change <= -1.0 and not self.is_absolute:  # a loss of all
@@ -260,12 +300,12 @@ class Gate:
 
 
 def figure_name(model: str, metric: Metric) -> str:
-    """Name of a figure among those of several models."""
+    """Return the name of a figure: `p95`, or `ranker:p95` where `model` is one of several."""
     return f"{model}:{metric}" if model else metric
 
 
 def default_gates(objective: str) -> tuple[Gate, ...]:
-    """Gates of an objective where the user names none."""
+    """Return the gates that guard an objective where the user names none, with their default margins."""
     return tuple(
         Gate(metric=metric, margin=DEFAULT_MARGINS[metric], is_default=True)
         for metric in OBJECTIVE_METRICS[objective]
@@ -273,11 +313,14 @@ def default_gates(objective: str) -> tuple[Gate, ...]:
 
 
 def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[str] = ()) -> tuple[Gate, ...]:
-    """The gates named, in their order; none named: those of the objective. Of several `models` each has all of them.
+    """Return a gate for each figure in `margins`, in their order; where that is empty, those of the
+    objective.
+
+    With several `models`, each has every gate, apart from the default ones on figures of the whole server.
 
     Raises:
-        UsageError: no such figure, a margin that says nothing, a capacity that no run searches, or a figure of the
-            server where it has several models.
+        UsageError: no such figure, a margin outside of 0 to 1, `capacity` under another objective, or a
+            figure of the whole server, such as cpu, with several models.
     """
     # What is not any model's own.
     of_the_server = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
@@ -301,10 +344,11 @@ def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[s
 
 
 def parse_margins(texts: Sequence[str]) -> dict[str, float]:
-    """`p95=5%,throughput=3%`, in one text or several; of one figure the last counts.
+    """Parse texts such as `p95=5%,throughput=3%` into figure -> margin, a share; the last one of a figure
+    counts.
 
     Raises:
-        UsageError: what is no such list.
+        UsageError: a text that is no such list, an unknown figure, or a margin outside of 0 to 1.
     """
     margins: dict[str, float] = {}
     for item in listed(texts):
@@ -336,8 +380,10 @@ def _gate(name: str, margin: float) -> Gate:
 
 
 def listed(texts: Iterable[str]) -> list[str]:
-    """Split comma-separated lists into their items; an empty list gives an empty item, so that a variable that is not
-    set is reported."""
+    """Split comma-separated lists into their items, without surrounding spaces.
+
+    A text that is empty gives one empty item, so that the caller reports a shell variable that is not set.
+    """
     return [
         item.strip() for text in texts for item in text.split(",") if item.strip() or not text.strip(" ,")
     ]
@@ -350,20 +396,21 @@ def _log(value: float) -> float:
 # What do the blocks say of one gate?
 
 State = Literal["regressed", "improved", "ok", "open", "not measured"]
-"""`open`: its interval holds the margin."""
+"""What the blocks say of one gate: worse than its margin, better by more than it, neither, not decided yet,
+no figures."""
 
 BlockFigures = Mapping[str, tuple[float, float]]
-"""(before, after) of each figure in one block, by the name of its gate; nan where it was not measured."""
+"""Figures of one block: name of the gate -> (before, after); nan where one was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One gate after `blocks` blocks that have both figures.
+    """What the first `blocks` blocks that have both figures say of one gate.
 
-    `worsening` is how much worse, in the gate's unit, with bounds at the levels of the look. It is flagged, and told as
-    improved, against the margin asked for, whatever the noise; it is cleared against `margin`: the same, or more where
-    the noise does not let less be told. `before` and `after` are medians.
-    `confirmed` is None where no fresh blocks were asked.
+    `worsening`: how much worse it got, as `Gate.worsening`, with bounds at the levels of the look. `before`,
+    `after`: medians. `margin`: the change against which the gate was judged: for regressed and improved the
+    one asked for; for ok and open it may be more, where noise hides smaller changes. `confirmed`: whether the
+    confirmation flags what the screen flagged; None where the screen did not, or nothing was confirmed.
     """
 
     gate: Gate
@@ -377,13 +424,16 @@ class Finding:
 
     @property
     def change(self) -> Estimate:
-        """The change of the figure itself with its bounds in order: 0.05 is 5 % more (of errors: 5 points). A bound
-        that the blocks do not give is infinite."""
+        """The relative change of the figure with its interval, lower end first: 0.05 is 5 % more (of errors:
+        5 points).
+
+        An end is infinite where the blocks give no bound.
+        """
         ends = sorted((self.gate.change(self.worsening.low), self.gate.change(self.worsening.high)))
         return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON: null for a missing bound and for what was not measured."""
+        """Return values that JSON takes; null for a missing bound and for a figure that was not measured."""
         change = {name: _known(getattr(self.change, name)) for name in ("value", "low", "high")}
         return {
             "metric": self.gate.metric,
@@ -401,7 +451,7 @@ class Finding:
 
 
 def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int) -> Finding:
-    """Judge one gate at one look of a phase of at most `blocks_max` blocks."""
+    """Judge one gate by the blocks so far, at the levels of `look`; a phase has at most `blocks_max` blocks."""
     pairs = [figures[gate.name] for figures in blocks if gate.name in figures]
     known = [
         worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
@@ -426,8 +476,11 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
 
 
 def _sides(gate: Gate, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """How much worse both sides of each pair are than the first baseline;
-    empty where one of them has no logarithm."""
+    """Return (before, after) of each pair as worsenings from the first pair's `before`, the unit of
+    `Gate.worsening`.
+
+    Empty where a figure has no logarithm.
+    """
     known = [pair for pair in pairs if not math.isnan(gate.worsening(*pair))]
     if not gate.is_absolute and not all(0.0 < value < math.inf for pair in known for value in pair):
         return []
@@ -446,7 +499,8 @@ def _state(known: Sequence[float], *, low: float, high: float, limit: float, cle
 
 
 def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
-    """The smallest change that so many blocks can clear, by the spread of those there are; 0 where they are too few."""
+    """Return the smallest worsening that `blocks_max` blocks could clear, given the spread of those measured;
+    0: too few."""
     one_error = 0.1587  # The level of a bound that lies one standard error away.
     value, _, above = bounds(worsenings, low_level=one_error, high_level=one_error)
     if math.isinf(above) or not worsenings:

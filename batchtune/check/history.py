@@ -31,18 +31,22 @@ from batchtune.scenario.spec.scenario import Scenario
 # do not care how far an outlier lies.
 
 ERROR_RATE: Final = 0.01
-"""Of a series without a change."""
+"""Most probability that a series without a change shows one."""
 
 SIDE_MIN: Final = 4
-"""Fewest values on either side of a change: it is told some checks after it came."""
+"""Fewest values before and behind a change: it is found only this many checks after it came."""
 
 LEAST: Final = 12
-"""Values in all. Of fewer even a clear change halfway is not always found: they have too few orders."""
+"""Fewest values of a series. Fewer have too few orders for a permutation test: even a clear change can be
+missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePoint:
-    """From value number `at` (counted from 0) on the median is `after`; it was `before` since the change before."""
+    """A lasting change in a series: from value number `at` (the first is 0) on the median is `after`.
+
+    `before`: the median since the change before this one, or since the start.
+    """
 
     at: int
     before: float
@@ -50,12 +54,16 @@ class ChangePoint:
 
     @property
     def change(self) -> float:
-        """Relative change at this point."""
+        """The relative change of the median, 0.05 for 5 % more; nan where `before` is 0."""
         return self.after / self.before - 1.0 if self.before else math.nan
 
 
 def change_points(values: Sequence[float], *, seed: int = 1) -> list[ChangePoint]:
-    """Find every lasting change in a series of finite values, in the order of time; fewer than LEAST have none."""
+    """Find every lasting change in a series of finite values, in the order of time; fewer than LEAST values
+    have none.
+
+    `seed`: of the permutations.
+    """
     series = np.asarray(values, dtype=np.float64)
     edges = sorted(_splits(series, 0, np.random.default_rng(seed))) if len(series) >= LEAST else []
     bounds = [0, *edges, len(series)]
@@ -67,6 +75,8 @@ def change_points(values: Sequence[float], *, seed: int = 1) -> list[ChangePoint
 
 
 def _splits(series: NDArray[np.float64], first: int, chance: np.random.Generator) -> list[int]:
+    """Return where the series changes, as indices that count from `first`; both sides of a change are
+    searched again."""
     count = len(series)
     if count < 2 * SIDE_MIN:
         return []
@@ -86,7 +96,8 @@ def _splits(series: NDArray[np.float64], first: int, chance: np.random.Generator
 
 
 def _largest(ranks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """The largest standardised CUSUM of each row, and how many values lie before it."""
+    """Return (statistics, places) for each row of ranks: the largest standardised CUSUM, and how many values
+    lie before it."""
     count = ranks.shape[1]
     sizes = np.arange(SIDE_MIN, count - SIDE_MIN + 1)
     sums = np.cumsum(ranks - ranks.mean(axis=1, keepdims=True), axis=1)[:, sizes - 1]
@@ -96,7 +107,7 @@ def _largest(ranks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def _ranks(series: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From 1 on; equal values share the mean of theirs."""
+    """Return the rank of each value, from 1 on; equal values share the mean of their ranks."""
     ordered = np.sort(series)
     below = np.searchsorted(ordered, series, side="left")
     up_to = np.searchsorted(ordered, series, side="right")
@@ -107,12 +118,13 @@ def _ranks(series: NDArray[np.float64]) -> NDArray[np.float64]:
 HISTORY: Final = "history.jsonl"
 SCHEMA_VERSION: Final = 1
 _VOID: Final = frozenset({"INVALID", "INCOMPARABLE"})
-"""Verdicts of checks whose figures are not the servers', or of another workload."""
+"""Verdicts of checks that are left out: their figures say nothing about the servers, or are of another
+workload."""
 
 
 def are_equal(before: Scenario, after: Scenario) -> bool:
-    """Whether two sides are the same server of the same model, byte by byte, so that whatever a check of them flags is
-    a false alarm."""
+    """Whether both sides are one server with one model, byte by byte, so that whatever a check flags is a
+    false alarm."""
     documents = [side.document() for side in (before, after)]
     models = [document["target"].pop("model", None) for document in documents]
     for document in documents:
@@ -139,8 +151,11 @@ def _same_files(before: Path, after: Path) -> bool:
 def history_line(
     account: Account, provenance: Mapping[str, Any], *, commit: str | None = None, unchanged: bool = False
 ) -> dict[str, Any]:
-    """Make a line of the history: figures of both sides, verdict, host, the candidate's commit, and whether both sides
-    were equal."""
+    """Make the line that a check adds to the history: figures of both sides, verdict, host, commit.
+
+    `commit`: git commit of the candidate; None: that of the working tree. `unchanged`: both sides were equal,
+    see `are_equal`.
+    """
     document = account.to_dict()
     gates = {
         figure_name(gate["model"], gate["metric"]): {
@@ -172,7 +187,8 @@ def history_line(
 
 
 def append_history(root: Path, line: Mapping[str, Any]) -> Path:
-    """Append a line to the history under `root`; two checks at once wait for each other.
+    """Append a line to history.jsonl in `root`, and return its path; two checks that end at once wait for
+    each other.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -197,7 +213,11 @@ def append_history(root: Path, line: Mapping[str, Any]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One figure of the candidates of one scenario on one kind of CPU, in the order of time."""
+    """One figure of the candidates of one scenario, over all checks on one kind of CPU, in the order of time.
+
+    `cpu`: the CPU's name, None where it is not known. `metric`: name of the gate. `utc`, `commits`, `values`:
+    of each check, all of one length. `changes`: the lasting changes in `values`.
+    """
 
     scenario: str
     cpu: str | None
@@ -209,10 +229,10 @@ class Series:
 
 
 def read_history(root: Path) -> list[dict[str, Any]]:
-    """Read every whole line of the history under `root`; broken lines are passed over.
+    """Read every line of the history in `root`; a line that is broken is left out.
 
     Raises:
-        ArchiveError: there is none, or it holds lines of a newer version.
+        ArchiveError: there is no history, or it holds lines of another version.
     """
     path = root / HISTORY
     try:
@@ -232,7 +252,8 @@ def read_history(root: Path) -> list[dict[str, Any]]:
 
 
 def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """Collect each figure by scenario and CPU, of the checks that measured it and count, with its changes."""
+    """Collect the candidate's figures by (scenario, CPU, figure), from the valid checks that measured them,
+    with their changes."""
     points: dict[tuple[str, str | None, str], list[tuple[str, str | None, float]]] = {}
     for line in lines:
         if line.get("verdict") in _VOID:
@@ -258,9 +279,11 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackRecord:
-    """How often the checks were right. Of `failures` of changed candidates a later check of the same commit confirmed
-    or dismissed some; of `unchanged` pairs of equal sides `false_alarms` failed, a rate of at most `rate_most` (95 %
-    confidence, Clopper-Pearson)."""
+    """How often checks were right.
+
+    `failures`: checks of changed candidates that failed; a later check of the same commit `confirmed` or
+    `dismissed` some of them. `unchanged`: checks of two equal sides, of which `false_alarms` failed.
+    """
 
     failures: int
     confirmed: int
@@ -270,6 +293,8 @@ class TrackRecord:
 
     @property
     def rate_most(self) -> float:
+        """Upper bound of the rate of false alarms, at 95 % confidence (Clopper-Pearson); 1 where there are no
+        equal sides."""
         if self.false_alarms >= self.unchanged:
             return 1.0
         from scipy.special import betaincinv
@@ -278,7 +303,8 @@ class TrackRecord:
 
 
 def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
-    """Count how often failures were right and equal sides failed, over all checks in the order of time."""
+    """Count, over checks in the order of time, how often a failure was confirmed and how often two equal
+    sides failed."""
     valid = [line for line in lines if line.get("verdict") not in _VOID]
     equal = [line for line in valid if line.get("unchanged")]
     failed = [
@@ -297,7 +323,8 @@ def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
 
 
 def _settled(failure: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> str:
-    """The verdict of the next check of the same commit that has a clear one; empty: there was none."""
+    """Return the verdict of the next check of the same commit that is clear (REGRESSED, OK, IMPROVED); ""
+    without one."""
     for line in later:
         if (
             line["scenario"] == failure["scenario"]
@@ -310,6 +337,7 @@ def _settled(failure: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> 
 
 
 def _whole(text: bytes) -> dict[str, Any] | None:
+    """Parse a line of the history; None where it is broken."""
     try:
         document = json.loads(text)
         texts = all(isinstance(document[key], str) for key in ("scenario", "utc", "verdict"))

@@ -31,14 +31,17 @@ from batchtune.units import (
 # named; the others are told where they moved.
 
 Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "not known"]
+"""What made a side faster or slower. "tail": no median moved, so the slow requests did; "not known": no cause
+was found."""
 
 MOVED: Final = 0.02
-"""A median that moved by less is told as unchanged."""
+"""A median that moved by less, as a share, counts as unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a request's way: medians before and after, in seconds, or rows of a batch."""
+    """One part of a request's way, such as `queue`: its median before and after, in seconds, of batches in
+    rows."""
 
     name: str
     before: float
@@ -46,32 +49,38 @@ class Part:
 
     @property
     def change(self) -> float:
-        """Relative change of this part; nan where it is not known."""
+        """The relative change of this part, 0.05 for 5 % more; nan where `before` is 0."""
         return self.after / self.before - 1.0 if self.before > 0.0 else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """`cause` is the part that explains most; `parts` are all that is known."""
+    """Where a change comes from: `cause` explains most of it; `parts` are all parts of a request's way that
+    were measured."""
 
     cause: Cause
     parts: tuple[Part, ...]
 
     @property
     def largest(self) -> list[Part]:
-        """The parts that moved most."""
+        """The up to three parts that moved most, the largest relative change first; empty where none moved by
+        `MOVED`."""
         moved = [part for part in self.parts if _moved(part, MOVED)]
         return sorted(moved, key=lambda part: -abs(part.change))[:3]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return values that JSON takes."""
         return fields_to_plain(self)
 
 
 def attribute(
     before: Sequence[Measurement], after: Sequence[Measurement], *, cpu_s: tuple[float, float] | None = None
 ) -> Attribution:
-    """Compare the runs of two sides part by part; `cpu_s` is the server's CPU time of a request of both, where it was
-    measured separately."""
+    """Compare the runs of two sides part by part, and name the cause of the change.
+
+    `cpu_s`: the server's CPU seconds per request, (before, after), where they were measured by loads of their
+    own; None takes them from the runs.
+    """
     size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
     batch = _batch_time(before, after)
     queue = _part("queue", before, after, lambda run: run.queue_mean_s)
@@ -90,7 +99,11 @@ def attribute(
 
 
 def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
-    """From what makes others move to what only follows; CPU alone may be spent anywhere."""
+    """Return the cause, looking first at parts that change others (batch size, time of a batch), then at
+    those that follow.
+
+    CPU time is no evidence: it may be spent anywhere.
+    """
     size_moved = 0.05  # Batches that hold so many more or fewer rows explain what follows from their size.
     if _moved(size, size_moved):
         return "batch size"
@@ -116,6 +129,8 @@ def _part(
     after: Sequence[Measurement],
     value: Callable[[Measurement], float | None],
 ) -> Part | None:
+    """Return a part with the median of `value` over the runs of each side; None where a side has no run with
+    that value."""
     sides = [[figure for run in runs if (figure := value(run)) is not None] for runs in (before, after)]
     if not all(sides):
         return None
@@ -123,7 +138,11 @@ def _part(
 
 
 def _batch_time(before: Sequence[Measurement], after: Sequence[Measurement]) -> Part | None:
-    """The time of batches of the sizes that both sides ran, weighted by how often both did."""
+    """Return the mean time of a batch, over the batch sizes that both sides ran, weighted by how often both
+    ran them.
+
+    None where no size was run by both.
+    """
     (left_s, left_count), (right_s, right_count) = _batches(before), _batches(after)
     common = left_s.keys() & right_s.keys()
     weights = {rows: min(left_count[rows], right_count[rows]) for rows in common}
@@ -138,7 +157,8 @@ def _batch_time(before: Sequence[Measurement], after: Sequence[Measurement]) -> 
 
 
 def _batches(runs: Sequence[Measurement]) -> tuple[dict[int, float], dict[int, int]]:
-    """The mean time of a batch of each size over all runs, and how many there were."""
+    """Return (seconds, counts) by rows of a batch: the mean time of a batch over all runs, and how many
+    batches there were."""
     spent_s: dict[int, float] = {}
     counts: dict[int, int] = {}
     for run in runs:
@@ -169,13 +189,17 @@ def _noisy_share(runs: Sequence[Measurement]) -> float:
 
 
 State = Literal["kept", "missed", "open", "not measured"]
+"""What a load test says of a limit; "open": the figure's interval contains the limit, so it may be kept or
+missed."""
 
 AT_LEAST: Final = frozenset({"throughput"})
+"""Figures of which a limit is the least, not the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureLimit:
-    """At most so much of a figure, in its own unit; of throughput at least."""
+    """A limit of a figure in that figure's unit (seconds, requests/s, share of requests): the most; of
+    throughput the least."""
 
     metric: Metric
     value: float
@@ -183,14 +207,15 @@ class FigureLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFinding:
-    """What a load test says of a limit; `open`: the interval of its figure holds it."""
+    """A limit, the `figure` that a load test measured for it, with its interval, and whether the limit is
+    kept."""
 
     limit: FigureLimit
     figure: Estimate
     state: State
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON; `figure` is in the unit of `limit`: seconds, requests/s, or a share of all
+        """Return values that JSON takes; `limit` and `figure` are in seconds, requests/s or a share of
         requests."""
         return {
             "metric": self.limit.metric,
@@ -201,10 +226,10 @@ class LimitFinding:
 
 
 def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
-    """Parse absolute limits such as `p95=20ms,throughput=500/s,errors=1%,cpu=200us`, in one text or several.
+    """Parse texts such as `p95=20ms,throughput=500/s,errors=1%,cpu=200us` into limits, in the order given.
 
     Raises:
-        UsageError: no such figure, or a limit that its unit does not allow.
+        UsageError: no such figure, or a value that its unit does not allow; the message names --gate.
     """
     try:
         return tuple(map(_parsed, listed(texts)))
@@ -213,12 +238,14 @@ def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
 
 
 def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
-    """Judge each limit against the figure of one load test, with its interval where it has one."""
+    """Judge each limit by the figures of one load test, in the order of `limits`."""
     figures = run_figures(trial)
     return [_judged(limit, _estimate(limit.metric, trial, figures[limit.metric])) for limit in limits]
 
 
 def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
+    """Judge a limit by the interval of its figure: kept or missed where the whole interval lies on one side
+    of the limit."""
     sign = -1.0 if limit.metric in AT_LEAST else 1.0
     ends = sorted((sign * figure.low, sign * figure.high))
     state: State = "open"
@@ -232,6 +259,7 @@ def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
 
 
 def _estimate(metric: Metric, trial: Trial, value: float) -> Estimate:
+    """Return a figure of a trial with its interval; of one that has no interval both ends are `value`."""
     measured = trial.measurement
     if measured is not None and metric == "throughput":
         return measured.throughput_rps
@@ -259,7 +287,7 @@ def _parsed(item: str) -> FigureLimit:
 
 
 def _share(text: str) -> float:
-    """Of all requests, so that a limit of all of them or more would never be missed."""
+    """Parse the limit of errors, a share of requests below 1: a limit of all requests could never be missed."""
     share = parse_ratio(text)
     if share < 1.0:
         return share

@@ -41,7 +41,7 @@ from batchtune.tune.evidence.best_point import rows_per_request
 from batchtune.tune.trials.trial import Trial
 
 UNTOLD: Final = (math.nan, math.nan)
-"""Of a figure that was to be measured and told nothing."""
+"""Stands for a figure, (before, after), that was to be measured and could not be."""
 
 
 def paired_figures(
@@ -51,11 +51,11 @@ def paired_figures(
     candidate: str,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """Collect the figures of each block that both sides completed, by their last complete attempts, in the order of the
-    blocks.
+    """Return the figures of both sides for each block that both completed, in the order of the blocks.
 
-    `cpu`: CPU seconds a request by block, where they were to be measured apart; nan where that told nothing. Only these
-    count where at least half of them are told, else those of the runs: both are never mixed.
+    `cpu`: block -> CPU seconds per request, (baseline, candidate), where those were measured by loads of
+    their own; nan where that failed. They replace the runs' own CPU figures in every block where at least
+    half of the blocks have them, else in none: the two are never mixed.
     """
     before, after = runs_of(trials, baseline), runs_of(trials, candidate)
     both = sorted(before.keys() & after.keys())
@@ -75,7 +75,8 @@ def variant_figures(
     *,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """Collect the figures of two variants by block, as `paired_figures`; of several models those of all."""
+    """Return what `paired_figures` does; with several models the figures of each, under names such as
+    `ranker:p95`."""
     if not before.scenario.target.models:
         return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
     arms = [
@@ -93,12 +94,14 @@ def variant_figures(
 
 
 def _side_by_side(before: Trial, after: Trial, *, model: str = "") -> dict[str, tuple[float, float]]:
+    """Return name of the figure -> (before, after) of two runs."""
     left, right = run_figures(before), run_figures(after)
     return {figure_name(model, metric): (left[metric], right[metric]) for metric in METRICS}
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:
-    """Return every figure of one run; nan where it was not measured. The capacity of a run that held no rate is 0."""
+    """Return every figure of one run; nan where it was not measured. The capacity of a run that met the SLO
+    at no rate is 0."""
     measured = trial.measurement
     if measured is None:
         return dict.fromkeys(METRICS, math.nan)
@@ -130,7 +133,11 @@ def _told(value: float | None) -> float:
 
 
 def _per_request(measured: Measurement, seconds: float | None) -> float:
-    """Seconds of the server's account over the requests of the same account, those of the warm-up included."""
+    """Return `seconds`, which the server's counters report, over the requests that these count, those of the
+    warm-up too.
+
+    nan where either is not known.
+    """
     server = measured.server
     if server is None or not seconds:
         return math.nan
@@ -148,14 +155,22 @@ Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INC
 REGRESSION_EXIT_CODE = 1
 
 Measure = Callable[[Phase, int, Collection[Gate]], Sequence[BlockFigures]]
-"""The blocks of a phase, at least so many of them, with what these gates need: measured until there are. Fewer: they
-could not be measured."""
+"""Measures until a phase has the given number of blocks, and returns all blocks of that phase.
+
+Called with (phase, blocks, gates): only what these gates need is measured. Fewer blocks come back where they
+could not be measured.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What a check says. `blocks` are those of the screen, `fresh_blocks` of the confirmation. `confirms`: what is
-    flagged is measured again before it fails."""
+    """What a check found.
+
+    `blocks`: how many the screen took. `fresh_blocks`: how many the confirmation took, 0 without one.
+    `blocks_max`: most of each. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO MISSED; None for one
+    of the gates. `target_failed`: a server failed. `confirms`: what the screen flags is measured again before
+    the check fails.
+    """
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -169,12 +184,12 @@ class Conclusion:
 
     @property
     def is_void(self) -> bool:
-        """Whether the figures are not the servers', or of another workload."""
+        """Whether the figures say nothing about the servers, or are of another workload."""
         return self.verdict in ("INVALID", "INCOMPARABLE")
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the check, as README.md lists them."""
+        """Exit code of the check for its verdict, from the list in README.md."""
         match self.verdict:
             case "OK" | "IMPROVED":
                 return 0
@@ -190,7 +205,7 @@ class Conclusion:
                 return NoFeasibleConfigurationError.exit_code
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON."""
+        """Return values that JSON takes, with the schema version and the exit code."""
         return {
             "schema_version": CHECK_VERSION,
             "verdict": self.verdict,
@@ -214,7 +229,11 @@ def run_check(
     error_rate: float = ERROR_RATE,
     on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
 ) -> Conclusion:
-    """Measure blocks until the verdict is clear or `blocks_max` are used up; what is flagged is measured again."""
+    """Measure blocks until the verdict is clear or `blocks_max` are used; measure once more what looks worse.
+
+    The screen ends when a gate is flagged or none is open. Flagged and open gates are then judged by new
+    blocks alone. `on_look(phase, blocks, findings)` is called after each look.
+    """
     counts = looks_up_to(blocks_max)
     settled: dict[tuple[Phase, Gate], Finding] = {}
 
@@ -278,7 +297,7 @@ def run_check(
 def judge_fixed(
     gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, error_rate: float = ERROR_RATE
 ) -> Conclusion:
-    """Judge blocks that were all measured beforehand: one look, and nothing is confirmed."""
+    """Judge blocks that were all measured beforehand, by one look and without a confirmation."""
     (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
     findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
     return Conclusion(
@@ -299,7 +318,7 @@ def _findings(
 
 
 def _is_clear(findings: Sequence[Finding]) -> bool:
-    """Some gate is flagged, or none is open any more."""
+    """Whether a phase can end: some gate is flagged, or none is open."""
     return _is_flagged(findings) or all(finding.state != "open" for finding in findings)
 
 
@@ -308,8 +327,11 @@ def _is_flagged(findings: Sequence[Finding]) -> bool:
 
 
 def _confirmed(finding: Finding, screened: Finding) -> Finding:
-    """What only the fresh blocks flag was not seen twice, what they did not measure was not looked at again: both stay
-    open."""
+    """Return a finding of the confirmation in the light of the screen's.
+
+    A gate that only the confirmation flags was not seen twice, and one that it did not measure was not looked
+    at again: both stay open.
+    """
     if finding.state == "not measured":
         finding = replace(screened, state="open")
     is_regressed = finding.state == "regressed"

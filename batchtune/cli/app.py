@@ -35,13 +35,19 @@ REMOVED: Final[Mapping[str, str]] = {
         "use --set load.fleet.workers=N",
     ),
 }
-"""Options that commands had, each with what to do instead."""
+"""Options that earlier versions had, by command and name, each with what to do instead."""
 
 
 class Commands(TyperGroup):
-    """The commands; a removed option is told with what takes its place."""
+    """The group of all commands; an option that an earlier version had is refused with a hint at its
+    replacement."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind `batchtune`, the command's name first.
+
+        Raises:
+            UsageError: an option that no longer exists; the hint says what to use.
+        """
         for word in args[1:]:
             hint = REMOVED.get(f"{args[0]} {(option := word.partition('=')[0])}")
             if hint is not None:

@@ -35,15 +35,18 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 _CalibrationKey = tuple[AnyFleet, int, tuple[int, ...] | None, str, int]
-"""A fleet, its workers by then, the CPUs of the server, the protocol and the bytes of all bodies."""
+"""What the fastest rate of a client depends on: fleet, its processes, the server's CPUs, protocol, bytes of
+all bodies."""
 
 
 @dataclass(slots=True)
 class Benches:
-    """A launched server for each distinct target, a fleet for each number and place of workers, a bench a variant.
+    """What the variants of a comparison run on: servers, load processes, and for each variant the bench that
+    joins them.
 
-    All start on first use and live until the end of `stack`; the host guard and what the client can do at most are
-    shared. `apart`: variants that one server could serve get one each.
+    Servers and load processes start on first use, serve every variant that can share them, and end with
+    `stack`. `view`: where progress is shown. `blocks`: how many are planned, for the progress text. `folder`:
+    the run's; server logs go there. `apart`: each variant gets a server of its own.
     """
 
     view: View
@@ -64,19 +67,22 @@ class Benches:
         self.stack.enter_context(self._launched)
 
     def reached(self, variants: Sequence[Variant]) -> list[Variant]:
-        """Return the variants, those on a running Triton with the batching that its model has now.
+        """Return the variants, those on a running Triton with the batching that their model is configured
+        with there.
 
         Raises:
-            TargetError: nobody answers, no such model, or the server did not start.
-            UsageError: the model cannot be batched, or takes no such requests.
+            TargetError: no answer, no such model, or the server did not start.
+            UsageError: the model cannot be batched, or does not take such requests.
         """
         return [self._with_found(variant) for variant in variants]
 
     def turn(self, turn: Turn) -> None:
+        """Take over which trial runs next, for the progress text; `compare` calls it before each trial."""
         self._turn = turn
 
     def bench(self, variant: Variant) -> Bench:
-        """Return the bench that runs a variant's trials; each of several models is loaded by processes of its own."""
+        """Return the bench that runs the variant's trials, made on first use; each of several models has its
+        own load processes."""
         if variant.name not in self._benches:
             scenario = variant.scenario
             names = [own.name for own in scenario.target.models] or [""]
@@ -97,8 +103,12 @@ class Benches:
     def duet(
         self, pair: Sequence[Variant], trials: Sequence[Trial], paces: Mapping[str, Pace], *, block: int
     ) -> tuple[float, float] | None:
-        """Measure the CPU seconds a request of both variants, loaded in turn after the runs of a block; None where that
-        cannot be told: other processes serve, other machines send, or answers take too long for short turns.
+        """Measure the CPU seconds per request of both variants' servers, while the load goes from one to the
+        other in short turns.
+
+        Returns (baseline, candidate). None where that cannot be measured: a server whose CPU time cannot be
+        read, load from other machines, or answers too slow for short turns. `trials`: the block's runs, which
+        say how slow. `paces`: by variant.
 
         Raises:
             TargetError: a server failed.
@@ -123,25 +133,25 @@ class Benches:
         return cost
 
     def launch(self, variant: Variant) -> None:
-        """Start the server of a variant now.
+        """Start the variant's server now, with its configuration.
 
         Raises:
-            TargetError: it does not start, or its dialect cannot say the configuration.
+            TargetError: it does not start, or its kind of server cannot be given the configuration.
         """
         with _naming(variant):
             self._target(variant).apply(variant.configuration)
 
     def require_running(self, variant: Variant) -> None:
-        """Check that the server of a variant that ran before still does; a bench would start it anew.
+        """Check that the variant's server still runs; a trial would start it anew, and so hide that it died.
 
         Raises:
-            TargetError: it died, with its last words.
+            TargetError: it died; the message has the end of its log.
         """
         with _naming(variant):
             self._target(variant).counters()
 
     def stop_server(self, variant: Variant) -> None:
-        """End the server of a variant; its next trial launches it anew."""
+        """Stop the variant's server; its next trial launches it anew."""
         self._target(variant).stop()
 
     def stop_servers(self) -> None:
@@ -157,7 +167,8 @@ class Benches:
     def _calibrated(
         self, fleet: AnyFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
     ) -> float:
-        """What this fleet can send at most: measured once for requests of one protocol and size."""
+        """Return the highest rate, requests/s, at which this fleet can send requests of one protocol and
+        size; measured once."""
         key = (fleet, fleet.processes, server_cpus, requests.protocol, sum(map(len, requests.bodies)))
         if key not in self._client_max_rps:
             self._client_max_rps[key] = client_max_rps(fleet, requests, server_cpus=server_cpus)
@@ -207,7 +218,11 @@ class Benches:
 
 @contextmanager
 def _naming(variant: Variant) -> Iterator[None]:
-    """A failure of its server begins with the variant's name."""
+    """Put the variant's name before the message of an error of its server.
+
+    Raises:
+        TargetError: in place of a TargetError or BatchingParametersError from within.
+    """
     try:
         yield
     except (TargetError, BatchingParametersError) as error:
@@ -215,7 +230,7 @@ def _naming(variant: Variant) -> Iterator[None]:
 
 
 def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
-    """Return the variants with CPUs for server and client, and print once which."""
+    """Return the variants with CPUs chosen for server and load processes; the view shows once which."""
     placements = [(variant, *placed(variant.scenario)) for variant in variants]
     for note in dict.fromkeys(note for _, _, note in placements if note):
         view.event(note)
@@ -223,11 +238,12 @@ def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
 
 
 def check_targets(variants: Sequence[Variant], view: View) -> None:
-    """Check that every model exists, before the first server is launched.
+    """Check, before the first server is launched, that the variants' models exist and their servers can be
+    compared.
 
     Raises:
-        UsageError: a model that does not exist, a protocol that no such server speaks, a server that takes no
-            configurations, or two servers to put back.
+        UsageError: a model that does not exist, a protocol that its server does not speak, a server that
+            takes no configurations, or two servers that a run would have to put back.
     """
     for variant in variants:
         request, target = variant.scenario.request, variant.scenario.target

@@ -34,7 +34,7 @@ _TENSORFLOWS = "tensorflow_model_server"
 _OURS = "batchtune-model-server"
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
-"""TF Serving's own."""
+"""The ports for gRPC and REST that TensorFlow Serving's documentation uses."""
 
 
 BUNDLED_FLAGS: Final = frozenset(
@@ -57,10 +57,10 @@ BUNDLED_FLAGS: Final = frozenset(
         "zero_padding",
     }
 )
-"""What tensorflow_model_server would refuse."""
+"""Flags that only the bundled server has; tensorflow_model_server refuses them."""
 
 _SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
-"""By words of the command itself."""
+"""Flags that the command's own words set, so that those of the scenario are left out."""
 
 
 def deployment(
@@ -70,11 +70,13 @@ def deployment(
     *,
     recommend: str = "batchtune recommend",
 ) -> str:
-    """Write the command that deploys what is recommended, for a server that is installed here (`server_of`).
+    """Return the shell command that deploys the recommended configuration; several, where the model is copied
+    first.
 
-    The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
-    path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
-    attached may be anywhere. `recommend` is the command that answers the same again, of the same run.
+    For Triton it copies the parameters into the model repository; for a server of kind http that reads a file
+    or takes a request it is a sentence with the values to set there. A model whose path is gone is written as
+    PATH/…; a sample model as a command that prints its path. `recommend`: the command that gives this answer
+    again.
     """
     if scenario.target.models:
         return "\n".join(_of_several_models(configuration, scenario, parameters_file))
@@ -100,9 +102,11 @@ def deployment(
 
 
 def _of_several_models(configuration: Configuration, scenario: Scenario, file: Path) -> list[str]:
-    """The commands for several models: a file of its own into each version directory, then the server.
+    """Return the commands for several models: copy each model's own parameters into its version directories,
+    start the server.
 
-    Where a model lies is read from the scenario; PATH stands for what is not known, here and in the list of models.
+    PATH stands for the parent folder of a model whose directory is not known, here and in the file with the
+    list of models.
     """
     models = {own.name: own.model for own in scenario.target.models}
     server = server_of(configuration, scenario.target, map(Path, models.values()))
@@ -125,8 +129,11 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
 
 
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
-    """Return the server's program to deploy with: the one that was measured; TensorFlow's own for ours where it is
-    installed and can do the same."""
+    """Return the program to deploy with, as words of a shell.
+
+    It is the measured one, but tensorflow_model_server in place of the bundled server where it is installed
+    and can serve the same models with the same flags. `models`: where they lie.
+    """
     if target.runs in ("local", "command"):
         return shlex.join(target.command or (_TENSORFLOWS,))
     able = not BUNDLED_FLAGS & _flags(configuration, target).keys() and all(map(_is_saved_model, models))
@@ -136,14 +143,18 @@ def server_of(configuration: Configuration, target: TargetSpec, models: Iterable
 
 
 def deployed_name(configuration: Configuration, target: TargetSpec) -> str:
-    """Return the name under which the model was measured."""
+    """Return the name under which the server served the model in the trials: its flag `model_name`, else the
+    path's last part."""
     flags = {**target.flag_texts, **dict(configuration.flags)}
     return (flags.get("model_name") if target.kind == "tfserving" else "") or served_name(target.model)
 
 
 def as_started(configuration: Configuration, scenario: Scenario) -> Configuration:
-    """Return the configuration with the flags, too, that the server had in every trial; of Triton they are no part
-    of a configuration."""
+    """Return the configuration with all flags that the server had in every trial, those of the scenario's
+    target included.
+
+    For Triton unchanged: flags are no part of its configuration.
+    """
     if configuration.dialect == "triton":
         return configuration
     target = scenario.target
@@ -152,7 +163,8 @@ def as_started(configuration: Configuration, scenario: Scenario) -> Configuratio
 
 
 def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
-    """All that the scenario starts the server with beside its model and its batching parameters."""
+    """Return the flags of the server by name: those of the target and of the configuration, without ports and
+    model name."""
     flags = {**target.flag_texts, **dict(configuration.flags)}
     return {name: text for name, text in flags.items() if name not in _SAID_OTHERWISE}
 
@@ -170,9 +182,11 @@ def _flag_words(configuration: Configuration, scenario: Scenario, server: str) -
 
 
 def _by_commands(target: TargetSpec, recommend: str) -> str:
-    """The target's own command, with the files that it gets; the parameters go to its stdin where it names none.
+    """Return the commands for a target of kind command: write the parameters to a file, then run the target's
+    own command.
 
-    No `&&`: `recommend` ends with another code than 0 where something is open, and has written all the same.
+    Where that command names no file, the parameters go to its stdin. `;` and not `&&` joins them, because
+    `recommend` also writes where it exits with 5.
     """
     words = target.apply or target.launch or ()
     dialects = {FILE_PLACE: target.render or "json", JSON_PLACE: "json"}
@@ -191,7 +205,11 @@ def _by_commands(target: TargetSpec, recommend: str) -> str:
 
 
 def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
-    """The start of a server of kind http with its variables and flags; of what a file or a request sets the values."""
+    """Return the command that starts a server of kind http, with its variables and flags.
+
+    Where the server reads a file or takes a request instead, a sentence with the values to set there; ""
+    where no parameter can be set.
+    """
     target = with_places(scenario.target, dict(zip(PORT_PLACES, ("8000", "8001", "8002"), strict=True)))
     values, setting = configuration.server_values(scenario.request.rows_most), target.set
     if setting is None:
@@ -209,9 +227,10 @@ def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
 
 
 def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:
-    """Write the `docker run` that starts a server with what was recommended; one line, and a newline.
+    """Return the `docker run` that starts a server with the recommended configuration: one line that ends
+    with a newline.
 
-    The model, and the parameters file, are mounted read-only; a path that is gone stands under PATH.
+    Model and parameters file are mounted read-only; a model whose path is gone is written as PATH/….
     """
     file = parameters_file.resolve() if parameters_file.is_file() else parameters_file
     target = scenario.target.model_copy(update={"cpus": None})
@@ -240,8 +259,8 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
 
 
 def build_command(configuration: Configuration, scenario: Scenario) -> str:
-    """Write the command that builds the image of `docker_command` in a clone of batchtune; empty where the image is
-    another's."""
+    """Return the command that builds the image of `docker_command` in a clone of batchtune; "" for an image
+    of others."""
     target = scenario.target
     model = _lying(target)
     if configuration.dialect == "triton" or not _needs_ours(configuration, target, model):
@@ -259,7 +278,8 @@ def _is_torch_model(model: Path) -> bool:
 
 
 def _needs_ours(configuration: Configuration, target: TargetSpec, model: Path) -> bool:
-    """Whether TensorFlow's image cannot serve what was measured; one that did in a container can."""
+    """Whether only the bundled server's image can serve what was measured; False for a model that was served
+    in a container."""
     if target.runs == "docker":
         return False
     if BUNDLED_FLAGS & _flags(configuration, target).keys() or target.framework in ("torch", "torchscript"):
@@ -288,7 +308,8 @@ def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path)
 
 
 def _lying(target: TargetSpec) -> Path:
-    """Where the model lies; what the scenario says where none is found there: a sample model, or one that is gone."""
+    """Return the path of the target's model; where there is none, what the scenario says: a sample model, or
+    a path that is gone."""
     try:
         return located_model(target.model)
     except UsageError:
@@ -296,7 +317,8 @@ def _lying(target: TargetSpec) -> Path:
 
 
 def _mounts(model: Path, name: str) -> dict[Path, str]:
-    """Where the model lies on this machine, and where in the container: with a version directory."""
+    """Return what the container mounts: path on this machine -> path in the container, with a version
+    directory."""
     inside = f"{MODELS_INSIDE}/{name}"
     if model.is_file():
         return {file.resolve(): f"{inside}/1/{own}" for own, file in version_files(model).items()}
@@ -306,7 +328,8 @@ def _mounts(model: Path, name: str) -> dict[Path, str]:
 
 
 def _is_saved_model(model: Path) -> bool:
-    """One that TensorFlow's server serves as ours does, which knows stages."""
+    """Whether the model is a SavedModel that tensorflow_model_server can serve; one split into stages it
+    cannot."""
     folders = [file.parent for file in (*model.glob("*/saved_model.pb"), model / "saved_model.pb")]
     return any((folder / "saved_model.pb").is_file() for folder in folders) and not any(
         (folder / STAGES_FILE).is_file() for folder in folders
@@ -314,7 +337,11 @@ def _is_saved_model(model: Path) -> bool:
 
 
 def _copied(model: Path, name: str) -> tuple[str, str]:
-    """The commands that copy it, and the base path they make, as a word of the shell."""
+    """Return (commands, base path) for a model without a version directory: shell commands that copy it into
+    one under served/.
+
+    The commands end with ` && `; the base path is quoted for a shell.
+    """
     # The folder, where the command is run, to which a model without a version directory is copied.
     served = "served"
     version = Path(served) / name / "1"
@@ -328,7 +355,7 @@ def _copied(model: Path, name: str) -> tuple[str, str]:
 
 
 def _base_path(model: Path, target: TargetSpec) -> str:
-    """As a word of the shell."""
+    """Return the model's base path as a word of a shell."""
     if model.is_dir():
         return shlex.quote(str(absolute(model)))
     if model.name != target.model:

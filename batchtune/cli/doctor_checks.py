@@ -32,9 +32,11 @@ from batchtune.units import percentage
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a check found, in one phrase, and what to do about it ("": nothing); `version` of what is installed.
+    """What a check of `batchtune doctor` found.
 
-    "missing": it is not there, which may be as it should; "problem": it is there and does not do.
+    `state`: "ok"; "missing", it is not there, which may be intended; "problem", it is there and does not
+    work. `text`: the finding in one phrase. `advice`: what to do, "" for nothing. `version`: of what is
+    installed, None where it does not say.
     """
 
     state: Literal["ok", "missing", "problem"]
@@ -44,12 +46,14 @@ class Check:
 
 
 Question: TypeAlias = Callable[[], Check]
+"""A check that `answers` runs: called without arguments, it returns what it found."""
 
 
 def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tuple[str, Check]]:
-    """Ask all questions at once. Returns what each found, in their order.
+    """Run all checks at once, and yield (name, what it found) in the order of `questions`.
 
-    None is waited for beyond `limit_s`: its thread is left behind and ends with this process.
+    A check that has not ended after `limit_s` seconds is a problem; its thread is left behind and ends with
+    this process.
     """
     give_up_s = time.monotonic() + limit_s
     boxes = {name: _asked_apart(question) for name, question in questions.items()}
@@ -62,6 +66,7 @@ def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tu
 
 
 def _asked_apart(question: Question) -> SimpleQueue[Check]:
+    """Run a check in a thread of its own; the queue returned gets its one result, a problem where it raises."""
     box: SimpleQueue[Check] = SimpleQueue()
 
     def answer() -> None:
@@ -78,10 +83,15 @@ WATCHED_WINDOWS: Final = 8
 WINDOW_S: Final = 0.5
 
 DISK_BYTES: Final = 2**30
+"""With less free disk space than this, doctor advises to make room."""
 
 
 def cpus(root: Path = Path("/")) -> Check:
-    """Report how many CPUs there are by affinity, and by the quota of the control groups."""
+    """Check how many CPUs this process may use, by affinity and by the quota of its control groups; fewer
+    than 2 is a problem.
+
+    A quota below the number of CPUs is one too. `root`: where /proc and /sys are, for tests.
+    """
     count, quota = len(schedulable_cpus()), quota_cpus(root)
     text = (
         f"{count} of {os.cpu_count()} may be used, {'no quota' if quota is None else f'a quota of {quota:g}'}"
@@ -98,8 +108,11 @@ def cpus(root: Path = Path("/")) -> Check:
 
 
 def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], None] = time.sleep) -> Check:
-    """Measure how noisy the CPUs are while nothing of ours runs; `on_window` is called with the number of windows
-    watched."""
+    """Check how much of the CPUs others use, over WATCHED_WINDOWS windows of WINDOW_S seconds in which
+    batchtune is idle.
+
+    `on_window` is called with the number of windows watched so far, from 0 on.
+    """
     guard, windows = HostGuard(), []
     for count in range(WATCHED_WINDOWS):
         on_window(count)
@@ -110,7 +123,7 @@ def watch_host(on_window: Callable[[int], None], *, sleep: Callable[[float], Non
 
 
 def host_noise(windows: Sequence[HostNoise]) -> Check:
-    """Return the worst of the windows, if enough of them were noisy."""
+    """Return a problem with the worst figures of the windows where two or more were noisy, else "ok"."""
     taken = max(window.foreign_ratio for window in windows)
     stolen = max(window.steal_ratio for window in windows)
     slower = max(0.0, *(window.canary_change for window in windows))
@@ -133,7 +146,7 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
 
 
 def pressure(root: Path = Path("/")) -> Check:
-    """Report whether the kernel says how long tasks wait for a CPU (PSI)."""
+    """Check whether the kernel reports how long tasks wait for a CPU (PSI, pressure stall information)."""
     pressed = read_host(root=root).pressed
     if pressed is None:
         advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
@@ -142,7 +155,8 @@ def pressure(root: Path = Path("/")) -> Check:
 
 
 def memory(root: Path = Path("/")) -> Check:
-    """Report the free memory of the machine and of the control groups."""
+    """Check the free memory, of the machine or of the control groups, whichever is less; below 2 GiB is a
+    problem."""
     free_bytes = _free_memory_bytes(root)
     text = f"{free_bytes / 2**30:.1f} GiB free"
     memory_bytes = 2 * 2**30  # TensorFlow's server, two load processes and the search hold 1.5 GiB together.
@@ -152,6 +166,8 @@ def memory(root: Path = Path("/")) -> Check:
 
 
 def _free_memory_bytes(root: Path) -> int:
+    """Return the bytes of memory that can still be used, by the machine and by each control group; the least
+    of these."""
     import psutil
 
     free_bytes = int(psutil.virtual_memory().available)
@@ -168,12 +184,14 @@ def _free_memory_bytes(root: Path) -> int:
 
 
 def _entry(path: Path, name: str) -> int:
+    """Return the number behind `name` in a file of `name number` lines; 0 where there is none."""
     entries = (line.partition(" ") for line in text_of(path).splitlines())
     return next((int(value) for key, _, value in entries if key == name and value.isdigit()), 0)
 
 
 def room_for_results(results: Path) -> Check:
-    """Report whether results can be written there, and how much room there is."""
+    """Check whether results can be written to the folder, and how much disk space it has; below 64 MiB is a
+    problem."""
     folder = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
     elsewhere = "name another folder with --results"
     if not folder.is_dir():
@@ -189,7 +207,7 @@ def room_for_results(results: Path) -> Check:
 
 
 def open_files() -> Check:
-    """Report the hard limit of open files, to which load processes and the bundled server raise their own."""
+    """Check the hard limit of open files; load processes and the bundled server raise their own limit to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard in (resource.RLIM_INFINITY, -1):
         return Check("ok", "no limit of a process")
@@ -208,7 +226,8 @@ def open_files() -> Check:
 
 
 def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
-    """Report whether a container engine answers: the program alone runs no container."""
+    """Check whether a container engine answers within `limit_s` seconds: that `program` is installed does not
+    run containers."""
     if shutil.which(program) is None:
         return Check("missing", "not installed", "needed only where target.command runs a container")
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
@@ -222,18 +241,19 @@ def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
 
 
 def tensorflow_model_server() -> Check:
-    """Report whether Google's server is installed, which a scenario may launch instead of the bundled one."""
+    """Check whether Google's server is installed; a scenario may launch it in place of the bundled one."""
     return _program(
         "tensorflow_model_server", "target: {command: [tensorflow_model_server]} in a scenario launches it"
     )
 
 
 def tritonserver() -> Check:
-    """Report whether NVIDIA's server is installed, which can be loaded where it runs."""
+    """Check whether NVIDIA's server is installed; batchtune can load one that runs."""
     return _program("tritonserver", "start it, then: batchtune load SCENARIO.yaml --grpc-url HOST:8001")
 
 
 def _program(name: str, use: str) -> Check:
+    """Check whether a program is on the PATH; `use` says what it is good for."""
     path = shutil.which(name)
     if path is None:
         return Check("missing", "not installed", "not needed: batchtune-model-server is bundled")
@@ -241,7 +261,7 @@ def _program(name: str, use: str) -> Check:
 
 
 def gpu(root: Path = Path("/")) -> Check:
-    """Report the NVIDIA GPUs, and whether their use can be measured."""
+    """Check which NVIDIA GPUs there are, and whether their use can be measured."""
     devices = gpus(root)
     names: list[str] = devices["names"]
     if not names:
@@ -257,12 +277,16 @@ def gpu(root: Path = Path("/")) -> Check:
 
 
 IMPORT_LIMIT_S: Final = 45.0
-"""TensorFlow is imported within 3 s from memory, within 20 s from a slow disk."""
+"""Longest time for an import, in seconds: TensorFlow takes 3 s from memory, 20 s from a slow disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A framework: its module, an expression for the number of GPUs that it sees, and how to install it."""
+    """A framework that the bundled server runs models with.
+
+    `module`: what to import. `gpus`: a Python expression for the number of GPUs that the imported `module`
+    sees. `install`: the command that installs it.
+    """
 
     module: str
     gpus: str
@@ -300,7 +324,8 @@ print(json.dumps({"version": numba.__version__, "cache": simulate.stats.cache_pa
 def backend(
     wanted: Backend, *, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S, root: Path = Path("/")
 ) -> Check:
-    """Report whether a framework is installed and can be imported, and whether it sees the GPU that the kernel sees."""
+    """Check whether a framework is installed, can be imported by `python` within `limit_s` seconds, and sees
+    the machine's GPU."""
     if find_spec(wanted.module) is None:
         return Check("missing", "not installed", f"to serve its models: {wanted.install}")
     code = _IMPORT.format(module=wanted.module, gpus=wanted.gpus)
@@ -319,7 +344,8 @@ def backend(
 
 
 def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
-    """Report whether numba works, and keeps what it compiles of the simulator."""
+    """Check whether numba can be imported by `python` within `limit_s` seconds, and can save the simulator
+    that it compiles."""
     answer, values = _asked(_SIMULATOR, python=python, limit_s=limit_s)
     if values is None:
         return Check("problem", f"import fails: {answer.failure}", "reinstall it: pip install numba")
@@ -341,7 +367,8 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
 
 
 def _asked(code: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:
-    """The answer of a Python process, and the JSON in its last line; None where there is none."""
+    """Run code in a Python process; return (answer, values): its output or failure, and the JSON of its last
+    line or None."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     answer = ask([python, "-P", "-c", code], limit_s=limit_s, environment=quiet)
     if answer.failure:

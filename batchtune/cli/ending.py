@@ -26,11 +26,11 @@ class ReaderGoneError(Exception):
 
 
 class _Output(io.FileIO):
-    """A standard stream's file, whose failure is told from all others, and told once: what comes later is dropped.
+    """The file below stdout or stderr; the first write that fails raises, later ones are dropped.
 
     Writing raises:
-        ReaderGoneError: nobody reads it.
-        UsageError: it cannot be written.
+        ReaderGoneError: whoever read the stream has closed it.
+        UsageError: it cannot be written otherwise, for instance on a full disk.
     """
 
     _failed = False
@@ -48,9 +48,11 @@ class _Output(io.FileIO):
 
 
 def guard() -> None:
-    """From now on let printing raise ReaderGoneError or UsageError instead of an OSError.
+    """Replace stdout and stderr, so that printing raises ReaderGoneError or UsageError in place of an
+    OSError.
 
-    A stream that was closed from the start is one that nobody wants; characters that its encoding lacks become `?`.
+    A stream that was closed before the start becomes /dev/null. Characters that the stream's encoding lacks
+    are replaced: by `?` on stdout, by an escape on stderr.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -64,7 +66,8 @@ def guard() -> None:
 
 
 def end_by_sigpipe() -> NoReturn:
-    """End as a tool does that leaves SIGPIPE alone: what is still buffered is dropped, a shell sees 141."""
+    """End this process by SIGPIPE, as other Unix tools do: what is buffered is dropped, and a shell sees exit
+    code 141."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPIPE})
     os.kill(os.getpid(), signal.SIGPIPE)
@@ -72,6 +75,8 @@ def end_by_sigpipe() -> NoReturn:
 
 
 def _guarded(descriptor: int, present: TextIO | None) -> TextIO:
+    """Return a text stream on the descriptor that writes through `_Output`, with the encoding of the
+    `present` stream."""
     file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
     return io.TextIOWrapper(
         file,
@@ -83,7 +88,8 @@ def _guarded(descriptor: int, present: TextIO | None) -> TextIO:
 
 
 def main() -> NoReturn:
-    """The console script: run a command and exit with its code (see batchtune.errors)."""
+    """Run the command line and exit with the code of the command or of its error (see batchtune.errors); the
+    console script."""
     hear_interrupts()
     guard()
     try:
@@ -97,6 +103,12 @@ def main() -> NoReturn:
 
 
 def _exit_code(run: Callable[[], object]) -> int:
+    """Call `run` and return the exit code for how it ended; an error is printed with its hint, an unexpected
+    one is code 70.
+
+    Raises:
+        ReaderGoneError: stdout or stderr was closed by its reader.
+    """
     try:
         run()
     except SystemExit as ended:

@@ -121,7 +121,10 @@ def init(
 
 
 def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:
-    """Raise UsageError where an option was given that nothing would hear."""
+    """Raise UsageError where one of the options was given, because beside `beside` it would change nothing.
+
+    `given`: option -> its value. `hint`: the error's.
+    """
     for option, value in given.items():
         if value:
             raise UsageError(f"{option}: not with {beside}", hint=hint)

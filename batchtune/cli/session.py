@@ -61,19 +61,21 @@ if TYPE_CHECKING:
     Keep = Callable[[OriginalModel], None]
 
 INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
 
 Kind = Literal["", "compare", "noise", "load", "check"]
-"""Of a run, as its folder's name says it; "" is a sweep."""
+"""Kind of a run, which ends the name of its folder; "" is a sweep."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MeasuringSession:
-    """What a command has while it measures, and how that ended.
+    """What a command works with while it measures, and how the measuring ended.
 
-    `scenario`: as it runs, with what was found on its server. `variants`: those of a comparison, likewise. `results`:
-    the folder of all runs; None: nothing is kept. `run`: None as long as there is none. `stack`: what is started in it
-    ends with the session. `fault`: what ended it before its time. `restored` False: a server that is not ours could
-    not be put back, which was reported.
+    `scenario`: as it runs, with the batching found on a server that it attached to; `variants`: those of a
+    comparison, likewise. `results`: folder of all runs; None: nothing is kept. `view`: where progress is
+    shown. `stack`: what is entered in it ends with the session. `run`: None until `begin` made it. `trials`:
+    all so far. `fault`: the error or Ctrl-C that ended the session early. `restored`: False where an attached
+    server could not be put back, which has been reported.
     """
 
     scenario: Scenario
@@ -89,12 +91,13 @@ class MeasuringSession:
     _begun: bool = False
 
     def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
-        """Open the run, once, for this process alone, and print where it is; None: nothing is kept.
+        """Make the run's folder on the first call, lock it for this process, and return the run; None:
+        nothing is kept.
 
-        `provenance`: as collected before; None: it is collected now.
+        `provenance`: as collected before; None collects it now.
 
         Raises:
-            ArchiveError: the folder cannot be made, or another process measures for the run.
+            ArchiveError: the folder cannot be made, or another process measures for this run.
         """
         self.scenario = scenario
         if self.results is None or self._begun:
@@ -109,7 +112,8 @@ class MeasuringSession:
 
     @contextmanager
     def serving(self, target: LaunchedTarget | ExternalTarget) -> Iterator[None]:
-        """Within, the server lives: at its end one that is not ours is put back as it was, and ours is stopped."""
+        """Return a context manager that ends the target: an attached server is put back as it was, a launched
+        one stopped."""
         try:
             yield
         finally:
@@ -119,11 +123,14 @@ class MeasuringSession:
                 target.close()
 
     def found_on(self, scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> Scenario:
-        """Return the scenario with the batching that the server which it attaches to has; the run keeps what to put
-        back.
+        """Return the scenario with the batching that an attached server has now; the run saves what is to be
+        put back.
+
+        For a server that is launched the scenario is returned as it is.
 
         Raises:
-            TargetError, UsageError: as `fitted`, or the server does not answer.
+            TargetError: the server does not answer.
+            UsageError: as `fitted`.
         """
         self.scenario = scenario
         if isinstance(target, TritonTarget):
@@ -142,7 +149,8 @@ class MeasuringSession:
     def launch(
         self, scenario: Scenario, target: LaunchedTarget | ExternalTarget, configuration: Configuration
     ) -> None:
-        """Start or configure the server; the run keeps its log.
+        """Start the server, or configure an attached one, with a configuration; the run gets the log of a
+        launched one.
 
         Raises:
             TargetError: it does not start, or does not take the configuration.
@@ -153,14 +161,26 @@ class MeasuringSession:
             target.keep_log(run.path / SERVER_LOG)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
-        """Return the run, opened if it is not yet, for a command that keeps what it measures in any case."""
+        """Return the run as `begin` does, for a command that must keep what it measures.
+
+        Raises:
+            UsageError: nothing is to be kept.
+            ArchiveError: as `begin`.
+        """
         run = self.begin(scenario, provenance=provenance)
         if run is None:
             raise UsageError("the runs have no folder", hint="give --results DIR")
         return run
 
     def keep(self, finished_trials: Iterable[FinishedTrial], *, shown: bool = True) -> None:
-        """Give each trial to the run, to the others and, if `shown`, to the view, as it ends, and yield it."""
+        """Save each finished trial in the run, add it to `trials`, and show it in the view unless `shown` is
+        False.
+
+        Returns when `finished_trials` ends: the measuring happens while it is iterated.
+
+        Raises:
+            ArchiveError: the run cannot be written.
+        """
         for finished in finished_trials:
             if self.run is not None:
                 self.run.append(finished.trial, finished.samples)
@@ -169,8 +189,8 @@ class MeasuringSession:
                 self.view.trial(finished.trial)
 
     def watcher(self) -> Watcher:
-        """Return the listener of a sweep: the view, and at the end the run, which gets what the search says of
-        itself."""
+        """Return the callbacks that a sweep reports to: the view shows progress, the run saves the search's
+        summary at the end."""
         run, view = self.run, self.view
         earlier = run.search() if run is not None and self.trials else None
 
@@ -186,8 +206,10 @@ class MeasuringSession:
         )
 
     def exit_code(self, code: int) -> int:
-        """Return the exit code of what ended the session early, else `code`; a server that could not be put back
-        counts more than either."""
+        """Return the exit code of the command: `code`, unless an error or Ctrl-C ended the session early.
+
+        An attached server that could not be put back comes before either: TargetError's code.
+        """
         if not self.restored:
             return TargetError.exit_code
         if self.fault is None:
@@ -225,11 +247,14 @@ def session(
     run: Run | None = None,
     trials: Sequence[Trial] = (),
 ) -> Iterator[MeasuringSession]:
-    """Within, a session, of an interrupted run with its `trials` so far; Ctrl-C, or an error after a trial that worked,
-    ends it and nothing more, and is then reported.
+    """Return a context manager around a command's measuring, as a session; how it ended early is reported on
+    stderr at the end.
+
+    Ctrl-C, or an error after at least one complete trial, ends the session without an exception: `fault` has
+    it. `run`, `trials`: those of an interrupted sweep that goes on.
 
     Raises:
-        TargetError, MeasurementInvalidError: no trial worked.
+        TargetError, MeasurementInvalidError: before any trial was complete.
     """
     with sweep_view(quiet=quiet, scenario=scenario) as view:
         current = MeasuringSession(
@@ -251,25 +276,31 @@ def session(
 
 
 def fleets_of(scenario: Scenario, view: View) -> dict[str, AnyFleet]:
-    """What sends to each of several models, by name, or to the only one, as ""; not started yet."""
+    """Make the load generator of each model, by name; of a single model under "". None is started yet."""
     return {name: fleet_of(scenario.load, on_event=view.event) for name in scenario.of_models() or [""]}
 
 
 def client_limit(scenario: Scenario, fleets: Mapping[str, AnyFleet]) -> Callable[[RequestSet], float] | None:
-    """Measures what the fleet can send at most of some requests; None of several models."""
+    """Return a function from requests to the highest rate, requests/s, at which the fleet can send them.
+
+    None with several models.
+    """
     only = fleets.get("")
     return None if only is None else partial(client_max_rps, only, server_cpus=scenario.target.cpus)
 
 
 def gravest(codes: Collection[int]) -> int:
-    """The exit code of several: a failed server counts before an invalid measurement, a missed SLO, no verdict."""
+    """Return the most serious of several exit codes; 0 where none is an error's.
+
+    From most serious: a failed server, an invalid measurement, a missed SLO, no verdict.
+    """
     errors = (TargetError, MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
     return next((error.exit_code for error in errors if error.exit_code in codes), 0)
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:
-    """Write the summary of the search into the run; an error of that costs no recommendation: the trials are what
-    counts."""
+    """Save the search's summary in the run; where that fails, print a note: the trials alone give a
+    recommendation."""
     try:
         run.write_search(summary)
     except ArchiveError as error:
@@ -277,7 +308,8 @@ def keep_account(run: Run, summary: SearchSummary) -> None:
 
 
 def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
-    """Check that a resumed run is asked the same as before, but for the budget, on the same machine.
+    """Check that a resumed sweep has the scenario it had before, apart from the budget, and runs on the same
+    machine.
 
     Raises:
         UsageError: something else differs.
@@ -307,7 +339,7 @@ DIFFERENCES = (
 
 
 def beginning(scenario: Scenario) -> str:
-    """Return the line that is shown while the server is launched or attached to."""
+    """Return the line that is shown before a server is launched or attached to."""
     target = scenario.target
     if target.kind == "http" and target.launch is None:
         return f"attaching to {target.url}"
@@ -319,8 +351,10 @@ def beginning(scenario: Scenario) -> str:
 
 
 def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Keep) -> Scenario:
-    """Return the scenario with the parameters that an attached server of kind http has now, which are printed;
-    `keep` as in `reached`."""
+    """Return the scenario with the parameters that an attached server of kind http has now, and show them.
+
+    `keep` is called with what has to be put back at the end.
+    """
     present = target.attach(keep)
     if not present:
         return scenario
@@ -331,9 +365,11 @@ def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Ke
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
-    """Return the batching of the model's configuration, which is printed, with what sets such a server apart.
+    """Return the batching in the configuration of Triton's model; show it, and in what Triton differs from
+    the simulator.
 
-    `keep` is told before a model that is not served is loaded to learn that.
+    `keep` is called with what has to be put back, before a model that is not loaded is loaded to learn its
+    configuration.
     """
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
@@ -346,10 +382,11 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
 
 
 def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
-    """Return the scenario with what was found, unless it says that already.
+    """Return the scenario with the batching that was found on its server; unchanged where it has some
+    already.
 
     Raises:
-        UsageError: requests that the model does not take as it is configured.
+        UsageError: its requests have more rows than the model takes.
     """
     rows = scenario.request.rows_most
     if rows > batching.max_batch_size:
@@ -362,7 +399,7 @@ def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
 
 
 def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
-    """Restore an attached server; where that fails, say so with the command that tries again, and return False."""
+    """Restore an attached server; False where that fails, which is printed with the command that tries again."""
     if isinstance(target, TfServingTarget | ExternalTarget):
         return True
     try:
@@ -375,19 +412,18 @@ def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
 
 
 def not_put_back(run: Run) -> OriginalModel | None:
-    """Return what the run found on a server that it attached to and could not restore; None: nothing is to be
-    restored."""
+    """Return what a killed run left to put back on the server that it had attached to; None: nothing."""
     original = read_original(run)
     return None if original is None or original.restored or not original.attached else original
 
 
 def run_restore(path: Path) -> int:
-    """Run `batchtune restore`, which puts back the server of a run that was killed. Returns the exit code, 0.
+    """Run `batchtune restore`: put back the server of a run that was killed. Returns the exit code, 0.
 
     Raises:
         ArchiveError: there is no such run, or a process measures for it.
         UsageError: the run attached to no server.
-        TargetError: the server is gone, or does not take it.
+        TargetError: the server is gone, or refuses its old configuration.
     """
     run = open_run(path)
     target = run.scenario().target
@@ -420,10 +456,10 @@ def run_restore(path: Path) -> int:
 
 
 def asked_run(path: Path | None, *, results: Path) -> Run:
-    """Open the run in `path`, or the newest in that folder of runs; None: the latest under `results`.
+    """Open the run in `path`, or the newest sweep of a scenario's folder; None: the latest sweep under
+    `results`.
 
-    Where there are runs of other scenarios too, the latest may be of another than the one that is meant: stderr says
-    of which it is, and how to ask for another.
+    Where `results` has sweeps of other scenarios too, stderr says which scenario the latest is of.
 
     Raises:
         ArchiveError: there is none.
@@ -442,7 +478,11 @@ def asked_run(path: Path | None, *, results: Path) -> Run:
 
 
 def kept_trials(run: Run) -> list[Trial]:
-    """Read the trials of a run; what of it cannot be read is told on stderr."""
+    """Read the trials of a run, and print on stderr a note about each line that was left out.
+
+    Raises:
+        ArchiveError: a line is no trial.
+    """
     trials = run.ledger()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)

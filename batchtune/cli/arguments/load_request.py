@@ -38,7 +38,7 @@ _FEW = f" and at most {_RANGE_MAX:,} values"
 
 
 def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
-    """Check that not both a rate and clients are asked for: a load is open or closed.
+    """Check that not both --rate and --concurrency are given: a load is an open loop or a closed loop.
 
     Raises:
         UsageError: both are given.
@@ -48,7 +48,7 @@ def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
 
 
 def rates_rps(text: str) -> tuple[float, ...]:
-    """Parse the rates of `--rate`, requests/s, all above 0.
+    """Parse the text of --rate into rates, requests/s, all above 0.
 
     Raises:
         UsageError: no rates.
@@ -61,10 +61,10 @@ def rates_rps(text: str) -> tuple[float, ...]:
 
 
 def client_counts(text: str) -> tuple[int, ...]:
-    """Parse the numbers of clients of `--concurrency`.
+    """Parse the text of --concurrency into numbers of clients.
 
     Raises:
-        UsageError: no whole numbers above 0.
+        UsageError: not whole numbers above 0.
     """
     hint = "write 8, or 1:64:x2"
     with of_option("--concurrency", otherwise=hint):
@@ -75,10 +75,13 @@ def client_counts(text: str) -> tuple[int, ...]:
 
 
 def points_of(*, rate: str | None, concurrency: str | None) -> list[tuple[float | None, int | None]]:
-    """Rate and clients of each point that is asked for, one of them None; both None: the scenario's own load.
+    """Return (rate in requests/s, clients) of each load point that --rate or --concurrency asks for, one of
+    the two None.
+
+    Without either option [(None, None)], the scenario's own load.
 
     Raises:
-        UsageError: both are given, or are none.
+        UsageError: both are given, or a text cannot be parsed.
     """
     refuse_both(rate=rate, concurrency=concurrency)
     if rate is not None:
@@ -89,12 +92,13 @@ def points_of(*, rate: str | None, concurrency: str | None) -> list[tuple[float 
 
 
 def parse_range(text: str) -> tuple[float, ...]:
-    """Parse a range: `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
+    """Parse rates or numbers of clients: `8`, `1,2,8`, `START:END:STEP` or `START:END:x2`, which doubles up
+    to END.
 
-    For rates and concurrencies; values may carry a unit (`100/s:1k/s:100`).
+    END is included: of a STEP where it is met, of a factor always. Values may have a unit (`100/s:1k/s:100`).
 
     Raises:
-        UsageError: anything else.
+        UsageError: any other text, or more than 10,000 values.
     """
     if "," in text:
         return tuple(value for part in text.split(",") for value in parse_range(part))
@@ -133,13 +137,14 @@ def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple
 
 
 def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: str | None) -> list[str]:
-    """Make the overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for; of a
-    range the first.
+    """Return the `KEY=VALUE` overrides that give the scenario the load of --rate or --concurrency; of a
+    range, its first value.
 
     A rate keeps the pattern of the arrivals (gamma, on_off, ramp, steps, trace), stretched to that mean.
+    `load`: the scenario's section.
 
     Raises:
-        UsageError: no rate, no number of clients, or clients for a pattern of arrivals.
+        UsageError: a text that cannot be parsed, or clients for a scenario whose arrivals have a pattern.
     """
     arrivals = load.get("arrivals")
     if rate is not None:
@@ -165,10 +170,10 @@ def loop_overrides(load: Mapping[str, Any], *, rate: str | None, concurrency: st
 
 
 def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
-    """Check that `--rate` or `--concurrency` names one load, for a sweep and a comparison.
+    """Check that --rate or --concurrency names one load, which is all that a sweep or a comparison takes.
 
     Raises:
-        UsageError: both are given, or a range or a list.
+        UsageError: both are given, or one has several values.
     """
     points = len(points_of(rate=rate, concurrency=concurrency))
     if points > 1:
@@ -177,13 +182,18 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
 
 
 COUNTED_LIMIT_S: Final = 600.0
-"""How long a fixed number of requests may take where the scenario names no duration: a hung job must end."""
+"""Longest duration, in seconds, of a fixed number of requests where the scenario names none: a job that hangs
+must end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """The scenario that a command line asks for, with what it says of the load and the server; None: as the scenario
-    says. `subject_of_sweep` and the like find the `scenario` that the command's argument means."""
+    """What the command line says of a load and of a server; None or empty: as the scenario says.
+
+    `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
+    `overrides`: those of --set and the other options, `KEY=VALUE`. `rate`, `concurrency`: texts of the
+    options. `rest_url`, `grpc_url`: of a server that runs.
+    """
 
     scenario: Path | ScenarioText = Path()
     overrides: Sequence[str] = ()
@@ -196,16 +206,18 @@ class LoadRequest:
 
     @property
     def launches(self) -> bool:
-        """Whether a server is launched, rather than one loaded that runs already."""
+        """Whether the command line leaves the server to be launched; else it names one that runs."""
         return self.rest_url is None and self.grpc_url is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The scenario that is to be loaded, the settings of a server that is launched, and what was changed unasked.
+    """A load test as it will run.
 
-    `file_knobs` are those of a batching parameters file, None: there is none. `launches` False: the command line or the
-    scenario names a server that runs already, which is loaded as it is.
+    `scenario`: what is sent. `settings`: batching parameters and flags from --set for a launched server.
+    `notes`: a sentence on each thing that was changed unasked. `file_knobs`: parameters of a file, None
+    without one. `launches`: False where command line or scenario name a server that runs, which is loaded as
+    it is.
     """
 
     scenario: Scenario
@@ -216,14 +228,15 @@ class Question:
 
 
 def question_of(wanted: LoadRequest) -> Question:
-    """Read the scenario as the options change it.
+    """Read the scenario and change it as the options say.
 
-    A `--set` whose key is a batching parameter, or a name in the scenario's space, is a setting of the server: a load
-    test searches nothing, so that a point of the space can be given.
+    A --set whose key is a batching parameter, or in the scenario's search space, becomes a setting of the
+    server: a load test searches nothing.
 
     Raises:
         UsageError: options that contradict each other, or that cannot apply to a server that runs already.
-        BatchingParametersError: the file of parameters cannot be read, or says what no server would understand.
+        BatchingParametersError: the file of parameters cannot be read, or holds values that no server would
+            take.
         ScenarioError: as `read_scenario`.
     """
     refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
@@ -265,8 +278,11 @@ def question_of(wanted: LoadRequest) -> Question:
 def _elsewhere(
     scenario: Scenario, *, is_named: bool, overrides: Iterable[str]
 ) -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario of a server that runs already, and what is left out; `is_named`: by the command line, which then
-    says where requests go unless it names the replicas too."""
+    """Return (scenario, notes) for a server that runs already: without the flags and CPUs of a launch.
+
+    `is_named`: the command line names the server; the scenario's `target.endpoints` are then left out, with a
+    note, unless --set gives them.
+    """
     update: dict[str, Any] = {"flags": {}, "cpus": None}
     is_left_out = is_named and scenario.target.endpoints and "target.endpoints" not in map(_key_of, overrides)
     if is_left_out:
@@ -276,7 +292,8 @@ def _elsewhere(
 
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
-    """Where the command line names no server that runs, one that the scenario's target names."""
+    """Return the request with the URLs of a running server that the scenario names, where the command line
+    names none."""
     of_target = [override for override in wanted.overrides if _key_of(override).startswith("target.")]
     target = section_of(unchecked_scenario(wanted.scenario, overrides=of_target), "target")
     if not wanted.launches or target.get("kind") not in ("triton", "external"):
@@ -287,12 +304,12 @@ def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
 
 
 def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:
-    """Make the configuration that a launched server is given: `fixed`, or the file's parameters, with the settings over
-    them.
+    """Make the configuration for a launched server: `fixed` of the scenario, or the file's parameters,
+    changed by the settings.
 
     Raises:
-        BatchingParametersError: values that no server would accept.
-        UsageError: a flag by which the launch itself says what is served.
+        BatchingParametersError: values that no server would take.
+        UsageError: a flag that the launch itself sets, such as the model's name.
     """
     configuration = _configuration(question, wanted)
     if question.scenario.target.kind != "command":
@@ -321,7 +338,8 @@ def _configuration(question: Question, wanted: LoadRequest) -> Configuration:
 
 
 def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
-    """The same of a launched Triton; where nobody asked for anything the model runs as its configuration says."""
+    """Make the configuration for a launched Triton; where nothing was asked for, the one that the model's
+    files hold."""
     scenario, original = question.scenario, question.scenario.target.found
     knobs = {**scenario.fixed, **in_house_words(question.settings)}
     if question.file_knobs is not None:
@@ -334,7 +352,8 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
 
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
-    """Make one plan for each point; without a range one for the scenario's own load."""
+    """Yield a plan for each load point of --rate or --concurrency, numbered from 1; without either one for
+    the scenario's load."""
     request = TrialRequest(configuration=configuration, source="load", reason="load")
     points = points_of(rate=wanted.rate, concurrency=wanted.concurrency)
     for number, (rate_rps, clients) in enumerate(points, 1):
@@ -345,7 +364,14 @@ def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configur
 def split_settings(
     overrides: Iterable[str], *, searched: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Divide the `--set` options into settings of the server and the others, which are the scenario's."""
+    """Divide --set overrides into (settings of the server: name -> value, the others, which change the
+    scenario).
+
+    `searched`: names in the scenario's search space, which are settings too.
+
+    Raises:
+        UsageError: an empty value, several values, or a misspelt parameter.
+    """
     searched = {*searched, *WORDS.values(), *SETTINGS}  # the server's, Triton's own words too
     settings: dict[str, Any] = {}
     others = []
@@ -364,7 +390,11 @@ def split_settings(
 
 
 def _value(name: str, override: str, text: str) -> Any:
-    """As `simulate` takes it: sizes are listed with commas; a value is YAML."""
+    """Parse the value of a setting: YAML; `allowed_batch_sizes` may be a list with commas.
+
+    Raises:
+        UsageError: an empty value, or several values.
+    """
     if not text.strip():
         raise empty_value(_key_of(override), option="--set")
     if name == "allowed_batch_sizes" and "," in text and "[" not in text:
@@ -398,13 +428,19 @@ def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> No
 
 
 def _of_a_launch(key: str) -> bool:
-    """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
+    """Whether this key of a scenario says how a server is launched: `fixed`, and `target` but for what says
+    where it runs."""
     asked = tuple(f"target.{name}" for name in ("model", "tls", "kind", "rest_url", "grpc_url", "endpoints"))
     return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
 
 
 def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """Overrides that make the protocol that of the only URL given, and how to say so."""
+    """Return (overrides, notes) that change the protocol to that of the only URL given; empty where it is
+    right or both are.
+
+    Raises:
+        UsageError: --set asks for a protocol that the URL does not speak.
+    """
     protocol = str(request.get("protocol", "grpc"))
     if (wanted.rest_url is None) == (wanted.grpc_url is None):
         return [], ()
@@ -427,7 +463,8 @@ def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str
 
 
 def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
-    """A trace is stretched to a rate, unless it has no length."""
+    """Raise UsageError where the scenario sends a trace whose requests all come at once: it cannot be
+    stretched to a rate."""
     trace = scenario.load.trace
     if trace is None:
         return
@@ -440,7 +477,10 @@ def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
 
 
 def _with_time_for_all(scenario: Scenario) -> Scenario:
-    """A number of requests without a duration ends when they are answered, not after the default duration."""
+    """Return the scenario with COUNTED_LIMIT_S as duration where it has a number of requests and no duration.
+
+    The load then ends with the last answer, not after the default duration.
+    """
     load = scenario.load
     if load.requests is None or "duration_s" in load.model_fields_set:
         return scenario

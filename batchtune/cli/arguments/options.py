@@ -19,7 +19,8 @@ ScenarioArgument = Annotated[
 
 
 def _files_beginning(incomplete: str) -> list[str]:
-    """For the shell's completion of an argument that may be no file."""
+    """Return the paths that begin with `incomplete`, for shell completion of an argument that need not be a
+    file."""
     folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
     below = [f"{path}{'/' if path.is_dir() else ''}" for path in folder.glob("*")]
     return sorted(path for path in below if path.startswith(incomplete.removeprefix("./")))
@@ -60,7 +61,8 @@ OneConcurrencyOption = Annotated[
 
 
 def _keys_beginning(incomplete: str) -> list[str]:
-    """For the shell's completion of a scenario's `--set`."""
+    """Return the keys of a scenario that begin with `incomplete`, each with `=`, for shell completion of
+    --set."""
     from batchtune.scenario.reader import dotted_keys
 
     return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
@@ -120,7 +122,8 @@ Routing = Literal["round_robin", "random", "least_loaded"]
 
 
 def _parameters_beginning(incomplete: str) -> list[str]:
-    """For the shell's completion of `--set`."""
+    """Return the batching parameters that begin with `incomplete`, each with `=`, for shell completion of
+    --set."""
     from batchtune.batching.parameters import PARAMETER_NAMES
 
     return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
@@ -138,7 +141,7 @@ ParameterOption = Annotated[
 
 
 def _keys_and_parameters_beginning(incomplete: str) -> list[str]:
-    """For the shell's completion of the `--set` of `load`."""
+    """Return parameters and scenario keys that begin with `incomplete`, for shell completion of `load --set`."""
     return [*_parameters_beginning(incomplete), *_keys_beginning(incomplete)]
 
 
@@ -169,8 +172,11 @@ MaxRegressOption = Annotated[
 def _takes(
     name: str, options: Mapping[str, tuple[Any, Any]], made: Callable[[Mapping[str, Any]], Any]
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Makes a command take these options (annotation and default, by parameter) beside its own; as its parameter `name`
-    it gets what is `made` of their values."""
+    """Return a decorator that adds options to a typer command.
+
+    `options`: parameter -> (annotation, default). The decorated function gets `made(values)` as its parameter
+    `name` in place of the options' values.
+    """
 
     def taking(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
@@ -207,7 +213,8 @@ takes_slo = _takes(
         name: text for name, text in zip(_SLO_NAMES, values.values(), strict=True) if text is not None
     },
 )
-"""The options `--slo-p50` to `--slo-errors`; as `slo` a command gets the texts given, by name."""
+"""Decorator that adds --slo-p50 to --slo-errors; the command's parameter `slo` gets name -> text of those
+given."""
 
 
 def _request(values: Mapping[str, Any]) -> list[str]:
@@ -228,11 +235,13 @@ takes_request = _takes(
     },
     _request,
 )
-"""The options `--rest`, `--rows`, `--shape` and `--range`; as `request` a command gets a `--set` for each."""
+"""Decorator that adds --rest, --rows, --shape and --range; the command's parameter `request` gets them as
+--set overrides."""
 
 
 def examples(*lines: str) -> str:
-    """Write examples below a command's options; the mark keeps each on its own line."""
+    """Return the text below a command's help that lists examples; its first line, a backspace, keeps typer
+    from joining lines."""
     return "\n".join(["\b", "Examples:", *(f"  batchtune {line}" for line in lines)])
 
 
@@ -244,7 +253,12 @@ SIDES: Final = (BASELINE, CANDIDATE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideWords:
-    """What the command line says of one side; None or empty: as the scenario says."""
+    """What the options of one side of a check say; None or empty: as in the scenario.
+
+    `model`: its path. `ref`: git commit of the model. `image`: container image. `command`: of the server.
+    `batching`: file of batching parameters. `flag`: NAME=VALUE for the server. `set`: KEY=VALUE for the
+    scenario.
+    """
 
     model: str | None = None
     ref: str | None = None
@@ -277,7 +291,12 @@ def _side_option(side: str, word: str) -> Any:
 
 
 def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> SideWords:
-    """An empty word would be the scenario's own: a check of a model with itself, which passes."""
+    """Make the words of a side from its options.
+
+    Raises:
+        UsageError: an option is empty. It would mean the scenario's own value: a check of a model with
+            itself, which passes.
+    """
     words: dict[str, Any] = {
         word: value for word, value in given.items() if value is not None and value != []
     }
@@ -308,4 +327,5 @@ takes_sides = _takes(
         side: _side_words(side, {word: values[f"{side}_{word}"] for word in _WORDS}) for side in SIDES
     },
 )
-"""The options `--baseline-model` to `--candidate-set`; as `sides` a command gets the words of each side."""
+"""Decorator that adds --baseline-model to --candidate-set; the command's parameter `sides` gets side ->
+`SideWords`."""

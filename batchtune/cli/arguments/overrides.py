@@ -32,7 +32,10 @@ from batchtune.units import parse_duration_s, parse_ratio
 
 @contextmanager
 def of_option(name: str, *, hint: str | None = None, otherwise: str = "") -> Iterator[None]:
-    """Put the option's name before the message of a UsageError; `hint` None: its own, or `otherwise`."""
+    """Return a context manager that puts an option's name before the message of a UsageError.
+
+    The error's hint becomes `hint`; None keeps its own, or takes `otherwise` where it has none.
+    """
     try:
         yield
     except UsageError as error:
@@ -45,7 +48,7 @@ ERRORS = "errors"
 
 
 def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
-    """Make an SLO of the options given, with no other limit; None: none was given.
+    """Make an SLO of the --slo-… options, given as name -> text, with no other limit; None: none was given.
 
     Raises:
         UsageError: a value that is no limit, or limits that contradict each other.
@@ -63,9 +66,10 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
 
 
 def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
-    """Return the scenario's SLO with the options given in its place.
+    """Return the scenario's SLO changed by `promise`, what the --slo-… options say; None: unchanged.
 
-    Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
+    Latency limits replace all of the scenario's; the allowed share of errors is replaced only where it was
+    given.
     """
     if promise is None:
         return scenario
@@ -75,7 +79,9 @@ def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
 
 
 def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
-    """Turn the SLO options into `--set` overrides of a scenario that is still to be read.
+    """Return the --slo-… options as `KEY=VALUE` overrides of a scenario that is still to be read.
+
+    Latency limits set to null the scenario's others.
 
     Raises:
         UsageError: as `promised`.
@@ -89,10 +95,11 @@ def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
 
 
 def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
-    """Parse an option's text into seconds above 0; `units` as `parse_duration_s`.
+    """Parse the text of an option into seconds, above 0; `units`: those of a number without a unit, see
+    `parse_duration_s`.
 
     Raises:
-        UsageError: no duration above 0; it names the option.
+        UsageError: no duration above 0; the message names the option.
     """
     with of_option(option):
         seconds = parse_duration_s(text, units=units)
@@ -113,7 +120,7 @@ def _error_ratio(text: str) -> float:
 def request_overrides(
     *, rest: bool, rows: int | None, shapes: Sequence[str] | None, ranges: Sequence[str] | None
 ) -> list[str]:
-    """Turn the request options into `--set` overrides of a scenario.
+    """Return the options --rest, --rows, --shape and --range as `KEY=VALUE` overrides of a scenario.
 
     Raises:
         UsageError: a shape or a range that is none.
@@ -142,7 +149,11 @@ def _named(option: str, expected: str, texts: Iterable[str], read: Any) -> Itera
 
 
 def _dimensions(text: str) -> list[int]:
-    """Those after the batch dimension; none: a scalar a row."""
+    """Parse `224x224x3`, the dimensions behind the batch dimension; empty: one number for each row.
+
+    Raises:
+        ValueError: not whole numbers above 0.
+    """
     sizes = [int(size) for size in re.split(r"[x×,]", text)] if text else []
     if any(size < 1 for size in sizes):
         raise ValueError
@@ -150,7 +161,11 @@ def _dimensions(text: str) -> list[int]:
 
 
 def _limits(text: str) -> dict[str, Any]:
-    """`LOW:HIGH`; whole numbers where both are."""
+    """Parse `LOW:HIGH` into a scenario's `low` and `high`, with `whole` where both are whole numbers.
+
+    Raises:
+        ValueError: not two numbers, the lower one first.
+    """
     low, colon, high = text.partition(":")
     if not colon or not -math.inf < float(low) < float(high) < math.inf:
         raise ValueError
@@ -163,11 +178,12 @@ Kind = Literal["scenario", "model", "address"]
 
 
 def kind_of(argument: str) -> Kind:
-    """Say whether an argument is a scenario or a model: a `.yaml` is a scenario, existing or not; so is what is no
-    plain file (/dev/stdin).
+    """Tell whether an argument means a scenario, a model or the address of a server.
+
+    A `.yaml` is a scenario whether it exists or not; so is a stream such as /dev/stdin.
 
     Raises:
-        UsageError: the path cannot be looked at.
+        UsageError: the path cannot be read.
     """
     if Path(argument).suffix in (".yaml", ".yml") or _is_stream(argument):
         return "scenario"
@@ -175,10 +191,10 @@ def kind_of(argument: str) -> Kind:
 
 
 def scenario_source(argument: str) -> Path | ScenarioText:
-    """Return the scenario's file, or the text of a stream, which can be read only once.
+    """Return the scenario's path; of a stream, which can be read only once, its text.
 
     Raises:
-        ScenarioError: a stream that is no text.
+        ScenarioError: the stream is not text.
     """
     if not _is_stream(argument):
         return Path(argument)
@@ -186,11 +202,11 @@ def scenario_source(argument: str) -> Path | ScenarioText:
 
 
 def model_of(argument: str) -> str:
-    """Return what a scenario's `target.model` says for an argument: the path of the model, or the name of a sample
-    model.
+    """Return what a scenario's `target.model` holds for an argument: the path of a model, or the name of a
+    sample model.
 
     Raises:
-        UsageError: neither is there; the message says what was looked for.
+        UsageError: there is neither; the message says what was looked for.
     """
     path = Path(argument).expanduser()
     with readable(path):
@@ -213,6 +229,7 @@ def model_of(argument: str) -> str:
 
 
 def _is_stream(argument: str) -> bool:
+    """Whether an argument is read as a stream, such as /dev/stdin or a pipe, and not as a file or folder."""
     path = Path(argument)
     # A file that is redirected there is one to the system, under a name that says nothing.
     streams = ("/dev/stdin", "/dev/fd", "/proc")
@@ -226,11 +243,14 @@ def _is_stream(argument: str) -> bool:
 
 
 def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the parameters of a file, as the scenario's `fixed` would hold them, and which of them the target cannot
-    be told.
+    """Read a file of batching parameters; return (parameters, notes).
+
+    parameters: as the scenario's `fixed` would hold them. notes: a sentence on each that the scenario's kind
+    of server does not have.
 
     Raises:
-        BatchingParametersError: it cannot be read, or says what no server would understand, or not this one.
+        BatchingParametersError: the file cannot be read, or holds values that no server, or not this one,
+            would take.
     """
     file = read_batching_file(path)
     try:
@@ -245,15 +265,15 @@ def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[st
 def with_file(
     source: Path | ScenarioText, overrides: Sequence[str], path: Path, *, searched: bool
 ) -> ScenarioText:
-    """Return the scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go to stderr.
+    """Return the scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go
+    to stderr.
 
-    A parameter that the sweep searches keeps its space, in which the file's value then is; any other is fixed, instead
-    of the parameters that the scenario fixes. A comparison searches nothing: all are fixed, but for what a variant says
-    itself.
+    In a sweep, a parameter in the search space stays there, with the file's value among its values. All
+    others are fixed, in place of those that the scenario fixes; what a variant of a comparison sets stays.
 
     Raises:
         BatchingParametersError: as `file_knobs`.
-        ScenarioError: the scenario's.
+        ScenarioError: the scenario cannot be read.
     """
     scenario = read_scenario(source, overrides=overrides)
     knobs, notes = file_knobs(path, scenario)
@@ -281,7 +301,10 @@ def with_file(
 
 
 def _with(written: Any, values: Sequence[KnobValue], value: Any) -> Any:
-    """The space with the value in it; as it was where it is there, or where the space is too large to be listed."""
+    """Return the search space as it is `written` in the scenario, with `value` among its `values`.
+
+    Unchanged where the value is there, or where there are more than 200.
+    """
     value = tuple(value) if isinstance(value, list) else value
     # A range of more values is searched as it is: a list of them would be the run's scenario.
     listed_max = 200

@@ -49,7 +49,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A run, its scenario, trials and their twin; `base` is what `--set` starts from, `base_name` says why."""
+    """A run with the twin (simulator of its server) that was calibrated from its trials.
+
+    `base`: the configuration that `--set` starts from. `base_name`: where it comes from, such as "the
+    recommended configuration".
+    """
 
     run: Run
     scenario: Scenario
@@ -59,10 +63,11 @@ class Calibrated:
     base_name: str
 
     def measured(self, configuration: Configuration, *, slo: SloSpec | None = None) -> MeasuredRates | None:
-        """Return the rates that one server held and missed with these parameters, for the scenario's SLO or another
-        one.
+        """Return the highest rate that a configuration held and the lowest that it missed, for `slo` or else
+        the scenario's.
 
-        None: its runs do not say, or they were made while the rate changed, and say nothing of a steady one.
+        None where no run says, where only closed loops do and none missed, and where the load's rate changes
+        over time.
         """
         if traffic_of(self.scenario).changes:
             return None
@@ -75,11 +80,12 @@ class Calibrated:
 
 
 def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
-    """Fit the twin to the trials of a run (None: the latest).
+    """Calibrate the twin from the trials of the run in `path`; None: the latest sweep under `results`.
 
     Raises:
         ArchiveError: no such run.
-        TwinError: none of its trials can be used; the hint says what would help.
+        TwinError: no trial can be used, or the run is of a kind that the twin does not know; the hint says
+            what helps.
     """
     run = asked_run(path, results=results)
     scenario = run.scenario()
@@ -118,10 +124,11 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
 
 
 def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `--set KEY=VALUE[,VALUE…]` into values by parameter; one that is named again has these values too.
+    """Parse the texts of --set, `KEY=VALUE[,VALUE…]`, into parameter -> values; those of a repeated key are
+    joined.
 
     Raises:
-        UsageError: an unknown parameter, a value of another type, or too many combinations.
+        UsageError: an unknown parameter, a value of another type, or more than 500 combinations.
     """
     choices: dict[str, list[Any]] = {}
     for name, values in map(_choices, settings):
@@ -139,11 +146,13 @@ def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
 def asked_configurations(
     base: Configuration, choices: Mapping[str, list[Any]], *, by_length: bool = True
 ) -> list[Configuration]:
-    """Make every combination of the values, laid over the base; `by_length`: the server has length buckets.
+    """Return every combination of the values, each as the base configuration with these values.
+
+    `choices`: parameter -> values. `by_length`: the server can group requests by length.
 
     Raises:
         UsageError: a parameter that the server does not have.
-        BatchingParametersError: a combination that no server would accept.
+        BatchingParametersError: a combination that no server would take.
     """
     for name in choices:
         if base.dialect == "triton" and name in MISSING:
@@ -168,7 +177,8 @@ def asked_configurations(
 
 
 def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
-    """None: a comparison, a load test, or a run of which nothing can be recommended."""
+    """Return what the trials recommend; None for a comparison, a load test, or a run without a
+    recommendation."""
     if any(trial.source in ("variant", "load") for trial in trials):
         return None
     try:
@@ -178,14 +188,15 @@ def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation 
 
 
 def notes_on(configurations: Sequence[Configuration]) -> list[str]:
-    """Describe what the twin leaves out of how a server with such configurations batches."""
+    """Return a sentence on each thing that servers with these configurations do and the twin does not
+    simulate."""
     return [
         f"{text}." for text in dict.fromkeys(text for asked in configurations for text in left_out(asked))
     ]
 
 
 def notes_on_lengths(calibrated: Calibrated) -> list[str]:
-    """Describe what the twin does not know about requests that differ in length."""
+    """Return a sentence on each thing that the twin does not know about requests of different lengths."""
     request, flags = calibrated.scenario.request, calibrated.scenario.target.flags
     notes = []
     if any(name.lstrip("-") == LENGTH_BUCKETS for name in flags):
@@ -206,6 +217,11 @@ def notes_on_lengths(calibrated: Calibrated) -> list[str]:
 
 
 def _choices(text: str) -> tuple[str, list[Any]]:
+    """Parse one text of --set; return (parameter, values).
+
+    Raises:
+        UsageError: no KEY=VALUE, or a parameter or value that cannot be simulated.
+    """
     name, equals, given = text.partition("=")
     name = name.strip()
     if not equals or not given.strip():
@@ -225,6 +241,12 @@ def _choices(text: str) -> tuple[str, list[Any]]:
 
 
 def _value(name: str, text: str) -> Any:
+    """Parse one value of a parameter: true or false, a thread pool's name, else a whole number within the
+    parameter's range.
+
+    Raises:
+        UsageError: it is none.
+    """
     text = text.strip()
     if text in ("true", "false"):
         return text == "true"
@@ -253,7 +275,8 @@ def _value(name: str, text: str) -> Any:
 
 
 def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
-    """Allowed sizes end at max_batch_size: another maximum makes those of the base meaningless."""
+    """Return the base's values without the batch sizes that belong to its max_batch_size, where `point` has
+    another."""
     stale = {"allowed_batch_sizes", "max_execution_batch_size"} if "max_batch_size" in point else set()
     return {name: value for name, value in values.items() if name in PARAMETER_NAMES and name not in stale}
 
@@ -271,7 +294,13 @@ def run_simulate(
     json: bool,
     quiet: bool,
 ) -> int:
-    """Run `batchtune simulate`. Returns the exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
+    """Run `batchtune simulate`. Returns the exit code: 0, or 5 where the twin's predictions are too
+    inaccurate.
+
+    Raises:
+        UsageError: options that cannot be parsed or give too many points.
+        ArchiveError, TwinError: as `calibrated_run`.
+    """
     loads, choices = points_of(rate=rate, concurrency=concurrency), asked_values(settings)
     calibrated = calibrated_run(path, results=results, quiet=quiet)
     by_length = calibrated.scenario.target.runs == "bundled"
@@ -301,8 +330,8 @@ def run_simulate(
 
 
 def trusted(twin: Twin) -> int:
-    """Return the exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied
-    on."""
+    """Return the exit code of an answer that is based on the twin: 0, or 5, with a warning on stderr, where
+    it is inaccurate."""
     if twin.reliable:
         return 0
     print("warning: the model of the server is too inaccurate to rely on", file=sys.stderr)
@@ -312,7 +341,11 @@ def trusted(twin: Twin) -> int:
 def _points(
     calibrated: Calibrated, configuration: Configuration, traffics: Sequence[Traffic]
 ) -> Iterator[Simulated]:
-    """One configuration under each load: of one that was measured, open loops by the twin held to its rates."""
+    """Yield the prediction for a configuration under each load.
+
+    Under an open loop with a steady rate, a configuration with measured rates is predicted by a twin that is
+    scaled to agree with them.
+    """
     scenario = calibrated.scenario
     batcher = batcher_of(configuration, cpus=scenario.target.cpus)
     steady = [traffic for traffic in traffics if not (traffic.closed or traffic.changes)]
@@ -335,7 +368,12 @@ def _points(
 def _traffics(
     calibrated: Calibrated, loads: Sequence[tuple[float | None, int | None]]
 ) -> tuple[list[Traffic], list[str]]:
-    """The loads to simulate, and what to say of where they come from."""
+    """Return (loads to simulate, sentences on where they come from); `loads`: (rate in requests/s, clients),
+    one of the two None.
+
+    Raises:
+        UsageError: no rate is known.
+    """
     scenario = calibrated.scenario
     traffics = [traffic_of(scenario, rate_rps=rate_rps, concurrency=clients) for rate_rps, clients in loads]
     own = traffics[0]
@@ -346,6 +384,11 @@ def _traffics(
 
 
 def _capacity_rps(calibrated: Calibrated) -> float:
+    """Return the capacity, requests/s, that the run found for the base configuration.
+
+    Raises:
+        UsageError: it found none.
+    """
     capacity = capacity_of(calibrated.base, calibrated.trials, scenario=calibrated.scenario)
     if capacity is None or not capacity.held_rps > 0.0:
         raise UsageError(
@@ -374,7 +417,8 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
 
 
 def twin_document(calibrated: Calibrated) -> dict[str, Any]:
-    """Describe the twin for JSON: what a reader of its figures needs to know."""
+    """Return what a reader of JSON needs to know about the twin: how accurate it is, and from how many
+    trials."""
     twin = calibrated.twin
     return {
         "reliable": twin.reliable,
@@ -391,7 +435,7 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
 
 
 def failing_of(failing: str | None) -> Failing | None:
-    """Parse `--failing`; None: no replica may fail.
+    """Parse the text of --failing into the replicas that may be down at once; None: none may.
 
     Raises:
         UsageError: no number of replicas and no share of them.
@@ -405,6 +449,11 @@ def failing_of(failing: str | None) -> Failing | None:
 
 
 def _down(text: str) -> tuple[int, float]:
+    """Parse `N` or `N%` into (number of replicas, share of all), the other one 0.
+
+    Raises:
+        UsageError: neither.
+    """
     hint = "write --failing 1 for one replica, or --failing 5% of the fleet"
     if text.endswith("%"):
         with of_option("--failing", hint=hint):
@@ -429,9 +478,12 @@ def run_plan(
     json: bool,
     quiet: bool,
 ) -> int:
-    """Run `batchtune plan`.
+    """Run `batchtune plan`. Returns the exit code: 0, or 5 where the twin is too inaccurate or contradicts
+    the runs.
 
-    Returns the exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise.
+    Raises:
+        UsageError: no rate, no latency limit, or options that cannot be parsed.
+        ArchiveError, TwinError: as `calibrated_run`.
     """
     rate_rps, down = _rate_rps(rate), failing_of(failing)
     promises, choices = promised(limits), asked_values(settings)
@@ -474,7 +526,8 @@ def run_plan(
 
 
 def _held(plan: ReplicaPlan) -> int:
-    """The exit code: 5, with a warning, where no run held the limits and the twin names a rate that one missed."""
+    """Return the exit code of a plan beside the runs: 5, with a warning, where none held the limits and the
+    twin says one could."""
     if plan.measured is None or plan.measured.held_rps or not plan.contradicted:
         return 0
     print("warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr)
@@ -492,6 +545,11 @@ def _rate_rps(rate: str | None) -> float:
 
 
 def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
+    """Return the scenario's SLO with the --slo-… options in its place.
+
+    Raises:
+        UsageError: it has no latency limit.
+    """
     slo = in_place_of(scenario.slo, promises)
     if not slo.limits():
         raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")

@@ -56,9 +56,9 @@ def run_compare(
 ) -> int:
     """Run `batchtune compare`. Returns the exit code.
 
-    0; with gates 1 when a variant regressed, 3 when it misses the SLO, 5 when that cannot be told; 6 when a pair is
-    client-limited, or the host disturbed every run of a variant (repeats included) and none regressed; 7 when a variant
-    failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
+    0, also where the variants cannot be distinguished. With gates, 1 for a regression, 3 for a missed SLO, 5
+    for no verdict. 6 where the load generator was the limit of a pair, or the host disturbed every run of a
+    variant (repeats included). 7 where a variant failed. 130 when interrupted.
     """
     scenario = read_scenario(path, overrides=overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
@@ -104,11 +104,11 @@ def run_blocks(
     results: Path,
     quiet: bool,
 ) -> MeasuringSession:
-    """Run the blocks, and keep each trial as it ends.
+    """Run the blocks of a comparison or of a noise floor, save each trial as it ends, and return the session.
 
     Raises:
         UsageError: a model that does not exist, or a protocol that no launched server speaks.
-        TargetError: a server failed before a trial worked.
+        TargetError: a server failed before any trial was complete.
     """
     scenario, _ = placed(scenario)
     with session(scenario, kind, results=results, quiet=quiet) as current:
@@ -141,9 +141,10 @@ def _accounts(
     scenario: Scenario,
     seconds: float,
 ) -> list[Account]:
-    """Each variant against the first under the gates; without gates, or before the first block, none.
+    """Judge each variant against the first one by the gates; empty without gates or trials.
 
-    All variants share one error rate: at most so many comparisons of equal servers flag any of them.
+    The comparisons share one error rate: among variants that are all equal, any of them is flagged that
+    seldom.
     """
     if not gates or not trials:
         return []
@@ -169,7 +170,11 @@ def _accounts(
 
 
 def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
-    """What fails a server or the client comes first, then a regression, which a disturbed host does not make."""
+    """Return the exit code: that of a failed server first, then of a load generator at its limit, then of a
+    regression.
+
+    A disturbed host counts after a regression, because it hides changes and makes none.
+    """
     if any(variant.failure is not None for variant in comparison.variants):
         return TargetError.exit_code
     if any(pair.outcome == "client-limited" for pair in comparison.pairs):
@@ -184,7 +189,8 @@ def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
 
 
 def void_by_host(whose: str) -> int:
-    """Say why the figures do not count. Returns the exit code."""
+    """Print that the host disturbed every run of `whose`, so that the figures do not count. Returns the exit
+    code, 6."""
     print(f"invalid: the host disturbed every run of {whose}, also when it was repeated", file=sys.stderr)
     return MeasurementInvalidError.exit_code
 
@@ -192,11 +198,12 @@ def void_by_host(whose: str) -> int:
 def run_noise(
     path: Path, overrides: Sequence[str], *, blocks: int, results: Path, json: bool, quiet: bool
 ) -> int:
-    """Run `batchtune noise`. Returns the exit code: 0, 6 when the client was the limit or the host disturbed every run,
-    130 when interrupted.
+    """Run `batchtune noise`. Returns the exit code.
+
+    0; 6 where the load generator was the limit or the host disturbed every run; 130 when interrupted.
 
     Raises:
-        TargetError: the server failed, or no block came to its end.
+        TargetError: the server failed, or no block was complete.
     """
     scenario = read_scenario(path, overrides=overrides)
     refuse_several_models(scenario)

@@ -35,14 +35,12 @@ from batchtune.report.live_view import sweep_view
 from batchtune.report.tables import console_on, paragraph, text_width
 
 LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
-"""For all checks together, but the host's noise."""
+"""Longest time for all checks together, in seconds, without watching the host's noise."""
 
 
 def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
-    """Run `batchtune doctor`.
-
-    Returns the exit code: 0, or 7 when something is broken without which nothing can be swept.
-    """
+    """Run `batchtune doctor`. Returns the exit code: 0, or 7 where something is broken without which no sweep
+    can run."""
     with sweep_view(quiet=quiet) as view:
         watched_s = WATCHED_WINDOWS * WINDOW_S
         view.event(f"watching this machine for {watched_s:g} s")
@@ -62,7 +60,7 @@ def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
 
 
 def _questions(results: Path) -> dict[str, Question]:
-    """In the order of the answer."""
+    """Return the checks by name, in the order in which they are shown."""
     return {
         "CPUs": cpus,
         "pressure": pressure,
@@ -79,12 +77,13 @@ def _questions(results: Path) -> dict[str, Question]:
 
 
 def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
-    """List the names of what must be fixed before anything can be swept."""
+    """Return the names of the checks that must be mended before any sweep can run."""
     return [name for name in ("results", "numba") if not _works(checks[name])]
 
 
 def _works(check: Check) -> bool:
-    """Whether it does, perhaps badly: what tells its version could be imported."""
+    """Whether what was checked can be used, if perhaps badly: a thing whose version is known could be
+    imported."""
     return check.state == "ok" or check.version is not None
 
 

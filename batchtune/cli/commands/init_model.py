@@ -31,10 +31,11 @@ from batchtune.units import rounded_duration
 
 
 def run_init(name: str | None, *, output: Path | None) -> int:
-    """Run `batchtune init` for an example. Returns the exit code, 0.
+    """Run `batchtune init --example NAME`: write that example; None lists the examples. Returns the exit
+    code, 0.
 
     Raises:
-        UsageError: no such example, or the file is there already or cannot be written.
+        UsageError: no such example, or the file exists or cannot be written.
     """
     if name is None:
         return _list_examples()
@@ -61,10 +62,13 @@ def _write_example(example: Example, output: Path | None) -> None:
 
 
 def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
-    """Write the scenario of a preset server for an app, to stdout or to a file. Returns the exit code, 0.
+    """Run `batchtune init APP --server NAME`: write a scenario for an app of a known server. Returns the exit
+    code, 0.
+
+    `write`: the file; None or `-`: stdout.
 
     Raises:
-        UsageError: no such server or app, or a file that is there already.
+        UsageError: no such server or app, or the file exists.
     """
     if app is None:
         raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
@@ -72,10 +76,10 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
 
 
 def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
-    """Write a file that is not there yet, and say what it is.
+    """Write a file that does not exist yet, and print its path with `said`, what it is.
 
     Raises:
-        UsageError: it is there, or cannot be written.
+        UsageError: it exists, or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -114,15 +118,18 @@ _COMMENTS: Final[Mapping[str, str]] = {
     "search.space.num_batch_threads": "batches that run at the same time",
     "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
 }
+"""Key of a scenario -> the comment that stands beside it in a file that `init` writes."""
 
 
 def run_init_model(
     argument: str, wanted: LoadRequest, *, write: Path | None, check: bool, quiet: bool
 ) -> int:
-    """Write the scenario of a model, to stdout or to the file `write`. Returns the exit code, 0.
+    """Run `batchtune init MODEL`: ask the model, and write a scenario for it. Returns the exit code, 0.
+
+    `write`: the file; None or `-`: stdout. `check`: only ask the model, and print how fast it answers.
 
     Raises:
-        UsageError: no model, options that contradict each other, or a file that is there already.
+        UsageError: no model, options that contradict each other, or the file exists.
         TargetError: the model does not serve, or refuses a request.
     """
     refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
@@ -166,7 +173,8 @@ def run_init_model(
 
 
 def _beside(looked: LookedAt, file: Path) -> LookedAt:
-    """With the model relative to the scenario's file, where it lies beside or below: both move together."""
+    """Return the scenario with its model relative to the scenario's `file` where it lies below that folder:
+    both move together."""
     target = looked.document.get("target", {})
     model, folder = Path(str(target.get("model", ""))), file.parent.absolute()
     if not model.is_absolute() or not model.is_relative_to(folder):
@@ -222,7 +230,7 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Before a model is asked, which takes its time."""
+    """Raise UsageError where the file exists or has no folder, before minutes are spent on asking the model."""
     if path.exists():
         raise UsageError(f"{path}: is there already", hint="name another file with --write, or -: stdout")
     if not path.parent.is_dir():

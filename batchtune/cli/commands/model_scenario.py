@@ -44,14 +44,15 @@ from batchtune.wire.signature import Signature, TensorSpec
 Command = Literal["sweep", "load", "compare", "init"]
 
 CLIENTS: Final = 32
-"""Of a load test or a comparison that nobody gave a load."""
+"""Clients of a load test or a comparison of a bare model where the command line gives no load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedAt:
-    """A model that answered: its signature, what was tried, and the scenario that follows, as plain data.
+    """A model that answered a few requests, and the scenario that was made for it.
 
-    `notes` say in a line each what was guessed, with the option that changes it; `guessed_limit`: so was the SLO.
+    `document`: the scenario as plain data. `tries`: what was sent and how fast it was answered. `notes`: a
+    line on each guess, with the option that changes it. `guessed_limit`: the SLO is a guess too.
     """
 
     document: dict[str, Any]
@@ -61,7 +62,7 @@ class LookedAt:
     guessed_limit: bool = False
 
     def text(self, source: str) -> ScenarioText:
-        """Text of the scenario, as if it had been read from a file."""
+        """Return the scenario as YAML, as if it had been read from the file `source`."""
         return ScenarioText(text=yaml.safe_dump(self.document, sort_keys=False), source=source)
 
 
@@ -73,9 +74,10 @@ def look_at(
     say: Callable[[str], None],
     batched: bool = True,
 ) -> LookedAt:
-    """Launch the model once, ask it, and complete the scenario: `model` is an argument of the command line.
+    """Launch a server for a bare model, send it a few requests, and make a scenario of what it answered.
 
-    `batched` False: a model that takes one request's rows at a time will do.
+    `model`: the command's argument. `overrides`: `KEY=VALUE` from the options. `say`: is called with each
+    line of progress. `batched` False: a model that refuses several requests' rows at once will do.
 
     Raises:
         UsageError: no such model, or options that contradict each other or the model.
@@ -110,9 +112,10 @@ def look_at_running(
     batched: bool = False,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Ask the model of a running server; `command` and `batched` as of `look_at`.
+    """Send a few requests to the model of a running server, and make a scenario of what it answered.
 
-    `target` are the keys of one that takes parameters, which a sweep searches; None: they are its owner's.
+    `command`, `overrides`, `batched`: as in `look_at`. `target`: keys of `target` for a server that takes
+    parameters, which a sweep searches; None: it is loaded as it is.
 
     Raises:
         UsageError: options that contradict each other or the model.
@@ -141,7 +144,8 @@ def look_at_running(
 def loop_of_model(
     overrides: Sequence[str], *, command: Command, rate: str | None, concurrency: str | None
 ) -> list[str]:
-    """Make the overrides of --rate or --concurrency for a bare model's load.
+    """Return the `KEY=VALUE` overrides for --rate or --concurrency over the load that `command` gives a bare
+    model.
 
     Raises:
         UsageError: as `loop_overrides`.
@@ -153,7 +157,7 @@ def loop_of_model(
 
 
 def wants_of(scenario: Scenario) -> str:
-    """Say in one line what a sweep of the model looks for, and which option said so."""
+    """Return a line that says what a sweep of this scenario looks for, and which option decided that."""
     limits = ", ".join(
         f"{name} ≤ {rounded_duration(limit_s)}" for name, limit_s in scenario.slo.limits().items()
     )
@@ -171,7 +175,8 @@ def wants_of(scenario: Scenario) -> str:
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
-    """Warn that the budget is less than half of what a sure answer takes on so slow a model; None: it is enough."""
+    """Return a warning where the time budget is less than half of what an answer takes on so slow a model;
+    else None."""
     given_s, sure_s = scenario.search.time_budget_s, usual_budget_s(tries.lone_s)
     if given_s is None or given_s >= 0.5 * sure_s or sure_s == DEFAULT_TIME_BUDGET_S:
         return None
@@ -183,7 +188,7 @@ def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
 
 
 def speed_of(tries: FirstTries) -> str:
-    """Describe how fast the model answered: `1 row is answered in 1.2 ms, 8 rows at once in 3.4 ms`."""
+    """Describe how fast the model answered: `1 row answered in 1.2 ms, 8 rows at once in 3.4 ms`."""
     if tries.recorded:
         return f"a recorded request answered in {rounded_duration(tries.lone_s)}"
     rows = tries.request.rows
@@ -201,7 +206,7 @@ def inputs_of(signature: Signature) -> str:
 
 
 def _begun(model: str, *, command: Command) -> dict[str, Any]:
-    """The least that a scenario says, with the load that the command has where nobody gave one."""
+    """Return the first draft of a bare model's scenario, with the load that the command has by default."""
     base: dict[str, Any] = {
         "name": _scenario_name(served_name(model)),
         "target": {"model": model},
@@ -218,6 +223,11 @@ def _begun(model: str, *, command: Command) -> dict[str, Any]:
 
 
 def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> Scenario:
+    """Read the draft `base` with the overrides as a scenario.
+
+    Raises:
+        UsageError: nothing says what is wanted: no limit, no rate, no clients.
+    """
     if _lacks_limit(base, overrides):
         raise UsageError(
             f"{model}: nothing says what is wanted: a capacity needs a limit",
@@ -228,7 +238,7 @@ def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> 
 
 
 def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether a capacity is asked for, and no latency limit given that would end it."""
+    """Whether the draft with the overrides asks for a capacity without a latency limit."""
     merged = unchecked_scenario(ScenarioText(text=yaml.safe_dump(base), source="MODEL"), overrides=overrides)
     slo = merged.get("slo") or {}
     if not isinstance(slo, dict) or merged["objective"] != "capacity":
@@ -237,12 +247,13 @@ def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
 
 
 def _likely_limit(lone_s: float) -> str:
-    """Some ten times the latency of a lone request, in a round number."""
+    """Return a latency limit, such as `20ms`, of about ten times that of a lone request, `lone_s` seconds."""
     steps_s = [step * 10.0**power for power in range(-3, 3) for step in (1.0, 2.0, 5.0)]
     return format_duration(next((step_s for step_s in steps_s if step_s >= 10.0 * lone_s), steps_s[-1]))
 
 
 def _tried(endpoint: Any, signature: Signature, scenario: Scenario, *, batched: bool) -> FirstTries:
+    """Send the first requests to the model, after a check that --shape names inputs that it has."""
     check_names(signature, scenario.request.shapes, key="--shape")
     return first_tries(endpoint, signature, scenario.request, batched=batched)
 
@@ -266,9 +277,11 @@ def _completed(
     command: Command,
     searched: bool,
 ) -> LookedAt:
-    """The scenario with what was guessed and, for a sweep, proposed, laid under what was given.
+    """Return what was found: the draft with what was guessed and, for a sweep, a proposed search, all below
+    the overrides.
 
-    Of `init`, where nobody gave a limit, that too is a guess, once the model was `asked` how fast it is.
+    `asked`: asks the model of a scenario; returns its signature and how it answered. For `init` without a
+    limit, the limit is guessed from how fast that was.
     """
     guessed_limit = command == "init" and _lacks_limit(base, overrides)
     if guessed_limit:
@@ -298,7 +311,8 @@ def _completed(
 
 
 def _search_of(scenario: Scenario, tries: FirstTries, *, load: Mapping[str, Any]) -> dict[str, Any]:
-    """What is proposed for a sweep, as keys of the scenario, with the times of its load."""
+    """Return the sections that a sweep of this model needs, `search`, `fixed` and `load`, with times that fit
+    its speed."""
     larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
     larger_rows = TIMES_LARGER * scenario.request.rows
     pace = pace_of(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
@@ -312,6 +326,8 @@ def _search_of(scenario: Scenario, tries: FirstTries, *, load: Mapping[str, Any]
 
 
 def _notes(signature: Signature, tries: FirstTries) -> Iterable[str]:
+    """Yield a line on each thing that was guessed, with the option that changes it, and on what the model
+    refused."""
     if tries.refusal is not None:
         rows = TIMES_LARGER * tries.request.rows
         yield f"{rows} rows at once are refused, smaller batches are looked at: {' '.join(tries.refusal.split())}"
@@ -334,7 +350,7 @@ def _limits(limits: RandomRange) -> dict[str, Any]:
 
 
 def _without_nothing(document: dict[str, Any]) -> dict[str, Any]:
-    """Without keys that say nothing: null, and sections that are empty."""
+    """Return the document without keys whose value is null or an empty section."""
     kept = {
         key: _without_nothing(value) if isinstance(value, dict) and key != "variants" else value
         for key, value in document.items()
@@ -343,7 +359,7 @@ def _without_nothing(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scenario_name(name: str) -> str:
-    """Of letters, digits, dots, - and _, as the folder of its runs."""
+    """Return the name with only letters, digits, dots, `-` and `_`, because it names a folder."""
     plain = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name
     )
@@ -369,10 +385,12 @@ def subject_of_sweep(
     resume: Path | None = None,
     quiet: bool,
 ) -> LoadRequest:
-    """Return the scenario of a sweep; with `server` that of a preset server, for the app that is the argument.
+    """Return the request with the scenario of a sweep, found or made for the command's argument.
+
+    `server`: name of a known server of which the argument is an app. `resume`: the run to go on with.
 
     Raises:
-        UsageError: neither a scenario nor a model; a server that runs already.
+        UsageError: neither a scenario nor a model, or a running server that takes no parameters.
         TargetError: a model that does not serve.
     """
     if server is None and resume is not None and kind_of(argument) != "scenario":
@@ -388,7 +406,8 @@ def subject_of_sweep(
 
 
 def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
-    """Return the scenario of a comparison; a bare model has two variants, with and without batching.
+    """Return the request with the scenario of a comparison; a bare model has two variants, with and without
+    batching.
 
     Raises:
         UsageError: as `subject_of_sweep`; a model without `--no-batching`, or a scenario with it.
@@ -410,7 +429,8 @@ def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) ->
 
 
 def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
-    """Return the load request with its scenario; an address as argument names the server that is loaded.
+    """Return the request with the scenario of a load test; an address as argument names the server that is
+    loaded.
 
     Raises:
         UsageError: neither a scenario, nor a model, nor an address.
@@ -442,7 +462,12 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
 
 
 def _check_loop_and_file(wanted: LoadRequest) -> None:
-    """A mistake in them is told before a model is looked at; a sweep and a comparison have one load."""
+    """Check the load and the file of parameters, before time is spent on asking a model; one load is allowed.
+
+    Raises:
+        UsageError: a range of loads.
+        BatchingParametersError: the file cannot be read.
+    """
     refuse_range(rate=wanted.rate, concurrency=wanted.concurrency)
     _check_file(wanted.batching_parameters_file)
 
@@ -460,13 +485,21 @@ def _with_file(wanted: LoadRequest, *, searched: bool) -> LoadRequest:
 
 
 def _with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
-    """A scenario with the load that --rate or --concurrency asks for."""
+    """Return the request with the scenario `source`, and with the load of --rate or --concurrency among its
+    overrides."""
     load = section_of(unchecked_scenario(source, overrides=wanted.overrides), "load")
     loop = loop_overrides(load, rate=wanted.rate, concurrency=wanted.concurrency)
     return replace(wanted, scenario=source, overrides=[*wanted.overrides, *loop])
 
 
 def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: bool) -> LoadRequest:
+    """Return the request with the scenario that the argument means: read, or made for a bare model or a
+    running server.
+
+    Raises:
+        UsageError: a running server that the command cannot use.
+        TargetError: a model that does not serve.
+    """
     kind = kind_of(argument)
     if kind == "scenario":
         return _with_loop(wanted, scenario_source(argument))
@@ -511,8 +544,8 @@ def look(
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """The model, as `look_at` and, with the address of a running server, `look_at_running` find it; what was found and
-    guessed is said on stderr."""
+    """Ask the model as `look_at`, or with `address` as `look_at_running`, and show what was found and
+    guessed."""
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]
     with sweep_view(quiet=quiet) as view:

@@ -19,10 +19,11 @@ from batchtune.report.run_tables import TableFormat, print_runs, print_trials
 
 
 def run_runs(results: Path, *, json: bool) -> int:
-    """Run `batchtune runs`. Returns the exit code, 0; without any run it prints an empty list in JSON, else an error.
+    """Run `batchtune runs`. Returns the exit code, 0; without any run it prints an empty list with `json`,
+    else it raises.
 
     Raises:
-        ArchiveError: there is none.
+        ArchiveError: there is no run, and `json` is False.
     """
     entries = runs_under(results)
     if not entries and not json:
@@ -32,7 +33,12 @@ def run_runs(results: Path, *, json: bool) -> int:
 
 
 def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, results: Path) -> int:
-    """Run `batchtune trials`. Returns the exit code, 0."""
+    """Run `batchtune trials`. Returns the exit code, 0.
+
+    Raises:
+        ArchiveError: no such run.
+        UsageError: `sort` names no column.
+    """
     run = asked_run(path, results=results)
     table = trial_table(run.ledger())
     for note in run.notes:
@@ -52,7 +58,8 @@ def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
 
 
 def write_report(run: Run, *, output: Path | None = None) -> Path:
-    """Write the page of a run of any kind; that of a sweep has the command that deploys what is recommended.
+    """Write the HTML page of a run of any kind, and return its path; that of a sweep has the command that
+    deploys its answer.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
@@ -63,9 +70,9 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
 
 
 def report_at_end(run: Run, *, quiet: bool = False) -> None:
-    """Write the page at the end of a run; an error of that costs neither the run's answer nor the exit code.
+    """Write the HTML page at the end of a run, and print its path on stderr unless `quiet`.
 
-    `quiet` says nothing of a page that was written.
+    Whatever fails here is printed as a note: it changes neither the run's answer nor the exit code.
     """
     try:
         path = write_report(run)
@@ -80,6 +87,8 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
 
 
 def _of_sweep(run: Run) -> Report:
+    """Return the page of a sweep as data, with the command that deploys its answer and, where that is open,
+    the next step."""
     from batchtune.report.html.sweep.contender_figures import sweep_results_of
     from batchtune.report.html.sweep.page import sweep_document
 

@@ -71,14 +71,14 @@ def run_load(
     quiet: bool,
     gates: Sequence[str] = (),
 ) -> int:
-    """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
+    """Run `batchtune load`: measure each load point, print them, and save them under `results` (None:
+    nowhere).
 
-    So it is where an error ends it after a point that worked; the exit code is that of the error.
-
-    0; 3 when the SLO or a limit of `gates` is missed, 5 when that cannot be told; of a range its best point decides,
-    and without an SLO or a limit there is no verdict. 6 when every point that was measured shows the load generator or
-    a noisy host (repeats included); 7 when a point failed; 130 when interrupted. Several models are loaded at once,
-    then each alone, to see what company costs: the gravest verdict of those beside each other decides.
+    Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is open; of a
+    range the best point decides. 6 where the load generator or the host spoilt every point, repeats included;
+    7 where a point failed; 130 when interrupted. Several models are loaded at once and then each alone; the
+    most serious verdict at once decides. After an error behind a complete point, all is printed and the code
+    is the error's.
     """
     limits = parse_limits(gates)
     if lists_models(wanted.scenario):
@@ -113,7 +113,7 @@ def _print(
     *,
     output: Literal["table", "json", "csv"],
 ) -> None:
-    """The points, for machines with what they say of each limit."""
+    """Print the points as `output` says; JSON has what they say of each limit too."""
     points = current.trials
     match output:
         case "json":
@@ -128,7 +128,7 @@ def _print(
 
 
 def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) -> None:
-    """Refuse options that mean one model."""
+    """Raise UsageError where an option is given that makes sense for one model only."""
     launched = "several models are served by a server that is launched"
     for option, is_given, hint in (
         ("--rate", wanted.rate is not None, "write rate: at each of target.models"),
@@ -143,7 +143,8 @@ def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) ->
 
 
 def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]:
-    """What each model got beside the others, and alone."""
+    """Return (together, alone): each model's trial under the load of all, and under its own load alone, by
+    model."""
     together = {
         name: part for point in points if not point.request.models for name, part in point.parts.items()
     }
@@ -152,7 +153,10 @@ def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]
 
 
 def _print_models(current: MeasuringSession, *, output: str) -> None:
-    """For machines `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`."""
+    """Print the trials of several models, as text or as JSON.
+
+    The JSON is `{"run": …, "models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
+    """
     together, alone = _apart(current.trials)
     server = current.trials[0].server if current.trials else None
     if output != "json":
@@ -167,7 +171,11 @@ def _print_models(current: MeasuringSession, *, output: str) -> None:
 
 
 def _exit_code_of_models(points: Sequence[Trial]) -> int:
-    """By the gravest verdict of the models beside each other."""
+    """Return the exit code of a load test of several models: the most serious verdict of those loaded at
+    once.
+
+    Verdicts other than PASS are printed.
+    """
     if any(point.failure for point in points):
         return TargetError.exit_code
     together, _ = _apart(points)
@@ -182,6 +190,7 @@ def _exit_code_of_models(points: Sequence[Trial]) -> int:
 
 
 def _code_of(verdict: str | None) -> int:
+    """Return the exit code of a measurement's verdict; 0 for PASS and for none."""
     match verdict:
         case "INVALID" | "NOISY":
             return MeasurementInvalidError.exit_code
@@ -193,7 +202,8 @@ def _code_of(verdict: str | None) -> int:
 
 
 def _gate_code(findings: Sequence[LimitFinding]) -> int:
-    """Tell what was found of each limit; the exit code."""
+    """Print what was found of each limit, and return the exit code: 3 where one is missed, 5 where one is
+    open, else 0."""
     for finding in findings:
         print(f"gate: {limit_text(finding)}", file=sys.stderr)
     states = {finding.state for finding in findings}
@@ -203,6 +213,7 @@ def _gate_code(findings: Sequence[LimitFinding]) -> int:
 
 
 def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
+    """Return the exit code of a load test of one model, and print why where it is not 0."""
     if any(point.failure for point in points):
         return TargetError.exit_code
     void = spoilt_message(points)
@@ -225,7 +236,8 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
 
 
 def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
-    """Run each point, keep it and show it; what was measured before an interruption stays."""
+    """Run each load point, save it and show it; what was measured before an interruption stays in the
+    session."""
     scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
     fleets = fleets_of(scenario, view)
@@ -253,7 +265,7 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
-    """Load all models at once, then each alone."""
+    """Return the plans for several models: one under the load of all, then one for each model alone."""
     names = [own.name for own in scenario.target.models]
     loads: list[tuple[str, ...]] = [(), *((name,) for name in (names if len(names) > 1 else []))]
     plans: list[Plan] = []
@@ -270,7 +282,11 @@ def together_and_alone(scenario: Scenario, configuration: Configuration) -> list
 
 
 def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
-    """The same points, as long as a server of this speed needs; says so where that is longer than usual."""
+    """Return the plans with loads that last as long as a server of this speed needs, which a short load finds
+    out first.
+
+    The view shows the time they take where that is longer than usual.
+    """
     configuration = plans[0].request.configuration
     clients = max((plan.request.concurrency or 0 for plan in plans), default=0)
     pace = probed_pace(bench, scenario, configuration, clients=clients or None)
@@ -310,8 +326,8 @@ def _bench(
 def repeated_points(
     bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
 ) -> Iterator[FinishedTrial]:
-    """Yield each point once; one that a noisy host disturbed is repeated, within reason, and only its last run
-    counts."""
+    """Run the plans, and yield the last run of each; a run that the host disturbed is repeated, within
+    limits."""
     repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
     for plan in plans:
         finished = without_empty_verdict(bench.run(plan), scenario)
@@ -325,8 +341,10 @@ def repeated_points(
 
 
 def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
-    """Return the trial without a verdict where the scenario has no limits; that the client or the host spoilt it is
-    no verdict."""
+    """Return the trial without its verdict of PASS, FAIL or UNSURE where the scenario has no limits.
+
+    That the load generator or the host spoilt the run stays.
+    """
     scenarios, trial = scenario.of_models(), _unjudged(finished.trial, scenario)
     parts = {name: _unjudged(part, scenarios[name]) for name, part in trial.parts.items()}
     return replace(finished, trial=replace(trial, parts=parts))
@@ -340,7 +358,7 @@ def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
 
 
 def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
-    """A point that cannot be kept is measured all the same: that is reported once."""
+    """Save a point in the run; where that fails, print a note once and go on without saving."""
     try:
         current.keep([finished], shown=False)
     except ArchiveError as error:
@@ -350,6 +368,7 @@ def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
 
 
 def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
+    """Return the target to load: a server to launch, or the running one that command line or scenario name."""
     if question.launches:
         view.event(beginning(question.scenario))
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
@@ -367,7 +386,11 @@ def _place(plan: Plan, plans: Sequence[Plan]) -> str:
 
 
 def _load_of(point: Trial) -> str | None:
-    """The load of one point, or of one of several models; None where the scenario's own says it."""
+    """Return how a point's load differs from the scenario's own, such as `8 clients`; None where it does not.
+
+    With several models, the name of the point's model, with ` alone` behind it where only that one was
+    loaded.
+    """
     if point.model:
         return f"{point.model} alone" if point.request.models else point.model
     if point.rate_rps is not None:

@@ -58,9 +58,12 @@ def run_recommend(
     json: bool,
     why: bool = False,
 ) -> int:
-    """Run `batchtune recommend`.
+    """Run `batchtune recommend`. Returns the exit code: 0 established, 5 not.
 
-    Returns the exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits).
+    Raises:
+        NoFeasibleConfigurationError, InconclusiveError, MeasurementInvalidError, TargetError: no answer; see
+            `conclude`.
+        UsageError: the run is no sweep, or options that do not fit it.
     """
     promise = promised(limits)
     run = asked_run(path, results=results)
@@ -108,18 +111,19 @@ def conclude(
     named: bool = True,
     swept: bool = False,
 ) -> int:
-    """Recommend from the trials and print it, with another dialect's parameters below. Returns the exit code, 0 or 5.
+    """Recommend from the trials, print the answer, and write the parameters that were asked for. Returns exit
+    code 0 or 5.
 
-    Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
-    A sweep that ends without a recommendation leaves none of an earlier one in the run.
-    `dialect` None: that of the server that was measured.
-    `why`: the whole argument instead of the short answer. `named`: somebody named this run, so it need not be said
-    which it is.
+    `slo`: in place of the scenario's, None: that. `why`: print the whole argument. `write`: file for the
+    parameters. `dialect`: format of the parameters, None: that of the server that was measured. `named`: the
+    user named this run, so that the answer need not. `swept`: a sweep has just ended. The run keeps the
+    answer of a sweep, or of its own SLO where it has none yet; no other question changes it.
 
     Raises:
-        NoFeasibleConfigurationError, InconclusiveError, TargetError: nothing measured is known to meet the SLO, or
-            nothing worked; with `json` the document says so too.
-        BatchingParametersError: the dialect cannot say it; nothing was printed or written.
+        NoFeasibleConfigurationError, InconclusiveError, MeasurementInvalidError, TargetError: no
+            configuration is known to meet the SLO; with `json` a document says so too. A sweep then deletes
+            an earlier answer.
+        BatchingParametersError: the dialect cannot express the parameters; nothing was printed or written.
     """
     try:
         chosen = _recommended(run, scenario, trials, slo)
@@ -177,7 +181,8 @@ def conclude(
 
 
 def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
-    """The command that starts a container; what builds its image, where that is ours, goes to stderr."""
+    """Return the command that starts a container; how to build its image, where that is batchtune's own, goes
+    to stderr."""
     if built_by := build_command(chosen.configuration, scenario):
         print(f"note: in a clone of batchtune, `{built_by}` builds the image", file=sys.stderr)
     return docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
@@ -186,14 +191,15 @@ def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
 def _recommended(
     run: Run, scenario: Scenario, trials: Sequence[Trial], slo: SloSpec | None
 ) -> Recommendation:
-    """The choice, with what it drops of a Triton model's own configuration."""
+    """Return the recommendation, with the settings of a Triton model's own configuration that it drops."""
     chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
     config = run.model_config() if chosen.configuration.dialect == "triton" else None
     return chosen if config is None else replace(chosen, drops=dropped(config, chosen.configuration))
 
 
 def _require_of_several(given: Sequence[str], write: Path | None) -> None:
-    """Refuse options that mean one model."""
+    """Raise UsageError where an option makes sense for one model only, or where `write` is no file beside
+    which others fit."""
     if given:
         hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
         raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
@@ -206,10 +212,11 @@ def _require_of_several(given: Sequence[str], write: Path | None) -> None:
 def to_establish(
     run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
 ) -> str | None:
-    """Return the command that goes on with the run, with twice the budget it had; for another SLO, `asked`, a sweep of
-    its own.
+    """Return the `batchtune sweep` command that would confirm the answer: it goes on with the run, with twice
+    the budget.
 
-    None where every batch fails: more of the same tells nothing.
+    For another SLO than the scenario's, `asked`, it starts a sweep of its own. None where every batch fails:
+    more trials tell nothing.
     """
     if failure_with_batching(trials) is not None:
         return None
@@ -222,7 +229,8 @@ def to_establish(
 def _way_on(
     error: BatchtuneError, run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None
 ) -> str | None:
-    """The command that would answer what is open, which the error's hint then names; None: there is none."""
+    """Return the command of `to_establish` for an answer that is open, and put it into the error's hint; else
+    None."""
     if not isinstance(error, InconclusiveError):
         return None
     step = to_establish(run, scenario, trials, asked=asked)
@@ -232,7 +240,8 @@ def _way_on(
 
 
 def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
-    """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
+    """Return the --slo-… options that ask for this SLO, each with a space behind it; "" for None, the
+    scenario's own."""
     if slo is None:
         return ""
     options = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
@@ -242,7 +251,8 @@ def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
 
 
 def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
-    """The options that give twice the budget, or twice what was really spent where that is more or none was given."""
+    """Return the options that give a sweep twice its budget, or twice what it really spent where that is
+    more."""
     search, options = scenario.search, []
     if search.time_budget_s is not None:
         given_s = search.time_budget_s if search.budget_is_given else 0.0
@@ -255,7 +265,7 @@ def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
 
 
 def _run_line(run: Run) -> str:
-    """`Run results/quickstart/…, 3 h old`."""
+    """Return the line that names a run and its age: `Run results/quickstart/…, 3 h old`."""
     started = datetime.strptime(run.path.name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     minutes = max(0, round((datetime.now(UTC) - started).total_seconds() / 60))
     length, unit = (1, "min") if minutes < 120 else (60, "h") if minutes < 2880 else (1440, "days")
@@ -263,7 +273,11 @@ def _run_line(run: Run) -> str:
 
 
 def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
-    """Return the path of the parameters file, be it in the run; FILE where `--write` has yet to write it."""
+    """Return the path of the recommended parameters: `written`, else the file in the run where it holds the
+    same text.
+
+    `FILE`, a placeholder, where there is no such file yet.
+    """
     if written is not None:
         return written
     kept = run.path / parameters_name(chosen.configuration)
@@ -277,7 +291,8 @@ def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> P
 
 
 def _keep(run: Run, chosen: Recommendation) -> None:
-    """A run that cannot be written, such as another's, is answered from all the same."""
+    """Save the recommendation in the run; where that fails, as in somebody else's run, print a note: the
+    answer holds."""
     try:
         run.write_recommendation(chosen, worded(chosen.to_dict()))
     except ArchiveError as error:
@@ -291,12 +306,14 @@ def formatted(
     *,
     scenario: Scenario | None = None,
 ) -> str:
-    """Write the recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
+    """Return the recommended configuration as text in a dialect; for Triton with the rest of the model's
+    configuration.
 
-    Flags and manifests start a server: they have, too, the flags and the name that the `scenario` gives it.
+    `model_config`: that configuration, None where it is not known. With `scenario`, dialects that start a
+    server (flags, k8s, kserve) have the model's name and all flags that the server had in the trials.
 
     Raises:
-        BatchingParametersError: the dialect cannot say it.
+        BatchingParametersError: the dialect cannot express it.
     """
     configuration = chosen.configuration
     if dialect == "triton":
@@ -312,9 +329,13 @@ def formatted(
 
 
 def _write(path: Path, text: str, *, beside: Mapping[Path, str]) -> None:
-    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is.
+    """Write the parameters to `path`, whole or not at all; a path that is no plain file, such as /dev/stdout,
+    is written to.
 
-    `beside`: all that several models need; of one it is left aside.
+    `beside`: every file that several models need, by path; with a single entry it is not used.
+
+    Raises:
+        UsageError: it cannot be written.
     """
     try:
         if len(beside) > 1:

@@ -51,13 +51,17 @@ def run_sweep(
     quiet: bool,
     of_one: Sequence[str] = (),
 ) -> int:
-    """Run `batchtune sweep`. Returns the exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when
-    interrupted; all trials are kept.
+    """Run `batchtune sweep`. Returns the exit code: 0 established, 5 not, 130 when interrupted, else that of
+    the error.
 
-    A sweep that ends by an error after some trials recommends from these and ends with the error's code.
+    A sweep that an error ends after some trials recommends from these, and returns the error's code.
+    `resume`: folder of the run to go on with. `optuna_storage`: URL of a storage to which the trials are
+    exported at the end. `of_one`: options given that make sense for one model only.
 
-    `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
-    with UsageError before anything is measured. `of_one` are options that were given and mean one model.
+    Raises:
+        UsageError: options that do not fit the scenario, or a storage that cannot be opened; nothing was
+            measured.
+        NoFeasibleConfigurationError: nothing meets the SLO.
     """
     if of_one and lists_models(path):
         hints = {"--rate": "write rate at each of target.models"}
@@ -140,10 +144,10 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
 
 
 def _require_search_of_several(scenario: Scenario) -> None:
-    """What a search for several models cannot do.
+    """Check that a scenario of several models asks for nothing that their search cannot do.
 
     Raises:
-        UsageError: it is asked for.
+        UsageError: it does.
     """
     if scenario.objective == "throughput":
         raise UsageError(
@@ -172,12 +176,17 @@ def _require_search_of_several(scenario: Scenario) -> None:
 
 
 def _traps(scenario: Scenario) -> list[str]:
+    """Return a sentence for each value of the scenario that makes its kind of server behave unexpectedly."""
     tried = {name: space.values for name, space in scenario.search.space.items()}
     return scenario.target.traps_of({**{name: (value,) for name, value in scenario.fixed.items()}, **tried})
 
 
 def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
-    """Recommend from what there is; the exit code."""
+    """Print the recommendation from the trials so far, and write the page. Returns the command's exit code.
+
+    Raises:
+        BatchtuneError: there is no recommendation, though nothing ended the sweep early.
+    """
     run, code = current.run, 0
     if run is None:
         return current.exit_code(code)
@@ -194,7 +203,11 @@ def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
 
 
 def _check_storage(url: str) -> None:
-    """A mistake is to be told before the sweep, not after it."""
+    """Open and close the storage, so that a mistake in its URL is reported before the sweep.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
     from batchtune.tune.sweep.optuna_export import opened_storage
 
     with opened_storage(url):
@@ -202,7 +215,8 @@ def _check_storage(url: str) -> None:
 
 
 def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
-    """A storage that cannot be written to is told, and costs no recommendation."""
+    """Export the trials to an Optuna storage; where that fails, print a note: the recommendation does not
+    depend on it."""
     from batchtune.tune.sweep.optuna_export import export_study
 
     try:
@@ -214,9 +228,11 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
 
 
 def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
-    """The run to go on with, and the scenario on the CPUs that it had.
+    """Return (run, scenario) to go on with, the scenario with the CPUs and the batching that it had.
 
-    Only its budget may differ from what is asked now, and the machine must be the same.
+    Raises:
+        ArchiveError: there is no such run, or a process measures for it.
+        UsageError: it is no sweep, or more than the budget or the machine differs.
     """
     run = open_run(path)
     run.hold()

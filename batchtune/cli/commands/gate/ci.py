@@ -27,14 +27,17 @@ _EXTRAS: Final = {
     "onnx": (".onnx",),
     "torch": (".pt2", ".pt"),
 }
-"""Of the package, by the files of a model that need them."""
+"""Extras of batchtune's package -> ends of the names of model files that need them."""
 
 
 def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int:
-    """Run `batchtune init --ci`. Returns the exit code, 0.
+    """Run `batchtune init --ci`: write a CI job that checks every change by a scenario. Returns the exit
+    code, 0.
+
+    `output`: file of the job; None: where the host expects it; `-`: stdout.
 
     Raises:
-        UsageError: no such scenario, a model that no change would change, or the file is there already or cannot be
+        UsageError: no such scenario, a model that no change would change, or the file exists or cannot be
             written.
         ScenarioError: a scenario that no check would take.
     """
@@ -88,7 +91,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
 
 
 def _require_launched(path: Path) -> None:
-    """Refuse a scenario whose server the job could not launch twice, of the change and of its target branch.
+    """Check that a job could launch the scenario's server twice: for the change and for its target branch.
 
     Raises:
         UsageError: it runs already, commands start it, or it has several models.
@@ -117,7 +120,8 @@ def _require_launched(path: Path) -> None:
 
 
 def _model_of(path: Path) -> str:
-    """The model's folder or file relative to the repository, there or to be built by the job.
+    """Return the path of the scenario's model relative to the repository, whether it exists or the job builds
+    it.
 
     Raises:
         UsageError: it is a sample model, or lies outside.
@@ -142,8 +146,10 @@ def _model_of(path: Path) -> str:
 
 
 def _times(scenario: Scenario) -> tuple[float, int]:
-    """Seconds that a check usually takes, and minutes that a job may take: installing, and all blocks of both phases
-    on a server that is not slow."""
+    """Return (seconds, minutes): what a check usually takes, and what a job may take at most.
+
+    The latter is for installing and for all blocks of both phases, on a server that is not slow.
+    """
     margins = scenario.check.gates
     (scenario,) = without_search([scenario], margins)
     variants = [Variant(name=name, scenario=scenario) for name in (BASELINE, CANDIDATE)]
@@ -160,7 +166,7 @@ def _times(scenario: Scenario) -> tuple[float, int]:
 
 
 def _extras(scenario: Scenario, model: Path) -> list[str]:
-    """What the bundled server needs to run this model."""
+    """Return the extras of batchtune's package that the bundled server needs to run this model."""
     if scenario.target.kind != "tfserving" or scenario.target.runs != "bundled":
         return []
     files = list(model.rglob("*")) if model.is_dir() else [model]

@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFiles:
-    """None: nowhere. Markdown is appended, by default to the summary of a GitHub job; the others are written anew."""
+    """Files that a check writes for a CI job; None: not written.
+
+    `markdown` is appended to, by default to the summary of a GitHub job; the others are replaced.
+    """
 
     junit: Path | None = None
     markdown: Path | None = None
@@ -66,11 +69,12 @@ class CheckFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """What the command line asked for; None or empty: as the scenario says.
+    """What the command line of `batchtune check` asks for; None or empty: as the scenario says.
 
-    `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
-    `note` is what to know of the sides: the commits that they are of; `commit` the candidate's, where it is not the
-    working tree's. `results` is the folder of all runs.
+    `overrides`: of the scenario, `KEY=VALUE`. `baseline_set`, `candidate_set`: of one side; with either, the
+    scenario's variants do not count. `candidate`: variant to check. `max_regress`: texts of gates. `note`:
+    which commits the sides are of. `commit`: the candidate's, None: the working tree's. `results`: folder of
+    all runs.
     """
 
     scenario: Path
@@ -95,11 +99,16 @@ class CheckRequest:
 
 @contextmanager
 def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) -> Iterator[CheckRequest]:
-    """The request with the words of each side as overrides; models of git commits are exported, and removed at the end.
+    """Return a context manager with the request, in which the options of each side have become overrides of
+    that side.
+
+    Models of git commits are exported to a temporary folder, which is removed at the end. Paths are relative
+    to the working directory.
 
     Raises:
-        UsageError: a model or a commit that is not there, or parameters that the scenario fixes and a file lacks.
-        BatchingParametersError: a file that cannot be read, or says what no server would understand.
+        UsageError: a model or a commit that does not exist, or parameters that the scenario fixes and a file
+            lacks.
+        BatchingParametersError: a file that cannot be read, or holds values that no server would take.
     """
     with ScratchFolder() as scratch:
         changes: dict[str, list[str]] = {}
@@ -124,6 +133,7 @@ def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) ->
 
 
 def _require_one_model(wanted: CheckRequest, side: str, said: SideWords) -> None:
+    """Raise UsageError where a side names a model and the scenario lists several."""
     option = "model" if said.model is not None else "ref"
     if getattr(said, option) is not None and _section(wanted, "target").get("models"):
         raise UsageError(
@@ -133,6 +143,12 @@ def _require_one_model(wanted: CheckRequest, side: str, said: SideWords) -> None
 
 
 def _model(scenario: Path, side: str, said: SideWords) -> list[str]:
+    """Return the override, in a list, that gives a side its model; empty where the side has no such option,
+    or a commit.
+
+    Raises:
+        UsageError: no such model.
+    """
     if said.model is None or said.ref is not None:
         return []
     if not _is_path(said.model) and not Path(said.model).exists():
@@ -146,7 +162,7 @@ def _model(scenario: Path, side: str, said: SideWords) -> list[str]:
 
 
 def _refuse_pointers(side: str, model: Path) -> None:
-    """Raise UsageError where a checkout has left a pointer in the place of a model's file."""
+    """Raise UsageError where one of the model's files is a Git LFS pointer: its content was not checked out."""
     versions = [path for path in model.glob("*") if path.name.isdecimal() and path.is_dir()]
     served = max(versions, key=lambda path: int(path.name), default=model)
     files = [served, *(file for depth in ("*", "*/*", "*/*/*") for file in sorted(served.glob(depth)))]
@@ -161,7 +177,12 @@ def _refuse_pointers(side: str, model: Path) -> None:
 
 
 def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
-    """Where the model of a commit lies: as the side says, else as the scenario does."""
+    """Return the path of the model that a side takes from a git commit: that of the side's option, else the
+    scenario's.
+
+    Raises:
+        UsageError: the scenario's model is no path, so that git has no version of it.
+    """
     if said.model is not None:
         return absolute(_at_home(said.model))
     model = _section(wanted, "target").get("model")
@@ -177,6 +198,11 @@ def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
 
 
 def _server(said: SideWords) -> Iterator[str]:
+    """Yield the overrides that give a side its container image, server command and flags.
+
+    Raises:
+        UsageError: a command line or a flag that cannot be parsed.
+    """
     if said.image is not None:
         yield _override("target.server", "docker")
         yield _override("target.docker.image", said.image)
@@ -193,7 +219,13 @@ def _server(said: SideWords) -> Iterator[str]:
 
 
 def _batching(wanted: CheckRequest, said: SideWords) -> Iterator[str]:
-    """The parameters of a file in place of the scenario's own."""
+    """Yield the overrides that give a side the parameters of a file, in place of those that the scenario
+    fixes.
+
+    Raises:
+        UsageError: the scenario fixes a parameter that the file lacks.
+        BatchingParametersError: the file cannot be read.
+    """
     if said.batching is None:
         return
     path = _at_home(said.batching)
@@ -216,7 +248,7 @@ def _section(wanted: CheckRequest, name: str) -> Mapping[str, Any]:
 
 
 def _is_path(model: str) -> bool:
-    """Whether it can only be meant as a path; else a sample model may have that name."""
+    """Whether a model's name can only be a path; any other may be that of a sample model too."""
     return "/" in model or model.endswith((".onnx", ".pt2", ".pt")) or model in (".", "..", "~")
 
 
@@ -234,9 +266,13 @@ def _override(key: str, value: Any) -> str:
 
 
 def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) -> list[Scenario]:
-    """The scenarios of a check as they are loaded. A search of the capacity takes up to 45 s a run, so that each is
-    loaded by a closed loop that fills its batches, unless a gate names the capacity; the SLO is that of the search. A
-    closed loop whose duration nobody states is a short one: many short blocks tell more than few long ones."""
+    """Return the scenarios with the load that a check sends.
+
+    Under objective capacity, unless a gate names the capacity, that is a closed loop that fills the batches,
+    without an SLO: a search for the capacity takes up to 45 s a run. A closed loop without a stated duration
+    becomes a short one: many short blocks tell more than few long ones. Scenarios of several models are
+    returned as they are.
+    """
     if any(scenario.target.models for scenario in scenarios):
         return list(scenarios)
     if "capacity" not in margins and all(scenario.objective == "capacity" for scenario in scenarios):
@@ -251,6 +287,8 @@ def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) 
 
 
 def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
+    """Return the scenario under a short closed loop of so many clients; one that asks for a capacity then
+    asks for throughput."""
     load = scenario.load
     closed = LoadSpec(
         arrivals="closed",
@@ -270,8 +308,7 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
 
 
 def require_writable(files: CheckFiles) -> None:
-    """Check that the report files asked for can be written, before minutes are spent: none is changed, new ones are
-    removed.
+    """Check that the report files can be written, before minutes are spent; existing ones are not changed.
 
     Raises:
         UsageError: one cannot be written.
@@ -290,9 +327,11 @@ def require_writable(files: CheckFiles) -> None:
 
 
 def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
-    """Write the report files asked for, the summary of the job's page and annotations for its runner.
+    """Write the report files, append to the CI job's summary, and print annotations where a GitHub runner
+    reads them.
 
-    Returns a note for each that cannot be written.
+    For each file that cannot be written a note goes to stderr. `scenario`: the file that annotations point
+    to.
     """
     summary = files.markdown
     if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -319,10 +358,13 @@ def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """The runs of one check. `figures` makes blocks of the trials of a phase. `relaunches`: every run has a server of
-    its own and no other beside it, so that each block has two start-up times and two peaks of memory, of a GPU too.
-    `duets`, with a gate of the CPU time of two sides: what a request cost each of them, by block; nan where they could
-    not be loaded in turn."""
+    """Makes the runs of one check, block by block.
+
+    `figures`: makes blocks of the trials of a phase. `relaunches`: every run has a server of its own and no
+    other beside it, so that each block has two start-up times and two peaks of memory. `paces`: how long
+    loads must last, by variant. `duets`: block -> CPU seconds per request, (baseline, candidate), measured
+    while the load went from one server to the other in short turns; nan where that could not be measured.
+    """
 
     variants: Sequence[Variant]
     benches: Benches
@@ -344,13 +386,15 @@ class Course:
 
     @property
     def trials(self) -> Sequence[Trial]:
-        """Trials of all phases."""
+        """Trials of both phases, in the order in which they ran."""
         return self.session.trials
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
-        """At least so many blocks of a phase, with the duets of the newest where CPU time is guarded. Those from one
-        look to the next have servers of their own: two launches of one server may differ by more than many blocks of
-        them would tell.
+        """Measure until a phase has the given number of blocks, and return all its blocks; `run_check` calls
+        this.
+
+        Where a gate guards CPU time, that is measured by loads of its own behind the new blocks. Beyond
+        ONE_LAUNCH blocks every call launches the servers anew.
 
         Raises:
             TargetError: a server failed.
@@ -381,7 +425,8 @@ class Course:
         return self.figures(trials, phase)
 
     def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
-        """Measure until every gate is clear. Returns the conclusion; a server that fails makes the check invalid."""
+        """Measure until every gate is decided, and return the conclusion; a server that fails makes it
+        INVALID."""
         try:
             return run_check(
                 gates,
@@ -401,7 +446,8 @@ class Course:
             )
 
     def _compare_cpu(self, trials: Sequence[Trial]) -> None:
-        """A duet for each block that has none yet."""
+        """Measure the CPU time per request for each block of the trials that has none yet, by loads in short
+        turns."""
         fresh = sorted({trial.block for trial in trials if trial.block is not None} - self.duets.keys())
         if self.duets and all(math.isnan(before_s) for before_s, _ in self.duets.values()):
             self.duets |= dict.fromkeys(fresh, UNTOLD)  # nor would these tell anything
@@ -416,7 +462,8 @@ class Course:
                 self.run.keep_duet(block, cost_s)
 
     def _warm(self) -> None:
-        """Launch and probe each server, that of a side that equals the other as well."""
+        """Launch each side's server, two where both sides are equal, and find out how long its loads must
+        last."""
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
             self.benches.bench(variant)  # a cluster that is missing is told before a server is launched
@@ -424,11 +471,13 @@ class Course:
             self.paces |= probed_paces([variant], bench_of=self.benches.bench)
 
     def _stop_each(self) -> None:
+        """Stop the server of each variant."""
         for variant in self.variants:
             self.benches.stop_server(variant)
 
     def _launch(self, phase: Phase, guarded: Collection[Gate]) -> None:
-        """Servers as fresh as each other, and warm."""
+        """Launch all servers anew, so that they are equally fresh, and show why or, the first time, how long
+        the check takes."""
         if self._blocks:
             why = "no verdict yet" if phase in self._blocks else "flagged: confirmation blocks"
             self.view.event(f"{why}, after every server is started anew")
@@ -452,6 +501,8 @@ class Course:
             self.view.event(takes)
 
     def _begin(self, turn: Turn) -> None:
+        """Get the server of the next trial ready: launched alone where every run has its own, else still
+        running."""
         if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it
             self._stop_each()
         else:
@@ -460,7 +511,7 @@ class Course:
 
 
 def _asks_cpu(guarded: Collection[Gate], variants: Sequence[Variant]) -> bool:
-    """Whether what a request costs is compared by duets."""
+    """Whether CPU time is guarded and there are two sides, so that it is measured by loads in short turns."""
     return len(variants) > 1 and any(gate.metric == "cpu" for gate in guarded)
 
 
@@ -472,8 +523,12 @@ def check_seconds(
     blocks: int,
     launch_s: float,
 ) -> tuple[float, float]:
-    """Estimate the seconds of a check: usually, where nothing changed on a quiet host, and at most, all blocks of
-    both phases."""
+    """Return (usual, most) seconds of a check: where nothing changed on a quiet host, and with all blocks of
+    both phases.
+
+    `paces`: how long loads must last, by variant. `guarded`: the gates. `blocks`: most of a phase.
+    `launch_s`: seconds in which all servers launch.
+    """
     block_s = comparison_seconds(variants, paces, blocks=1)
     launches = sum(look >= ONE_LAUNCH for look in looks_up_to(blocks)[:-1]) + 1
     if needs_relaunches(guarded):
@@ -487,7 +542,7 @@ def check_seconds(
 
 
 def loop_text(scenario: Scenario) -> str:
-    """Say what is loaded in place of the search for a capacity, and how to search all the same."""
+    """Return a line that says which load replaces the search for a capacity, and how to search all the same."""
     return (
         f"objective: capacity: each run is a closed loop of {counted(scenario.load.concurrency or 1, 'client')}; "
         "--max-regress capacity=5% searches the capacity instead (up to 45 s a run)"
@@ -495,12 +550,16 @@ def loop_text(scenario: Scenario) -> str:
 
 
 def needs_relaunches(gates: Iterable[Gate]) -> bool:
-    """Whether a gate is decided by the launch: its time, or a peak since then."""
+    """Whether a gate guards a figure that the launch decides (start-up time, peak memory), so that each run
+    needs a launch."""
     return any(gate.metric in OF_A_LAUNCH for gate in gates)
 
 
 def closed(stack: ExitStack) -> BatchtuneError | None:
-    """Close this now; an error of that is raised only once the verdict is told and kept."""
+    """Close the stack, and return the error of closing instead of raising it; None where it closed well.
+
+    The caller raises it after the verdict is printed and saved.
+    """
     try:
         stack.close()
     except BatchtuneError as error:
@@ -509,8 +568,10 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
 
 
 def look_text(phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
-    """Describe how far a check is: `6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`; in the second
-    phase `3 of at most 36 confirmation blocks: …`."""
+    """Describe how far a check is: `6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`.
+
+    In the confirmation: `3 of at most 36 confirmation blocks: …`.
+    """
     by_state: dict[str, list[str]] = {}
     for finding in findings:
         by_state.setdefault(finding.state, []).append(finding.gate.name)

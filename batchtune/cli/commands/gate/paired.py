@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 def run_paired_check(wanted: CheckRequest) -> int:
-    """Run `batchtune check`. Returns the exit code, as README.md lists them; 130 when interrupted, with what was
-    measured kept.
+    """Run `batchtune check`: measure both sides side by side, and judge. Returns the exit code, 130 when
+    interrupted.
 
     Raises:
-        UsageError: no such scenario, no two sides, no such gate, a file that cannot be written.
-        TargetError: a server could not be put back; the verdict is told and kept before.
+        UsageError: no such scenario, no two sides, no such gate, or a file that cannot be written.
+        TargetError: an attached server could not be put back; the verdict was printed and saved before.
     """
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     pair = asked_pair(wanted, scenario)
@@ -97,10 +97,13 @@ def run_paired_check(wanted: CheckRequest) -> int:
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
-    """Return the names of baseline and candidate.
+    """Return the two sides as variants, the baseline first.
+
+    They come from the options of the sides where there are any, else from the scenario's variants.
 
     Raises:
-        UsageError: there is none, more than two variants and nobody says which, or a variant beside options of a side.
+        UsageError: no two variants, more than two without --candidate, or --candidate beside options of a
+            side.
     """
     if wanted.baseline_set or wanted.candidate_set:
         refuse_variant(wanted.candidate)
@@ -125,11 +128,10 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
 
 
 def refuse_variant(name: str | None) -> None:
-    """Check that no variant is named where the candidate is the scenario with options of its side: variants do not
-    count then.
+    """Check that --candidate is not given where the candidate is the scenario with the options of its side.
 
     Raises:
-        UsageError: a variant is asked for all the same.
+        UsageError: it is given.
     """
     if name is not None:
         raise UsageError(
@@ -139,7 +141,8 @@ def refuse_variant(name: str | None) -> None:
 
 
 def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
-    """Return the scenario with both sides as its variants, each with the parts in which it differs."""
+    """Return the scenario with both sides as its variants; each holds only the keys whose values differ from
+    the scenario's."""
     ours = scenario.document()
     apart = {"name", "variants", "check", "search"}
     sides = {
@@ -154,10 +157,13 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
 
 
 def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: BatchtuneError | None) -> int:
-    """Keep the account, print it, hand it on to the CI job, and make the page. Returns the exit code.
+    """Save the account and add it to the history, print it, write the CI job's files and the page. Returns
+    the exit code.
+
+    What cannot be saved is printed as a note.
 
     Raises:
-        BatchtuneError: the `fault` of what followed the last run, behind all that.
+        BatchtuneError: `fault`, an error from closing the servers, after all that.
     """
     run, document = course.run, account_document(account)
     try:

@@ -52,10 +52,10 @@ from batchtune.units import counted, percentage
 
 
 def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
-    """Run `batchtune history`. Returns the exit code.
+    """Run `batchtune history`. Returns the exit code, 0.
 
     Raises:
-        ArchiveError: no check was kept there.
+        ArchiveError: no check was saved in `results`.
         UsageError: none of this scenario.
     """
     every = read_history(results)
@@ -83,15 +83,23 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
 
 
 SESSION_MARGIN: Final = 0.05
-"""Least margin against another session on the same host."""
+"""Least margin of a gate against figures of an earlier session on this host, as a ratio."""
 
 OTHER_HOST_MARGIN: Final = 0.25
-"""Least margin against another host: hosted runners of one kind differ by some per cent, and by far more under load."""
+"""Least margin of a gate against another host, as a ratio.
+
+Hosted runners of one kind differ by some per cent, and by far more under load.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRequest:
-    """The baseline's file or run, and what to do where it is missing or of another host."""
+    """The stored baseline that a check is asked to compare with.
+
+    `path`: its file, or a run that has one. `update`: measure it anew and write it. `force`: also where it is
+    worse than the best earlier one. `allow_missing`: exit with 0 where there is none. `allow_mismatch`:
+    compare with another host's too.
+    """
 
     path: Path
     update: bool = False
@@ -101,12 +109,13 @@ class StoredRequest:
 
 
 def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
-    """Run `batchtune check --baseline FILE`. Returns the exit code, as README.md lists them.
+    """Run `batchtune check --baseline FILE`: measure the candidate, compare with stored figures. Returns the
+    exit code.
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
-        UsageError: no such scenario or gate, a file that is no baseline, or cannot be written.
-        TargetError: a server could not be put back; the verdict is told and kept before.
+        UsageError: no such scenario or gate, a file that is no baseline, or one that cannot be written.
+        TargetError: an attached server could not be put back; the verdict was printed and saved before.
     """
     if wanted.baseline_set:
         raise UsageError(
@@ -181,10 +190,10 @@ def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
 
 
 def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
-    """The candidate's scenario, that scenario as it is loaded, and its gates.
+    """Return (scenario of the candidate, that scenario with the load that is sent, gates).
 
     Raises:
-        UsageError: a variant, several models, or no such gate.
+        UsageError: --candidate, several models, or no such gate.
     """
     refuse_variant(wanted.candidate)
     asked = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)[
@@ -197,6 +206,8 @@ def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
+    """Return what to know before believing the verdict: when the baseline was measured, and the request's own
+    note."""
     session = (
         note or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}."
     )
@@ -211,7 +222,11 @@ def comparability(
     *,
     relaunches: bool,
 ) -> tuple[str, str]:
-    """Say why a baseline may not be compared with, and what to know where it may; each empty where there is nothing."""
+    """Return (refusal, note): why the baseline must not be compared with, and what to know where it may; each
+    "" for nothing.
+
+    `relaunches`: every run of this check has a server of its own.
+    """
     workload, host = differences(baseline, variant.scenario, provenance, relaunches=relaunches)
     if workload:
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
@@ -225,13 +240,14 @@ def comparability(
 
 
 def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
-    """Return the gates with the least margins that another session, or another host, allows; that of errors stays."""
+    """Return the gates with margins no less than another session, or another host, allows; that of errors
+    stays."""
     least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
     return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
 
 
 def _passed(error: BaselineError, *, json: bool) -> int:
-    """Let a job pass that has no baseline yet, loudly; the exit code."""
+    """Print that there is no baseline yet and that --allow-missing lets this pass. Returns the exit code, 0."""
     print(f"{error.message}; --allow-missing lets it pass", file=sys.stderr)
     if json:
         print(json_text.dumps({"verdict": "NO BASELINE", "exit_code": 0, "reason": error.message}))
@@ -239,10 +255,10 @@ def _passed(error: BaselineError, *, json: bool) -> int:
 
 
 def _made_place(path: Path) -> Path:
-    """Where a new baseline goes, its folder made before minutes are spent on it.
+    """Return the path of a new baseline's file, and make its folder before minutes are spent.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: the folder cannot be made.
     """
     place = path / BASELINE if path.is_dir() else path
     try:
@@ -261,7 +277,14 @@ def update_baseline(
     blocks: int,
     force: bool = False,
 ) -> int:
-    """Measure a new baseline and write it, unless it is worse than the best that was kept. Returns the exit code."""
+    """Measure a new baseline and write it, unless it is worse than the best earlier one. Returns the exit
+    code.
+
+    `blocks`: how many runs. `force`: write it all the same.
+
+    Raises:
+        TargetError: no run was complete.
+    """
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
     if void.verdict == "INVALID" and void.reason is not None:
@@ -301,7 +324,8 @@ def update_baseline(
 def _kept_before(
     path: Path, scenario: Scenario, provenance: Mapping[str, Any], course: Course
 ) -> Baseline | None:
-    """The baseline that is to be replaced; None where there is none, or of another workload or host."""
+    """Return the baseline in `path`, which is to be replaced; None where there is none, or one of another
+    workload or host."""
     try:
         before = read_baseline(path)
     except (ArchiveError, BaselineError):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
-    """Write a line that says, for variants that set it, what is batched (`--batching_stage`); none where no variant
-    does."""
+    """Return a line on how much of the time each variant's device works, where a variant sets
+    --batching_stage; else none."""
     if not any("batching_stage" in dict(variant.configuration.flags) for variant in variants):
         return []
     shares = [
@@ -42,12 +42,16 @@ def stage_lines(variants: Sequence[VariantFigures]) -> list[str]:
 
 
 def padding_share(per_element: float) -> str:
-    """Of all elements computed, those that are padding, as a percentage."""
+    """Return padding as a percentage of all elements computed; `per_element`: padding for each element that
+    was sent."""
     return percentage(per_element / (1.0 + per_element))
 
 
 def saved_text(per_element: float, *, in_one_queue: float) -> str:
-    """`padding saved: 84 %`: how much less padding there is for the same requests; "" where there is none to save."""
+    """Return `padding saved: 84 %`, how much less padding there is than in one queue; "" where that has none.
+
+    Both arguments are padding for each element that was sent.
+    """
     if in_one_queue <= 0.0:
         return ""
     saved = 1.0 - per_element / in_one_queue
@@ -55,7 +59,7 @@ def saved_text(per_element: float, *, in_one_queue: float) -> str:
 
 
 def bucket_text(server: ServerActivity) -> str:
-    """The share of padding, in all and by bucket; "" where no input may differ in length."""
+    """Return the share of padding, in all and for each length bucket; "" where no input may differ in length."""
     whole = padding_per_element([server])
     if whole is None:
         return ""
@@ -73,7 +77,10 @@ def _boundary(bucket: str) -> float:
 
 
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
-    """Print the table, the pairs, the answer, and the caveats, with a letter at each figure that one touches."""
+    """Print a comparison: the table, a line for each pair, the answers, and the caveats with their letters.
+
+    `path`: the run's folder, which the last line names.
+    """
     # Columns that go first where there is little room.
     dispensable = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
@@ -85,7 +92,8 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
 
 
 def pace_text(variant: Variant, pace: Pace) -> str:
-    """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
+    """Return how long a variant's runs will take, before they begin: `large: a batch takes about 2.1 s, each
+    run 12 s`."""
     if variant.scenario.target.models:
         takes = rounded_duration(run_seconds(variant, pace))
         return f"{variant.name}: all models at once, at their stated loads, each run {takes}"
@@ -99,14 +107,16 @@ def pace_text(variant: Variant, pace: Pace) -> str:
 
 
 def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
-    """`in all about 7 min 05 s, …`, or at most so long, where that is all that is known of a variant."""
+    """Return how long a comparison will take: `in all about 7 min 05 s, …`; `at most` where no more is known
+    of a variant."""
     most = any(is_most(variant, paces[variant.name]) for variant in variants)
     takes = rounded_duration(comparison_seconds(variants, paces, blocks=blocks))
     return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
-    """Print how far one configuration differs from itself, and the smallest change that blocks detect."""
+    """Print how much one configuration differs from itself, and the smallest change that a comparison
+    detects."""
     marks = Marks(caveats={"A/A": floor.caveats})
     tables.print_rows(noise_rows(floor, marks), stream=stream)
     lines = ["", *noise_lines(floor), *marks.lines(), f"Saved in {path}"]
@@ -114,7 +124,11 @@ def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) 
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
-    """Return the headings, then a row for each figure; `marks` are those of "A/A"."""
+    """Return the table of a noise floor, headings first: a row for each figure.
+
+    Its columns: spread in %, second arm over first, and the smallest detectable change in % by number of
+    blocks. `marks`: the letters of the caveats, which it has under the name "A/A".
+    """
     shown = next(iter(floor.floors.values())).smallest
     rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks, %" for blocks in shown)]]
     for name, figure in floor.floors.items():
@@ -130,7 +144,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
 
 
 def noise_lines(floor: NoiseFloor) -> list[str]:
-    """Explain the table of a noise floor in sentences."""
+    """Return sentences below the table of a noise floor: the smallest change it finds, and what weakens it."""
     name, first = next(iter(floor.floors.items()))
     changes = ", ".join(f"{percentage(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [
@@ -148,14 +162,16 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
 
 
 def variant_line(trial: Trial) -> str:
-    """Describe one finished trial of a comparison in one line."""
+    """Return one line on a finished trial of a comparison."""
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
     return trial_line(trial, head=f"block {trial.block}, {trial.reason}{load}")
 
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
-    """Compare one variant with the baseline in a sentence, such as `B: ×1.83 [1.79, 1.88] throughput`, or say why no
-    factor can be given."""
+    """Return a variant's factor over its baseline, `B: ×1.83 [1.79, 1.88] throughput`, or why there is none.
+
+    `failure`: why the variant failed, None where it did not.
+    """
     what = labels("compared")[pair.metric]
     match pair.outcome:
         case "different":
@@ -182,10 +198,12 @@ _HELPS: Final = {
     "client-limited": ("Invalid: client-limited", "bad"),
     "not measured": ("Not measured", "bad"),
 }
+"""Whether batching helps -> (headline, tone)."""
 
 
 def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
-    """State whether batching helps, by how much, how sure that is, and what limits the server."""
+    """Return four answers: whether batching helps (else which variant is best), by how much, how sure, and
+    what limits."""
     first = _batching(comparison.answers) if comparison.answers else _best(comparison)
     return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
 
@@ -209,7 +227,7 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
 
 
 def _best(comparison: Comparison) -> Fact:
-    """Where no two variants differ in batching alone: which does most."""
+    """Return the answer to "Which is best?", for variants of which no two differ in batching alone."""
     gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
     if gains:
         best = max(gains, key=_gain)
@@ -305,12 +323,15 @@ def _p95(figures: VariantFigures) -> str:
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
-    """Whether batching is known to change the figure by HARDLY at most."""
+    """Whether batching is known to change the figure by at most HARDLY, a share."""
     return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
-    """Return the headings, then a row for each variant; columns without any value are not left out."""
+    """Return the table of variants, headings first; a column in which no variant has a value stays.
+
+    `marks` adds the letters of caveats.
+    """
     variants = comparison.variants
 
     def marked(kind: Touches, texts: Iterable[str]) -> list[str]:
@@ -340,6 +361,7 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
 
 
 def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
+    """Return a line for each pair, below a heading for its baseline, with the letters of both sides' caveats."""
     if not comparison.pairs:
         return []
     failures = {variant.name: variant.failure for variant in comparison.variants}
@@ -363,8 +385,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 
 def small_print(comparison: Comparison) -> list[str]:
-    """Write what limits which variants, how much is padded, how busy the device is, what the wall time is spent on,
-    and the noise."""
+    """Return lines on equal configurations, padding, how busy the device is, what limits which variants, and
+    the wall time."""
     named: dict[str, list[str]] = {}
     for variant in comparison.variants:
         named.setdefault(variant.configuration.label(), []).append(variant.name)
@@ -393,7 +415,8 @@ def small_print(comparison: Comparison) -> list[str]:
 
 
 def _padding_lines(comparison: Comparison) -> list[str]:
-    """How much of what each variant computed filled up shorter inputs, and what the others save of the first's."""
+    """Return a line with the share of padding of each variant, and what the others save against the first;
+    none without padding."""
     per_element = {
         variant.name: variant.padding_per_element
         for variant in comparison.variants
@@ -411,7 +434,11 @@ def _padding_lines(comparison: Comparison) -> list[str]:
 
 
 def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
-    """Say how often the host disturbed the runs; no line where it did not."""
+    """Return a line on how often the host disturbed the runs; none where it did not.
+
+    `repeats`: trials that were repeated for it. `noisy`: of the `runs` that count, how many it still
+    disturbed.
+    """
     if not repeats and not noisy:
         return []
     sentence = (
@@ -426,11 +453,13 @@ def _figure(estimate: Estimate | None) -> str:
 
 
 def bounded(estimate: Estimate | None) -> Estimate | None:
-    """Return the estimate without the ends that too few blocks cannot give."""
+    """Return the estimate without its interval where an end is infinite, as with too few blocks; None stays
+    None."""
     if estimate is None or math.isfinite(estimate.high):
         return estimate
     return replace(estimate, low=math.nan, high=math.nan)
 
 
 def _within(estimate: Estimate | None, share: float) -> bool:
+    """Whether the whole interval is closer to 1 than `share`."""
     return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share

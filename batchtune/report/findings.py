@@ -25,7 +25,10 @@ def texts() -> Mapping[str, str]:
 
 
 def labels(table: str) -> Mapping[str, str]:
-    """The names of one kind of things by their codes, such as `limits`; `advice` is what to do about each caveat."""
+    """Return the names of one kind of things by their codes, such as `labels("limits")`.
+
+    `labels("advice")` has what to do about each caveat.
+    """
     labels: Mapping[str, str] = _document()[table]
     return labels
 
@@ -37,13 +40,14 @@ def _document() -> Mapping[str, Any]:
 
 
 _TRITONS: Final = {**WORDS, "max_enqueued_batches": "default_queue_policy.max_queue_size"}
+"""Name of a batching parameter -> its name in Triton's config.pbtxt."""
 
 
 def text_of(finding: Coded) -> str:
-    """Write a finding as a clause.
+    """Return a finding as a clause: the text of its code in findings.toml, with the figures filled in.
 
-    Figures named `_s` are durations, `_ratio` shares, `_rows` rows; an interval has its ends, any other number three
-    digits. A figure may be a finding, or several.
+    Figures named `…_s` are written as durations, `…_ratio` as percentages, `…_rows` with their unit; an
+    interval with its ends, other numbers with three digits. A figure may be another finding, or several.
     """
     text = _filled("{text}" if "text" in finding.figures else texts()[finding.code], finding)
     if finding.figures.get("in_tritons_words"):
@@ -53,18 +57,20 @@ def text_of(finding: Coded) -> str:
 
 
 def advice_of(caveat: Coded) -> str:
-    """What to do about a caveat."""
+    """Return what to do about a caveat, as a clause; that of an older run as it was worded then."""
     worded_before: str | None = caveat.figures.get("advice")
     return _filled(labels("advice")[caveat.code], caveat) if worded_before is None else worded_before
 
 
 def _filled(text: str, finding: Coded) -> str:
+    """Return the text with each `{name}` replaced by that figure of the finding; a figure of None has none."""
     return text.format(
         **{name: _shown(name, value) for name, value in finding.figures.items() if value is not None}
     )
 
 
 def _shown(name: str, value: Any) -> str:
+    """Return one figure as text, by its type and the end of its name: see `text_of`."""
     if isinstance(value, Coded):
         return text_of(value)
     if isinstance(value, tuple | list):
@@ -89,7 +95,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def worded(document: Any) -> Any:
-    """Return a document for JSON with every finding replaced by its text; a caveat has its code and advice too."""
+    """Return a JSON document with every finding in it replaced by its text, a caveat by `{code, text,
+    advice}`."""
     if isinstance(document, dict):
         if document.keys() == {"code", "figures"}:
             finding = Coded(document["code"], document["figures"])
@@ -103,32 +110,35 @@ def worded(document: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The caveats of one report by whom they concern: a variant, a load point, the recommended configuration.
+    """Letters that stand behind figures in a table and refer to the caveats below it.
 
-    What touches everything stands once, at the name that heads the row or the column.
+    `caveats`: row or column, such as a variant or a load point -> its caveats. Each code of a caveat has one
+    letter. A caveat that touches all figures of a row is marked at the row's heading only.
     """
 
     caveats: Mapping[str, Sequence[Coded]]
 
     def at(self, whose: str, *kinds: Touches) -> str:
-        """The letters that stand at this one's figures of these kinds; empty when nothing speaks against them."""
+        """Return the letters of the caveats of `whose` that touch figures of these kinds, sorted; "" for
+        none."""
         letters = self._letters()
         touching = {letters[caveat.code] for caveat in self.caveats[whose] if touches(caveat) in kinds}
         return "".join(sorted(touching))
 
     def head(self, whose: str) -> str:
-        """The name that heads its figures, with the letters that hold for all of them."""
+        """Return the name `whose` with the letters of the caveats that touch all of its figures."""
         return self.marked(whose, whose, "everything")
 
     def marked(self, text: str, whose: str, *kinds: Touches) -> str:
-        """A figure with its letters behind it."""
+        """Return the text of a figure with the letters of the caveats of `whose` that touch these kinds
+        behind it."""
         letters = self.at(whose, *kinds)
         return f"{text} {letters}" if letters else text
 
     def lines(self, *, named: str = "") -> list[str]:
-        """`a  (whose) text — advice` for each caveat; the same advice is given once.
+        """Return a line for each caveat: `a  (whose) text — advice`; an advice given before is `as for a`.
 
-        Whose it is stays away where it concerns all; `named` says what the names are, such as "clients".
+        `(whose)` is left out where the caveat concerns all. `named`: what the names are, such as "clients".
         """
         lines: list[str] = []
         first_with: dict[str, str] = {}
@@ -149,5 +159,6 @@ class Marks:
         return lines
 
     def _letters(self) -> dict[str, str]:
+        """Return code of a caveat -> its letter, in the order in which the codes first occur."""
         codes = dict.fromkeys(caveat.code for many in self.caveats.values() for caveat in many)
         return dict(zip(codes, string.ascii_lowercase, strict=False))

@@ -36,17 +36,18 @@ _BORDER: Final = 4
 _LEFT_OF_PLOT: Final = 10
 
 Kind = Literal["kept", "missed", "best"]
+"""What a trial in the plot shows: the SLO was met, it was missed, or it is the best so far."""
 _MARKS: Final[Mapping[Kind, tuple[str, str]]] = {
     "kept": ("•", ""),
     "missed": ("×", "yellow"),
     "best": ("◆", "green"),
 }
-"""The later ones are drawn over the earlier ones."""
+"""Kind of a point -> (character, style); later ones are drawn over earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What a trial under the scenario's own load measured, and whether it kept the SLO."""
+    """One trial under the scenario's own load, as the plot shows it."""
 
     throughput_rps: float
     p95_s: float
@@ -60,8 +61,11 @@ def panel(
     limit_s: float | None,
     console: Console,
 ) -> RenderableType:
-    """Draw rows of (label, text, style), and below them the points where there is room; `limit_s` is that of the
-    p95."""
+    """Return the panel of a sweep: rows of (label, text, style), and below them a plot of the points where
+    there is room.
+
+    `limit_s`: the SLO's limit of p95, None without one.
+    """
     # A plot has at least and at most so many lines; where there is no room for the least there is none.
     # Lines of the panel that are neither row nor plot: border, gap, title, axis, its labels, legend.
     around_plot = 7
@@ -86,8 +90,8 @@ def panel(
 
 
 def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequence[str]) -> str:
-    """Write the seconds spent in each phase, the `current` one in brackets, then the `expected` phases that follow
-    it."""
+    """Return the seconds spent in each phase, the `current` one in brackets, then the `expected` phases that
+    follow."""
     phases = [
         f"[{name} {seconds:.0f} s]" if name == current else f"{name} {seconds:.0f} s"
         for name, seconds in phases_s.items()
@@ -97,7 +101,12 @@ def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequen
 
 
 def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, height: int) -> list[Text]:
-    """Draw throughput to the right, p95 upwards on a logarithmic scale, with the limit as a line, as text."""
+    """Return lines of text that plot p95 (logarithmic, upwards) over throughput (to the right), with the SLO
+    as a line.
+
+    `width`, `height`: of the plot in characters, without its labels. A limit far above all points is named
+    below instead.
+    """
     # A limit that is further above the slowest point is told below the plot, so that the points keep
     # their room.
     limit_shown = 4.0
@@ -141,7 +150,8 @@ def _legend(points: Sequence[Point], limit_s: float | None, is_limit_shown: bool
 
 
 def _place(value: float, values: Sequence[float], count: int, *, logarithmic: bool = False) -> int:
-    """Which of so many places the value has among others; in the middle where all are alike."""
+    """Return the index from 0 to `count` - 1 at which a value lies between the least and the greatest; the
+    middle if all equal."""
     low, high = min(values), max(values)
     if high <= low:
         return count // 2
@@ -151,23 +161,23 @@ def _place(value: float, values: Sequence[float], count: int, *, logarithmic: bo
 
 
 _REFRESH_S = 0.5
-"""A frame takes 6 ms of a CPU, of the machine that is measured."""
+"""Least seconds between two frames: each takes 6 ms of a CPU of the machine that is measured."""
 
 
 class View:
-    """Somebody who watches a sweep; this one shows nothing."""
+    """Shows the progress of a sweep; this one, for --quiet, shows nothing."""
 
     def event(self, text: str) -> None:
-        pass
+        """Show a line that stays."""
 
     def progress(self, progress: SweepProgress) -> None:
-        pass
+        """Show how far the sweep and its current trial are."""
 
     def trial(self, trial: Trial) -> None:
-        pass
+        """Show a finished trial."""
 
     def live(self, text: str) -> None:
-        pass
+        """Show what goes on at this moment, in place of what was shown before."""
 
     def __enter__(self) -> Self:
         return self
@@ -177,10 +187,10 @@ class View:
 
 
 def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO | None = None) -> View:
-    """Choose the view that fits the stream (default: stderr): live on a terminal, plain lines elsewhere, nothing when
-    quiet.
+    """Make the view for the stream (default: stderr): a panel on a terminal, plain lines elsewhere, nothing
+    when `quiet`.
 
-    `scenario` is that of its trials, as of `trial_line`.
+    `scenario`: as in `trial_line`.
     """
     if quiet:
         return View()
@@ -189,9 +199,10 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
 
 
 def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
-    """Describe one finished trial in one line; `head` says which it is, if not number, source, configuration and load.
+    """Return one line on a finished trial; `head` begins it, None: number, source, configuration and load.
 
-    `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
+    `scenario` says whether there is an SLO to miss, and the server's CPUs and flags, on which the bottleneck
+    depends; None: there is one, and the server has all CPUs.
     """
     if trial.parts:
         return _line_of_models(trial)
@@ -217,7 +228,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
 
 def _line_of_models(trial: Trial) -> str:
-    """One finished load of several models in one line."""
+    """Return one line on a finished load of several models."""
     head = f"{_numbered(trial)} {models_load(trial.request)}"
     if trial.failure is not None:
         return f"{head}: failed: {trial.failure.splitlines()[0]}"
@@ -250,7 +261,8 @@ def _numbered(trial: Trial) -> str:
 
 
 def measured_load(measured: Measurement) -> str:
-    """Describe the load under which a trial was measured."""
+    """Return the load under which a trial was measured: `8 clients` or `500/s offered`; `its own arrivals`
+    without a mean rate."""
     if measured.concurrency is not None:
         return counted(measured.concurrency, "client")
     return (
@@ -259,7 +271,7 @@ def measured_load(measured: Measurement) -> str:
 
 
 def _own_load(trial: Trial) -> bool:
-    """Whether it is a scout, under another load than that of the scenario."""
+    """Whether a trial had another load than the scenario's and says nothing of its objective, as a scout."""
     asked = trial.request.concurrency is not None or trial.request.rate_rps is not None
     return trial.source in NO_CANDIDATES and asked
 
@@ -299,7 +311,8 @@ class _PlainView(View):
 
 
 class TerminalView(View):
-    """Finished trials scroll by; below them a panel with phases, the current trial, the best so far and a plot."""
+    """Finished trials as lines that scroll by; below them a panel with phases, current trial, the best so
+    far, and a plot."""
 
     def __init__(self, scenario: Scenario | None, console: Console | None = None) -> None:
         from rich.console import Console
@@ -358,7 +371,7 @@ class TerminalView(View):
         self._live.update(drawn, refresh=True)
 
     def _rows(self, progress: SweepProgress) -> Iterator[tuple[str, str, str]]:
-        """Label, text and style of each."""
+        """Yield (label, text, style) of each row of the panel."""
         plan = progress.plan
         yield (
             "phase",
@@ -383,7 +396,7 @@ class TerminalView(View):
 
 
 def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, str]:
-    """What is measured at this moment, and its style: yellow above the limit of the p95."""
+    """Return (text, style): what is measured at this moment, beside the limit; yellow where p95 is above it."""
     text = live_line(live)
     limits = {} if scenario is None else scenario.slo.limits()
     if not limits:
@@ -394,7 +407,8 @@ def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, s
 
 
 def _points(trials: Sequence[Trial], best: Trial | None) -> list[Point]:
-    """Those under the scenario's own load, which alone can be compared with each other."""
+    """Return the points of the plot: the trials under the scenario's own load, which alone can be compared
+    with each other."""
     points = []
     for trial in trials:
         measured = trial.measurement
@@ -416,7 +430,8 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
-    """Describe the load under which a running trial is measured."""
+    """Return the load of a running trial, such as `8 clients`, `500/s offered`, or `at rising rates` for a
+    capacity."""
     if scenario is not None and scenario.target.models:
         return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
     if plan.request.rate_rps is not None:
@@ -432,7 +447,7 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
 
 
 def models_load(request: TrialRequest) -> str:
-    """Describe the load of several models, such as `reader alone, ×1.15`."""
+    """Return the load of several models, such as `reader alone, ×1.15`."""
     who = f"{' and '.join(request.models)} alone" if request.models else "together"
     if request.concurrency is not None:
         return f"{who}, {counted(request.concurrency, 'client')} each"
@@ -440,6 +455,6 @@ def models_load(request: TrialRequest) -> str:
 
 
 def live_line(live: LiveAggregate) -> str:
-    """Describe what the running load test has measured up to now, in one line."""
+    """Return one line on what the running load test has measured up to now."""
     text = f"{rounded(live.throughput_rps)} requests/s, p95 {rounded_duration(live.p95_s)}, {live.in_flight} in flight"
     return f"{text}, {live.errors} errors" if live.errors else text

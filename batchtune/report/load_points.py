@@ -40,16 +40,20 @@ _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]
     "compute ms": ("server", lambda measured: rounded(_times_1000(measured.compute_mean_s))),
     "SLO": (None, lambda measured: measured.verdict or "–"),
 }
-"""Of one run, by the heading; latencies besides. What may touch it, and how it reads."""
+"""Heading -> (kind of caveats that touch the figure, None: none does; text of the figure of one run).
+
+Latencies are not among them: their headings are `p95 ms` and the like.
+"""
 _OF_POINTS: Final = (
     *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
     *("mean batch", "queue ms", "compute ms", "SLO"),
 )
+"""Headings of a load point's figures."""
 _OF_STREAMS: Final = (
     *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms", "itl_p50 ms", "itl_p99 ms"),
     *("p50 ms", "p95 ms", "errors", "SLO"),
 )
-"""Of streamed answers, whose server batches continuously."""
+"""Headings of a load point's figures where answers are streamed, whose server batches continuously."""
 
 
 def figure_cells(
@@ -60,8 +64,11 @@ def figure_cells(
     whose: str = "",
     counts: bool = True,
 ) -> list[str]:
-    """The figures of a run under these headings, with the letters of what touches them. The interval of a figure that
-    does not count says nothing, and is left out."""
+    """Return the texts of a run's figures under these headings.
+
+    With `marks`, each has the letters of the caveats of `whose` that touch it. `counts` False: the figures
+    are not the server's, so that their intervals are left out.
+    """
     cells = []
     for heading in headings:
         touched: Touches | None = "latency"
@@ -87,17 +94,16 @@ _CSV_COLUMNS: Final = {
     **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
     **{name: name for name in ("send_lag_p99_ms", "verdict")},
 }
-"""Of --csv, and what the table of trials calls each."""
+"""Column of --csv -> column of the table of trials."""
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
-    """Return load points for --json: `{"points": [...], "best": ...}`, each point a trial as in trials.jsonl with two
-    keys more.
+    """Return load points for --json: `{"points": […], "best": {number, why}}`; `best` is null where no point
+    counts.
 
-    `best` is `{number, why}`, null where no point counts.
-
-    `bottleneck` is `{kind, text, advice, evidence}`, null for a point that failed; `spoilt_by` is "client", "host" or
-    null: whether the figures are the server's at all. `scenario` tells the server's flags to the verdict.
+    Each point is a trial as in trials.jsonl with two keys more: `bottleneck`, `{kind, text, advice,
+    evidence}` or null, and `spoilt_by`, "client" or "host" where the figures are not the server's, else null.
+    `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
     """
     best = best_point(points)
     return {
@@ -109,7 +115,10 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
 def print_points(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
-    """Print one row for each load point, with the columns that perf_analyzer's users know, then limits and caveats."""
+    """Print a table with a row for each load point, then the best point, what limits the server, and caveats.
+
+    `scenario`: as in `points_dict`.
+    """
     # Left out in this order where the terminal is too narrow.
     dispensable = (
         "compute ms",
@@ -150,7 +159,8 @@ def print_points(
 def print_points_csv(
     points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
 ) -> None:
-    """Print the points as CSV in plain units: requests and rows per second, milliseconds, ratios."""
+    """Print the points as CSV: requests and rows per second, milliseconds, ratios; `scenario`: as in
+    `points_dict`."""
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
     writer = csv.DictWriter(stream or sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
     writer.writeheader()
@@ -159,7 +169,8 @@ def print_points_csv(
 
 
 def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
-    """Return the headings, then a row for each point that was measured, without the letters of caveats."""
+    """Return a table, headings first, with a row for each load point that was measured, without letters of
+    caveats."""
     measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "offered /s"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
@@ -167,7 +178,8 @@ def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> 
 
 
 def spoilt_message(points: Sequence[Trial]) -> str | None:
-    """Say why no point counts; None when one does, or when none was measured."""
+    """Return a sentence on what spoilt every point that was measured; None where a point counts or none was
+    measured."""
     measured = [point for point in points if point.measurement is not None]
     causes = {spoilt_by(point) for point in measured}
     if not measured or None in causes:
@@ -179,6 +191,8 @@ def spoilt_message(points: Sequence[Trial]) -> str | None:
 def _rows(
     measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
 ) -> list[list[str]]:
+    """Return the table of load points, headings first; `measured`: load -> trial, `named`: heading of the
+    loads."""
     streams = any(_measurement(point).tokens is not None for point in measured.values())
     headings = _OF_STREAMS if streams else _OF_POINTS
     return [
@@ -197,7 +211,7 @@ def _rows(
 
 
 def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
-    """The figures of each replica, where there are several."""
+    """Yield a line with the figures of each endpoint, where a load went to several."""
     for load, point in measured.items():
         of_load = f"{named} {load}, " if len(measured) > 1 else ""
         for replica in _measurement(point).endpoints:
@@ -209,7 +223,7 @@ def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
 
 
 def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
-    """Of a range the best point and why; of one point there is nothing to say."""
+    """Yield the best point of a range, and why; nothing for a single point."""
     best = best_point(list(measured.values()))
     if best is not None and len(measured) > 1:
         load = next(load for load, point in measured.items() if point is best.point)
@@ -217,7 +231,8 @@ def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
 
 
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points: int) -> Iterator[str]:
-    """Each limit and its advice once, with the evidence of the last point that has them."""
+    """Yield a line for each bottleneck with its advice, and the loads that have it; figures are those of the
+    last load."""
     alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for load, bottleneck in limits.items():
         if bottleneck is not None:
@@ -230,6 +245,7 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    """Yield a line on the length padding of each load, where inputs differ in length."""
     for load, point in measured.items():
         server = _measurement(point).server
         where = f" ({named} {load})" if len(measured) > 1 else ""
@@ -239,6 +255,7 @@ def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
 
 
 def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    """Yield a line for each cause, client or host, with the loads that it spoilt."""
     by_cause: dict[str, list[str]] = {}
     for load, point in measured.items():
         cause = spoilt_by(point)
@@ -274,7 +291,8 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
 
 
 def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the points that were measured by a text of their clients or rate; of two alike the second gets a mark."""
+    """Return the points that were measured by a text of their load, clients or requests/s; a second one of a
+    load has a `'`."""
     measured: dict[str, Trial] = {}
     for point in points:
         if point.measurement is not None:
@@ -287,6 +305,11 @@ def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _measurement(point: Trial) -> Measurement:
+    """Return the point's measurement.
+
+    Raises:
+        ValueError: it failed; callers pass measured points only.
+    """
     if point.measurement is None:
         raise ValueError("only points that were measured have figures")
     return point.measurement
@@ -300,13 +323,18 @@ def _times_1000(seconds: float | None) -> float | None:
 
 _OF_MODELS: Final = ("requests/s", "p50 ms", "p95 ms", "p99 ms", "errors", "SLO")
 Trials = Mapping[str, Trial]
-"""By the name of the model."""
+"""Name of a model -> its trial."""
 
 
 def print_models(
     together: Trials, alone: Trials, server: ServerActivity | None, *, stream: TextIO | None = None
 ) -> None:
-    """Print a row for each model, what the others cost it, and what the server did meanwhile."""
+    """Print a row for each of several models, what the load of the others costs it, and what the server did
+    meanwhile.
+
+    `together`: its trial beside the others; `alone`: by itself. `server`: counters over all models, None
+    where not known.
+    """
     measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
     if measured:
@@ -339,19 +367,20 @@ def print_models(
 
 
 def measured_of(trials: Trials) -> dict[str, Measurement]:
-    """Return the trials that did not fail."""
+    """Return the measurements of the trials that did not fail, by model."""
     return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
 
 
 def parameter_lines(together: Trials) -> Iterator[str]:
-    """Write each model's batching parameters, where they differ."""
+    """Yield a line with each model's batching parameters; nothing where all have the same."""
     labels = {name: trial.configuration.label() for name, trial in together.items()}
     if len(set(labels.values())) > 1:
         yield from (f"{name} with {label}." for name, label in labels.items())
 
 
 def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
-    """Write what each model loses by the load of the others."""
+    """Yield a sentence for each model on its p95 beside the others and alone; nothing for one that was not
+    measured alone."""
     for name, measurement in measured.items():
         trial = alone.get(name)
         apart = None if trial is None else trial.measurement
@@ -371,6 +400,8 @@ def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[s
 
 
 def _server(server: ServerActivity | None) -> Iterator[str]:
+    """Yield sentences on what the server did over all models: batches, rows in each, time in the queue, share
+    of each model."""
     if server is None or not server.batches:
         return
     facts = [f"{server.batches:,} batches"]

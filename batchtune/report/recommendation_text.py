@@ -17,10 +17,11 @@ from batchtune.tune.trials.trial import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
 
 INDENT: Final = " " * len("Recommended ")
-"""As wide as the longest label."""
+"""Spaces for lines below the first one of a paragraph: as wide as the longest label."""
 
 DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
-"""Caveats that change what one would do; of a noisy host only where nothing is established."""
+"""Codes of caveats that are shown in the short answer; those of a noisy host only where the answer is not
+confirmed."""
 
 
 def print_answer(
@@ -34,11 +35,12 @@ def print_answer(
     why: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print the answer as paragraphs at most as wide as the stream; a command, or the name of a run, is not broken.
+    """Print a recommendation in some fifteen lines, as paragraphs with labels; commands and names of runs are
+    not wrapped.
 
-    `run` names the run and its age where nobody named it. `next_step` is the command that would establish what is
-    open, `offer` the options with which a longer search may find more, `deployment` the command that serves it, None
-    where another dialect follows, `why` the command that tells more.
+    `run`: line that names the run, None where the user named it. `next_step`: command that would confirm an
+    open answer. `offer`: options for a longer search. `deployment`: command that serves it, None where
+    another dialect follows. `why`: command that prints the whole argument.
     """
 
     def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
@@ -69,7 +71,7 @@ def print_answer(
 
 
 def use_text(chosen: Recommendation) -> str:
-    """Write the recommended parameters in one sentence."""
+    """Return the recommended parameters in one line: `max_batch_size 32, batch_timeout_micros 1000`."""
     whole = chosen.configuration
     parts = [replace(whole, models=()), *(Configuration(batching=own) for _, own in whole.models)]
     heads = ["", *(f"{name}: " for name, _ in whole.models)]
@@ -79,7 +81,7 @@ def use_text(chosen: Recommendation) -> str:
 
 
 def _steps(commands: Mapping[str, str | None]) -> Iterator[str]:
-    """What to do next: one command a line, the first line of each with the purpose in front."""
+    """Yield a line for each command, with its purpose before its first line; a command of None is left out."""
     for purpose, command in commands.items():
         for line in (command or "").splitlines():
             yield f"{purpose:<9}{line}"
@@ -87,7 +89,11 @@ def _steps(commands: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def _warnings(chosen: Recommendation) -> Iterator[str]:
-    """What speaks against these figures, and against those that they are compared with."""
+    """Yield a sentence on each decisive caveat of the recommended figures and of those that they are compared
+    with.
+
+    The last one says how many other caveats there are.
+    """
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
     said: set[str] = set()
     of_references = (
@@ -119,12 +125,10 @@ def print_recommendation(
     offer: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print the parameters, their figures beside all others, whether batching helps, the confidence, and how to deploy
-    them.
+    """Print a recommendation with the whole argument: figures beside all contenders, reasons, confidence, how
+    to deploy it.
 
-    `run` names the run and its age where nobody named it; `next_step` is what would establish what is open, `offer`
-    the options with which a longer search may find more; `deployment` is the command line, None where another dialect
-    follows.
+    `run`, `next_step`, `offer`, `deployment`: as in `print_answer`.
     """
     # Columns of the table of all contenders that go first where there is little room.
     dispensable = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
@@ -171,7 +175,7 @@ def print_recommendation(
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
-    """All that was tried, a row each; the letters of caveats follow the names."""
+    """Return the table of all contenders, with the letters of caveats behind the names."""
     headings, *rows = contenders_table(chosen)
     for whose, row in zip(marks.caveats, rows, strict=False):
         letters = marks.at(whose, "everything", "throughput", "latency", "server")
@@ -180,7 +184,8 @@ def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
 
 
 def _argument(chosen: Recommendation) -> Iterator[str]:
-    """Does batching help and why, how did the rule and the guide fare, is the SLO met, what limits now?"""
+    """Yield sentences: whether batching helps, why, how rule and guide compare, whether the SLO is met, what
+    limits the server."""
     yield words.why_sentence(chosen)
     yield from words.model_sentences(chosen)
     yield from words.named_sentences(chosen)
@@ -196,7 +201,7 @@ def _argument(chosen: Recommendation) -> Iterator[str]:
 
 
 def _search(chosen: Recommendation) -> Iterator[str]:
-    """Trials and time, what the search did, what qualifies the answer."""
+    """Yield lines on how many trials were made, what the search did, and what weakens the answer."""
     made = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
     yield " ".join([made, *(() if chosen.search is None else _searched(chosen.search))])
     yield from (f"Note: {text_of(note)}." for note in chosen.notes)
@@ -204,6 +209,7 @@ def _search(chosen: Recommendation) -> Iterator[str]:
 
 
 def _searched(search: SearchSummary) -> Iterator[str]:
+    """Yield sentences on how the search went: its plan, who named the runs, why it ended."""
     if plan := text_of(search.plan):
         yield f"The plan was {plan}."
     if search.proposals:
@@ -227,7 +233,8 @@ GAIN = "gain [least, most]"
 
 
 def compared_table(chosen: Recommendation) -> list[list[str]]:
-    """Return a table of what is recommended and of each reference, without their parameters."""
+    """Return a table, headings first: a row for the recommended configuration and one for each reference,
+    without parameters."""
     others = [
         (labels("references")[other.name], other, words.gain_cell(other))
         for other in words.other_references(chosen)
@@ -239,7 +246,8 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
 
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
-    """Return a table of all that was tried: what is recommended first, then the references, then the best."""
+    """Return a table of all that was tried, headings first: the recommended configuration, the references,
+    then the best."""
     first = ", ".join(filter(None, (RECOMMENDED, words.names_text(chosen.names))))
     others = (*words.other_references(chosen), *chosen.contenders)
     shown: list[_Row] = [
@@ -250,15 +258,16 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
 
 
 def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str]]:
-    """Return a table of all that was tried where nothing is recommended, in this order."""
+    """Return a table of all that was tried where nothing is recommended, headings first, in the order given."""
     return _table(_columns([(_name(other), other, "") for other in tried], objective=objective))
 
 
 _Row = tuple[str, Recommendation | Compared, str]
-"""Who named a configuration, its figures, and what is gained over it."""
+"""(who named a configuration, its figures, what is gained over it)."""
 
 
 def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
+    """Return the columns of a table of configurations, heading -> cells."""
     names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
@@ -284,7 +293,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def outside_text(others: Iterable[Compared]) -> str:
-    """Explain the star behind a name of the table; "" where there is none."""
+    """Return the line that explains the star behind a name in the table; "" where there is none."""
     return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
 
 
@@ -297,6 +306,7 @@ def _rate_headings(objective: str) -> list[str]:
 
 
 def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
+    """Return the cells of the rates: under objective capacity (held, missed), else the requests/s."""
     if objective != "capacity":
         return [tables.span(contender.throughput_rps)]
     if contender.capacity is None:

@@ -34,16 +34,19 @@ _SHOWN: Final = {
     "mean_batch_rows": "mean batch",
     "verdict": "SLO",
 }
+"""Column of a trial table -> heading, of the columns that are printed."""
 _NAMES: Final = {
     "max_batch_size": "size",
     "batch_timeout_micros": "µs",
     "num_batch_threads": "threads",
     "max_enqueued_batches": "queue",
 }
+"""Name of a batching parameter -> its short form in a table."""
 
 
 def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None = None) -> None:
-    """Print one line for each run, the newest first."""
+    """Print a line for each run in the order given, or with `json` one document `{"runs": […]}`, to stdout by
+    default."""
     if json:
         document = {"runs": [entry.to_dict() for entry in entries]}
         print(json_text.dumps(document, indent=2), file=stream or sys.stdout)
@@ -72,8 +75,9 @@ def print_trials(
     lower_is_better: bool = False,
     stream: TextIO | None = None,
 ) -> None:
-    """Print the trials, sorted by a column (best first), in the format that is asked for; `lower_is_better` is that of
-    the objective.
+    """Print the trials in the format `output`, sorted by column `sort`, the best first; None: in their order.
+
+    `lower_is_better`: for the objective, which decides the order of the column `objective`.
 
     Raises:
         UsageError: no such column, or Parquet to a terminal.
@@ -105,7 +109,9 @@ def print_trials(
 
 
 def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
-    """Sort trials by a column, or by `p95` or `throughput`: the best first, those without a value last.
+    """Return the trials sorted by a column, the best first, those without a value last.
+
+    `name`: a column, or a short name such as `p95`, `throughput`, `capacity` or `time`.
 
     Raises:
         UsageError: no such column.
@@ -129,8 +135,8 @@ def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
 
 
 def short_label(label: str | None) -> str:
-    """Shorten a configuration's label for a table to `size 8 · 500 µs · 2 threads`; of several models a part for
-    each."""
+    """Shorten a configuration's label for a table: `size 8 · 500 µs · 2 threads`; with several models a part
+    for each; None: ""."""
     return "; ".join(map(_short_part, (label or "").split("; ")))
 
 
@@ -148,7 +154,11 @@ def _short_part(part: str) -> str:
 
 
 def brief_labels(labels: Sequence[str]) -> tuple[list[str], str]:
-    """Return short labels without the parameters that all which set any have in common, and those parameters."""
+    """Return (labels, common): short labels without the parameters that all labels which set any share, and
+    these parameters.
+
+    common is "" where nothing is shared or a label would become empty.
+    """
     whole = [short_label(label) for label in labels]
     setting = [_words(label) for label in dict.fromkeys(labels) if "=" in label]
     if len(setting) < 2:
@@ -161,13 +171,13 @@ def brief_labels(labels: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _words(label: str) -> list[tuple[str, str]]:
-    """Each word of a label, with the model whose it is; "": all share it."""
+    """Return (model, `name=value`) for each word of a label; model "": all models share it."""
     parts = [part.rpartition(": ") for part in label.split("; ")]
     return [(model, word) for model, _, parameters in parts for word in parameters.split(" ")]
 
 
 def _label(words: Sequence[tuple[str, str]]) -> str:
-    """The inverse of `_words`."""
+    """Return the label with these words; the inverse of `_words`."""
     parts = {model: " ".join(word for own, word in words if own == model) for model, _ in words}
     return "; ".join(f"{model}: {text}" if model else text for model, text in parts.items())
 
@@ -181,7 +191,7 @@ def _finite(value: object) -> object:
 
 
 def _cells(trials: Table) -> list[list[str]]:
-    """Head and rows; columns without any value stay away."""
+    """Return headings and rows of texts for the columns of `_SHOWN` in which a trial has a value."""
     shown = {
         name: trials[name] for name in _SHOWN if any(value is not None for value in trials.get(name, ()))
     }

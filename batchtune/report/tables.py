@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """Write an estimate as `value [low, high]`, each times `scale`; a value alone when its interval is undefined.
+    """Write an estimate as `value [low, high]`, each times `scale`, with three digits; None: `–`.
 
-    Without an upper end `value [≥ low]`; without a value, as where too many requests failed, `≥ low`.
+    Without an interval the value alone; without an upper end `value [≥ low]`; with an infinite value, as
+    where too many requests failed, `≥ low`.
     """
     if estimate is None:
         return "–"
@@ -35,7 +36,10 @@ def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
 
 
 def span(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """Write the range of some runs, `8.90-9.40`, each end times `scale`; one figure where both ends read alike."""
+    """Write the range of some runs as `8.90-9.40`, each end times `scale`; one figure where both read alike.
+
+    Without an upper end `8.90 or more`; without a lower end, and for None, `–`.
+    """
     if estimate is None or not math.isfinite(estimate.low):
         return "–"
     low = three_digits(estimate.low * scale)
@@ -46,12 +50,12 @@ def span(estimate: Estimate | None, *, scale: float = 1.0) -> str:
 
 
 def milliseconds(estimate: Estimate | None) -> str:
-    """Write an estimate in seconds as milliseconds."""
+    """Write an estimate in seconds as milliseconds, in the form of `interval`, without the unit."""
     return interval(estimate, scale=1e3)
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """Write a factor: `×1.83 [1.79, 1.88]`, or `at least ×1.83` where it has no upper end."""
+    """Write a factor as `×1.83 [1.79, 1.88]`; `at least ×1.83` where it has no upper end; None: `–`."""
     if estimate is None:
         return "–"
     return (
@@ -60,7 +64,8 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def latency(estimate: Estimate | None) -> str:
-    """Write an estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
+    """Write an estimate in seconds with its unit, s from 1 s on, else ms: `2.10 [1.90, 2.40] s`; None or nan:
+    `–`."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
     told_s = estimate.value if math.isfinite(estimate.value) else estimate.low
@@ -70,7 +75,7 @@ def latency(estimate: Estimate | None) -> str:
 
 
 TABLE_WIDTH: Final = 100
-"""Of tables where there is no terminal: the view of a CI job wraps what is wider."""
+"""Columns of a table where there is no terminal: CI systems wrap what is wider."""
 
 _GAP: Final = 2
 _NUMBER: Final = re.compile(r"[×≤≥+−-]?\d")
@@ -85,10 +90,11 @@ def print_rows(
     dispensable: Sequence[str] = (),
     elsewhere: str = "--json has them",
 ) -> None:
-    """Prints headings and rows as a table that fits the stream (default: stdout).
+    """Print headings and rows as a table that fits the stream (default: stdout).
 
-    A column without any value is left out, then columns of `dispensable`, in that order, as the width calls for, which
-    a line below says; what is left is printed whole: a figure that is cut off misleads.
+    Columns without any value are left out. Then those of `dispensable` go, in that order, until the rest
+    fits; a line below names them, with `elsewhere`, where to find them. Other columns are printed whole even
+    where they do not fit.
     """
     filled = without_empty_columns(rows)
     names = [name for name in dispensable if name in filled[0]]
@@ -104,7 +110,7 @@ def print_rows(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write a line for each row: columns of numbers aligned to the right, the first one and those of words to the
+    """Return a line of text for each row, its columns padded to one width: numbers to the right, words to the
     left."""
     columns = list(zip(*rows, strict=True))
     to_right = [at > 0 and any(map(_NUMBER.match, cells[1:])) for at, cells in enumerate(columns)]
@@ -121,7 +127,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Headings and rows as a table in Markdown, a line each."""
+    """Return headings and rows as the lines of a Markdown table."""
     rule = ["---", *("---:" for _ in rows[0][1:])]
     return [
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
@@ -130,7 +136,7 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return headings and rows without the columns in which no row has a value; the first one stays."""
+    """Return headings and rows without the columns in which no row has a value (`–`); the first column stays."""
     kept = [
         at
         for at in range(len(rows[0]))
@@ -142,7 +148,8 @@ def without_empty_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 def rows_that_fit(
     rows: Sequence[Sequence[str]], *, width: int, dispensable: Sequence[int]
 ) -> list[list[str]]:
-    """Return the rows without as many of the `dispensable` columns, in that order, as the width requires."""
+    """Return the rows without as many of the `dispensable` columns (indices), in that order, as `width`
+    characters require."""
     kept = list(range(len(rows[0])))
     for column in dispensable:
         if sum(max(len(row[index]) for row in rows) + _GAP for index in kept) - _GAP <= width:
@@ -154,9 +161,10 @@ def rows_that_fit(
 def print_text(
     *texts: str, stream: TextIO | None = None, indent: str = "  ", bold: bool = False, whole: bool = False
 ) -> None:
-    """Prints paragraphs on the stream (default: stdout), each with its further lines indented.
+    """Print paragraphs on the stream (default: stdout), wrapped to its width; further lines begin with
+    `indent`.
 
-    `whole`: lines as they are, such as rows of a table and commands to copy.
+    `whole`: print them as they are, such as rows of a table or commands to copy.
     """
     console, width = console_on(stream), text_width(stream)
     for text in texts:
@@ -165,10 +173,10 @@ def print_text(
 
 
 def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
-    """Make a rich console on the stream (default: stdout), at least `wide` columns: a narrow terminal wraps a table,
-    nothing cuts it.
+    """Make a rich console on the stream (default: stdout), at least `wide` columns wide, so that nothing is
+    cut off.
 
-    Brackets and colons are text: a variant may be called `m[int8]`.
+    Markup is off: a variant may be called `m[int8]`.
     """
     from rich.console import Console
 
@@ -177,12 +185,12 @@ def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
 
 
 def width_of(stream: TextIO | None = None) -> int:
-    """Number of columns that a table may take on the stream (default: stdout)."""
+    """Return how many columns a table may take on the stream (default: stdout)."""
     return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else TABLE_WIDTH
 
 
 def text_width(stream: TextIO | None = None) -> int:
-    """Number of columns that paragraphs may take on the stream (default: stdout)."""
+    """Return how many columns a paragraph may take on the stream (default: stdout)."""
     # A terminal's paragraphs are at least and at most so wide.
     # Where there is no terminal.
     log_width = 80
@@ -195,9 +203,9 @@ def text_width(stream: TextIO | None = None) -> int:
 
 
 def paragraph(text: str, *, width: int, indent: str = "  ") -> str:
-    """The text in lines of at most `width` characters, all but the first indented.
+    """Wrap the text to lines of at most `width` characters, all but the first behind `indent`.
 
-    Long words stay whole, and a number stays with its unit.
+    Words stay whole, so that a long one may exceed the width, and a number stays with its unit.
     """
     filled = textwrap.fill(
         _UNIT.sub(_TIE, text),

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from batchtune.twin.model.twin import Prediction, Twin
 
 PATIENCE_S: Final = 1.0
-"""What takes longer says what it is doing."""
+"""Seconds after which work that still runs says what it is doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """One configuration under one load, and what the twin expects of it.
+    """One configuration under one load, and what the twin predicts.
 
-    `measured`: the rates that it held and missed, to which the twin was held; `twin_rps`: what the twin says itself.
+    `measured`: the rates that runs of this configuration held and missed; the twin was scaled to agree with
+    them. `twin_rps`: the highest rate by the twin before that. Both None where no run says.
     """
 
     configuration: Configuration
@@ -42,7 +43,8 @@ class Simulated:
 
 @contextmanager
 def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> Iterator[None]:
-    """Say on stderr what is being done, once it has taken a second."""
+    """Return a context manager that prints `text` on stderr (or `stream`) once its block has taken
+    PATIENCE_S."""
     timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} …", stream))
     timer.daemon = True
     if not quiet:
@@ -62,7 +64,11 @@ def print_simulations(
     notes: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """One row a point; a star marks what lies outside the calibrated range, or is overload."""
+    """Print a table with a row for each point, then the twin's accuracy, notes and measured rates.
+
+    `base`: what --set starts from. A star marks a row outside of the calibrated range or in overload; a line
+    below says why.
+    """
     # Configurations of which the measured rates stand below the table; `--json` has them all.
     measured_most = 8
     load = "clients" if points[0].traffic.closed else "offered /s"
@@ -88,7 +94,8 @@ def print_simulations(
 def print_plan(
     plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path, stream: TextIO | None = None
 ) -> None:
-    """The number of replicas first, then what each gets, what to expect and how sure it is."""
+    """Print how many replicas a plan needs, then what each gets, the predicted latencies, and how accurate
+    that is."""
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
     latencies = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in plan.latency_s.items())
     label = "extrapolated: " if plan.extrapolated else ""
@@ -123,7 +130,7 @@ def print_plan(
 
 
 def accuracy_text(twin: Twin) -> str:
-    """How far off its predictions were, as a clause for somebody who knows no search."""
+    """Return a clause on how far off the twin's predictions were for trials that it was not calibrated from."""
     error = twin.error
     if not error.left_out or math.isnan(error.mape):
         return "too few different trials to test the model of the server on any that it had not seen"
@@ -140,7 +147,11 @@ def accuracy_text(twin: Twin) -> str:
 
 
 def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
-    """`measured to hold 9,340 requests/s, and less than 11,200`, and what the twin says if that lies outside."""
+    """Return a clause on the rates that one replica held and missed, and on the twin's own where that lies
+    outside of them.
+
+    `not measured` where either argument is None.
+    """
     if measured is None or twin_rps is None:
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
@@ -160,6 +171,7 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
 
 
 def _left(plan: ReplicaPlan) -> int:
+    """Return how many replicas of a plan are up when as many as may fail are down."""
     return plan.advised - (0 if plan.failure is None else plan.failure.down)
 
 

@@ -29,25 +29,31 @@ from batchtune.units import counted, percentage, rounded
 
 
 def limit_word(bottleneck: Bottleneck | None) -> str:
-    """One word for a table cell; a dash where nothing was measured."""
+    """Return what limits the server as one or two words for a table; `–` for None, not measured."""
     return "–" if bottleneck is None else bottleneck.kind.replace("_", " ")
 
 
 def limit_title(bottleneck: Bottleneck | None) -> str:
-    """What limits, as the subject of a sentence."""
+    """Return what limits the server, as the subject of a sentence; None counts as no limit found."""
     return labels("limits")["none" if bottleneck is None else bottleneck.kind]
 
 
 def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "") -> str:
-    """What limits, by which figures, and what to do about it: to follow the label `Bottleneck`; `at`: where these are
-    measured."""
+    """Return what limits the server, by which figures, and what to do, as text behind the label `Bottleneck`.
+
+    `at`: where the figures were measured, such as `at 8 `.
+    """
     advice = capitalised(text_of(bottleneck.advice))
     return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}. {advice}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
+    """An answer at the head of a page: a question, the answer in a few words, and lines below it.
+
+    `pairs`: names and values, such as parameters, shown below the headline. `tone`: "good", "open", "bad", or
+    "" for none.
+    """
 
     question: str
     headline: str
@@ -57,7 +63,7 @@ class Fact:
 
 
 def limit_fact(bottleneck: Bottleneck | None) -> Fact:
-    """What limits, why, and what to do about it."""
+    """Return the answer to "What limits it?": what, why, and what to do; None: not known."""
     if bottleneck is None:
         lines: tuple[str, ...] = ("The server reports too little.",)
         return Fact(question="What limits it?", headline="Not known", lines=lines)
@@ -66,13 +72,13 @@ def limit_fact(bottleneck: Bottleneck | None) -> Fact:
 
 
 def fact_text(fact: Fact) -> str:
-    """The question and its whole answer as one paragraph."""
+    """Return the question and its whole answer as one paragraph."""
     texts = (fact.headline, *(f"{name} {value}" for name, value in fact.pairs), *fact.lines)
     return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in texts)])
 
 
 def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
-    """With as many lines each as the first screen has room for."""
+    """Return the answers with at most `most` lines each; the last line then says how many more there are."""
     return tuple(
         fact
         if len(fact.lines) <= most
@@ -82,7 +88,7 @@ def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop; empty stays empty."""
+    """Return the text with a capital letter and a full stop; "" stays ""."""
     text = text.strip().rstrip(".")
     return f"{capitalised(text)}." if text else ""
 
@@ -96,7 +102,11 @@ NO_DIFFERENCE: Final = "no measurable difference"
 def workload(
     scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True, brief: bool = False
 ) -> str:
-    """What was asked: model, protocol, size of a request, traffic; the SLO and the objective beside it."""
+    """Describe what was measured in one line: model, protocol, rows per request, traffic, SLO, CPUs,
+    objective.
+
+    `with_slo` False: without SLO and objective. `brief`: fewer words.
+    """
     rows = f"{counted(chosen.rows_per_request, 'row')} per request"
     if chosen.concurrency is not None:
         traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
@@ -114,19 +124,24 @@ def workload(
 
 
 def models_text(scenario: Scenario) -> str:
-    """What is served: the model, or several."""
+    """Return the name of the model that is served; several joined by ` + `."""
     names = [own.name for own in scenario.target.models] or [served_name(scenario.target.model)]
     return " + ".join(names)
 
 
 def _at_rate(scenario: Scenario) -> str:
-    """The mean rate that was asked for; of a capacity it is the answer, and some patterns have none."""
+    """Return ` at 500/s`, the mean rate that the scenario asks for; "" for a capacity, which is the answer,
+    and without a rate."""
     rate_rps = None if scenario.objective == "capacity" else scenario.load.rate_rps
     return "" if rate_rps is None else f" at {rounded(rate_rps)}/s"
 
 
 def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
-    """Name and value of each parameter that is set, flags too, in the server's words and units, in the file's order."""
+    """Return (name, value) of each batching parameter and flag that is set, in the server's own words and
+    units.
+
+    In the order of the server's file; those of one of several models as `MODEL: name`.
+    """
     batching = {} if configuration.batching is None else to_dict(configuration.batching)
     named = []
     for name, ours in batching.items():
@@ -143,7 +158,8 @@ def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
 
 
 def name_without_parameters(configuration: Configuration) -> str | None:
-    """What a configuration is called that sets no batching parameter; None: it sets some."""
+    """Return what to call a configuration that sets no batching parameter: "no batching", "the server's
+    defaults"; else None."""
     if configuration.batching is None:
         return reference_text("no_batching")
     sets_others = configuration.dialect == "http" and bool(configuration.flags)
@@ -152,19 +168,20 @@ def name_without_parameters(configuration: Configuration) -> str | None:
 
 
 def reference_text(name: str) -> str:
-    """What a reference is called within a sentence."""
+    """Return what to call a reference, such as `no_batching`, within a sentence."""
     return "the server's defaults" if name == "defaults" else labels("references")[name]
 
 
 def other_references(chosen: Recommendation) -> list[Compared]:
-    """The references that are not themselves recommended, each configuration once."""
+    """Return the references that are not the recommended configuration, each configuration once."""
     by_configuration = {reference.configuration: reference for reference in reversed(chosen.references)}
     by_configuration.pop(chosen.configuration, None)
     return list(reversed(by_configuration.values()))
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Who named a contender: `no batching, rule`; empty for a point of the space that nobody else named."""
+    """Return who named a contender, such as `no batching, rule`; "" for a point of the space that nobody else
+    named."""
     return ", ".join(text for name, text in labels("names").items() if name in set(names))
 
 
@@ -175,7 +192,11 @@ Outcome = Literal["open", "misses", "unknown", "none", "gained"]
 
 
 def outcome_of(other: Compared) -> Outcome:
-    """How another configuration fares: it may be better (open), misses the SLO, or is beaten measurably (gained)."""
+    """Return how another configuration compares with the recommended one.
+
+    "open": it may be better. "misses": it misses the SLO. "unknown": no ratio is known. "none": no measurable
+    difference. "gained": the recommended one differs measurably.
+    """
     if other.open:
         return "open"
     if not other.keeps and other.capacity is None:
@@ -190,7 +211,8 @@ def _gained(gain: Estimate | None) -> Outcome:
 
 
 def gain_text(gain: Estimate | None) -> str:
-    """`×2.10 [1.80, 2.50]`, `at least ×9.00`, or that there is no measurable difference."""
+    """Write a gain: `×2.10 [1.80, 2.50]`, `at least ×9.00`, `no measurable difference`, or `–` where it is
+    not known."""
     outcome = _gained(gain)
     if gain is None or outcome == "unknown":
         return "–"
@@ -200,7 +222,7 @@ def gain_text(gain: Estimate | None) -> str:
 
 
 def gain_cell(other: Compared) -> str:
-    """How the recommended configuration compares with another one, for a table."""
+    """Return the gain over another configuration as a cell of a table, in a few words."""
     match outcome_of(other):
         case "open":
             return "may be better"
@@ -213,7 +235,8 @@ def gain_cell(other: Compared) -> str:
 
 
 def gain_sentences(chosen: Recommendation) -> Iterator[str]:
-    """The gain over what runs now; where nothing does, over no batching and the defaults."""
+    """Yield sentences on what is gained over the configuration that runs now; without one, over no batching
+    and the defaults."""
     others = other_references(chosen)
     if "present" in chosen.names:
         yield "None: this is what runs now."
@@ -240,7 +263,8 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
 
 
 def _gained_what(chosen: Recommendation) -> str:
-    """Of several models a latency is how far the tightest of all limits is away."""
+    """Return what is gained, such as `capacity over`; for the latency of several models, room in the tightest
+    of all limits."""
     is_room = chosen.models and chosen.objective == "latency"
     return "more room in the tightest limit than" if is_room else labels("gained")[chosen.objective]
 
@@ -249,25 +273,32 @@ def _gained_what(chosen: Recommendation) -> str:
 
 
 def quantile_of(chosen: Recommendation) -> str:
-    """The quantile that the SLO limits and that was measured; else p95."""
+    """Return the name of the quantile to state: the first that the SLO limits and the runs measured, else
+    p95."""
     return next((name for name in chosen.slo if name in chosen.latency_s), "p95")
 
 
 def runs_text(chosen: Recommendation, runs: int) -> str:
-    """`3 confirmation runs`, `2 runs of the search`, or `5 runs` where some were made after the choice."""
+    """Return how many runs of which kind: `3 confirmation runs`, `2 runs of the search`, or `5 runs` where
+    both are meant."""
     if chosen.confirmations == chosen.runs:
         return counted(runs, "confirmation run")
     return counted(runs, "run") + ("" if chosen.confirmations else " of the search")
 
 
 def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
-    """`8.90-9.40 ms in 3 confirmation runs`, with what it means where it is a prediction."""
+    """Return the range of a latency over its runs, `8.90-9.40 ms in 3 confirmation runs`; says so where it is
+    a prediction."""
     meaning = " (95 % of further runs)" if chosen.interval == "prediction" else ""
     return f"{_duration_span(chosen.latency_s.get(quantile))} in {runs_text(chosen, runs)}{meaning}"
 
 
 def figures_sentence(chosen: Recommendation) -> str:
-    """The capacity, or requests/s and p95: `Capacity 84,600/s held in 3 of 3 confirmation runs (p95 9.40 ms)`."""
+    """State the recommended configuration's figures: `Capacity 84,600/s held in 3 of 3 confirmation runs (p95
+    9.40 ms); …`.
+
+    Under other objectives than capacity, requests/s and a latency quantile.
+    """
     if chosen.models:
         return _figures_of_models(chosen)
     quantile = quantile_of(chosen)
@@ -279,7 +310,8 @@ def figures_sentence(chosen: Recommendation) -> str:
 
 
 def _figures_of_models(chosen: Recommendation) -> str:
-    """`At ×1.5 of the stated rates, all models together: capacity 690/s held in 3 of 3 confirmation runs; …`"""
+    """State the figures for several models: `At ×1.5 of the stated rates, all models together: capacity 690/s
+    held in …`."""
     at = f"At ×{rounded(chosen.scale)} of the stated rates, all models together"
     if chosen.capacity is not None:
         return f"{at}: {capacity_text(chosen.capacity)}."
@@ -289,7 +321,11 @@ def _figures_of_models(chosen: Recommendation) -> str:
 
 
 def model_sentences(chosen: Recommendation) -> Iterator[str]:
-    """What each of several models gets, what it got alone, and whether what is best for each alone would have done."""
+    """Yield, for each of several models, what it gets and what it got when it was searched alone.
+
+    The last sentence says how the best configurations of all alone, put together, compare with the
+    recommended one.
+    """
     for model in chosen.models:
         gets = f"{model.name} gets {rounded(model.rate_rps)}/s"
         if model.alone is None:
@@ -312,7 +348,11 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def capacity_text(capacity: Capacity, latency: str = "") -> str:
-    """`capacity 84,600/s held in 3 of 3 confirmation runs (p95 8.90-9.40 ms); missed at 99,600/s`."""
+    """State a capacity and where it ends: `capacity 84,600/s held in 3 of 3 confirmation runs (p95 …); missed
+    at 99,600/s`.
+
+    `latency`: the text in brackets.
+    """
     runs = capacity.held + capacity.missed
     if capacity.by_loops:
         how = "by closed loops alone"
@@ -331,7 +371,8 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
-    """`p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4 ms, 53 % to spare).`"""
+    """State a limit of the SLO and how it was met: `p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4
+    ms, …).`"""
     head = f"{limit_words(promise.name, promise.limit_s)}:"
     met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}"
     worst = f"worst {value_words(promise.name, promise.worst_s)}"
@@ -348,7 +389,7 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
 
 
 def _duration_span(estimate: Estimate | None) -> str:
-    """A range of seconds in the unit that fits it: `8.90-9.40 ms`."""
+    """Write a range of seconds with its unit, s from 1 s on, else ms: `8.90-9.40 ms`, `8.90 ms or more`."""
     unit, scale = ("ms", 1e3)
     if estimate is not None and estimate.low >= 0.9995:
         unit, scale = ("s", 1.0)
@@ -361,7 +402,7 @@ def _duration_span(estimate: Estimate | None) -> str:
 
 
 def why_sentence(chosen: Recommendation) -> str:
-    """Whether batching helps, and why; of streams, which limit is met first."""
+    """State whether batching helps, and why; with limits on streamed tokens, which limit is nearest."""
     if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
         return _streams_sentence(chosen.promises)
     no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
@@ -370,7 +411,8 @@ def why_sentence(chosen: Recommendation) -> str:
 
 
 def _streams_sentence(promises: Sequence[Promise]) -> str:
-    """`At that rate the time to the first token (ttft_p95) is nearest to its limit: 480 ms of 500 ms; …`."""
+    """State the limit of streamed tokens that is nearest, then the others: `At that rate the time to the
+    first token …`."""
     first, *others = sorted(promises, key=lambda promise: promise.spare_ratio)
     what = next(
         (words for name, words in labels("stream_limits").items() if first.name.startswith(name)),
@@ -385,7 +427,7 @@ def _streams_sentence(promises: Sequence[Promise]) -> str:
 
 
 def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
-    """What keeps an answer from being confirmed, as a clause."""
+    """Return a clause on one thing that keeps the answer from being confirmed."""
     met = _met(chosen)
     match question.code:
         case "no_run":
@@ -410,7 +452,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
 
 
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
-    """What the recommendation drops of what runs now, and whether the server seems to ignore its parameters."""
+    """Yield what weakens the answer: fields of a Triton model that it drops, a server that seems to ignore
+    its parameters."""
     if chosen.drops:
         yield (
             f"The recommendation drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
@@ -428,7 +471,8 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def confidence_sentence(chosen: Recommendation) -> str:
-    """Whether it is confirmed: the confirmation runs that say so, or every open question."""
+    """State `confirmed: …`, with the confirmation runs behind it, or `not confirmed: …`, with every open
+    question."""
     if not chosen.established:
         return f"not confirmed: {'; '.join(question_text(question, chosen) for question in chosen.open_questions)}."
     held, runs = _confirmed(chosen)
@@ -439,26 +483,30 @@ def confidence_sentence(chosen: Recommendation) -> str:
 
 
 def _met(chosen: Recommendation) -> str:
-    """What a run did that counts: it met the SLO, or, where no latency is limited, the limit on errors."""
+    """Return what a good run did: `met the SLO`; without a limit on latency, what it kept of errors, or
+    `succeeded`."""
     if any(name != "errors" for name in chosen.slo):
         return "met the SLO"
     return f"had at most {percentage(chosen.slo['errors'])} errors" if "errors" in chosen.slo else "succeeded"
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
-    """That a longer search may find more: an offer, where nothing that was tried is open."""
+    """Yield that a longer search may find more, with `offer`, the options for one; nothing where the answer
+    is not confirmed."""
     if chosen.established and chosen.may_find_more:
         yield "A longer search may find more" + (f": `{offer}`." if offer else ".")
 
 
 def _confirmed(chosen: Recommendation) -> tuple[int, int]:
+    """Return (confirmation runs that met every limit, confirmation runs)."""
     if chosen.capacity is not None:
         return chosen.capacity.held, chosen.capacity.held + chosen.capacity.missed
     return min((promise.kept for promise in chosen.promises), default=chosen.runs), chosen.runs
 
 
 def named_sentences(chosen: Recommendation) -> Iterator[str]:
-    """How the throughput × interval rule's own contender fared, and the tuning guide's."""
+    """Yield how the configurations that the throughput × interval rule and the tuning guide name compare with
+    the recommended one."""
     rule = "" if chosen.rule is None else f" ({text_of(chosen.rule)})"
     for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
         if name in chosen.names:
@@ -472,12 +520,13 @@ def named_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def _named(chosen: Recommendation, name: str) -> Compared | None:
+    """Return the configuration that was measured and that `name`, such as "rule", names; None without one."""
     tried: Sequence[Compared] = (*chosen.references, *chosen.contenders)
     return next((other for other in tried if name in other.names), None)
 
 
 def _fared(chosen: Recommendation, other: Compared) -> str:
-    """What it gave, and what is gained over it."""
+    """Return a clause on what another configuration gave, and what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
         gave = f"it held {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
@@ -501,12 +550,12 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
 
 
 def capitalised(text: str) -> str:
-    """With a capital at the beginning, and the rest as it is."""
+    """Return the text with its first letter as a capital."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def requests_text(rows: float | None) -> str:
-    """How large the requests are."""
+    """Return the size of requests: `requests of 8 rows`; `requests` where it is not known."""
     if rows is None:
         return "requests"
     shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else rounded(rows)

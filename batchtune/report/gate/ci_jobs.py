@@ -18,23 +18,29 @@ JOB_FILES: Final[dict[Host, str]] = {
     "github": ".github/workflows/batchtune.yml",
     "gitlab": ".gitlab-ci.batchtune.yml",
 }
+"""Host of the repository -> path at which it expects the CI job."""
 
 
 class _JobTemplate(Template):
-    """`@name` is filled in: `$` is the shell's and the runner's."""
+    """A template in which `@name` is filled in, because the shell and the CI system use `$`."""
 
     delimiter = "@"
 
 
 _TORCH_FOR_CPUS: Final = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""PyPI's brings gigabytes of CUDA, for which hosted runners have no GPU."""
+"""Command that installs PyTorch for CPUs: PyPI's build brings gigabytes of CUDA, of no use on hosted runners.
+"""
 
 
 def job_text(
     host: Host, *, path: str, scenario: str, model: str, usual: str, minutes: int, extras: Sequence[str] = ()
 ) -> str:
-    """Write the file of a CI job for the scenario at `path`; `scenario` is that path and `model` its model, as a
-    shell takes them, `extras` are those of the framework that runs it."""
+    """Return the text of a CI job that checks every change by a scenario.
+
+    `path`: of the scenario's file. `scenario`, `model`: that path and its model's, quoted for a shell.
+    `usual`: how long a check usually takes, in words. `minutes`: after which the host ends the job. `extras`:
+    of batchtune's package.
+    """
     template = Path(__file__).with_name(f"{host}_job.yml").read_text(encoding="utf-8")
     package = f"batchtune[{','.join(extras)}]" if extras else "batchtune"
     install = f"pip install {shlex.quote(package)}"

@@ -25,8 +25,11 @@ _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 
 
 def junit_xml(account: Account) -> str:
-    """Write a check as JUnit XML: one test case for each gate, or one where there is none; a gate that is open or
-    void is skipped."""
+    """Return a check as JUnit XML, a test case for each gate; a gate that is undecided or void is skipped.
+
+    One more case stands for the whole check where no gate does, or the verdict is INVALID, INCOMPARABLE or
+    SLO MISSED.
+    """
     cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
     conclusion = account.conclusion
     if not cases or conclusion.verdict in _ERRORS or conclusion.verdict == "SLO MISSED":
@@ -48,7 +51,7 @@ def junit_xml(account: Account) -> str:
 
 
 def markdown(account: Account) -> str:
-    """Write a check as Markdown, for a job's summary or a comment."""
+    """Return a check as Markdown, for a CI job's summary or a comment."""
     lines = [
         f"### {account.conclusion.verdict}: `{account.scenario}`",
         "",
@@ -62,12 +65,14 @@ def markdown(account: Account) -> str:
 
 
 def comment(account: Account) -> str:
-    """Write a check as Markdown behind a marker, by which a CI step finds the comment that it is to update."""
+    """Return a check as Markdown behind an HTML comment, by which a CI step finds the comment that it is to
+    update."""
     return f"<!-- batchtune:{re.sub(r'[^A-Za-z0-9._]+', '-', account.scenario)} -->\n{markdown(account)}"
 
 
 def github_annotations(account: Account, *, file: str) -> list[str]:
-    """Write a check as GitHub workflow commands: an error for what fails the job, a warning for what is open."""
+    """Return a check as GitHub workflow commands: errors for what fails the job, warnings for what is
+    undecided; OK: none."""
     verdict = account.conclusion.verdict
     if verdict in ("OK", "IMPROVED"):
         return []
@@ -77,7 +82,7 @@ def github_annotations(account: Account, *, file: str) -> list[str]:
 
 
 def code_quality(account: Account, *, file: str) -> str:
-    """Write a check as GitLab's code quality report: an issue for each message."""
+    """Return a check as GitLab's code quality report in JSON: an issue for each message, none for OK."""
     severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
         account.conclusion.verdict, "major"
     )
@@ -96,7 +101,7 @@ def code_quality(account: Account, *, file: str) -> str:
 
 
 def _messages(account: Account) -> dict[str, str]:
-    """By the figure that they are about; one of the verdict where no figure makes it."""
+    """Return figure -> text for each figure that makes the verdict; where none does, verdict -> its text."""
     conclusion = account.conclusion
     state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
     flagged = (finding for finding in conclusion.findings if finding.state == state)
@@ -108,6 +113,7 @@ def _messages(account: Account) -> dict[str, str]:
 
 
 def _gate_case(account: Account, finding: Finding) -> ET.Element:
+    """Return the test case of one gate."""
     case = ET.Element(
         "testcase", name=finding.gate.name, classname=_xml(f"batchtune.{account.scenario}"), time="0"
     )
@@ -130,6 +136,7 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
 
 
 def _whole_case(account: Account) -> ET.Element:
+    """Return the test case of the whole check."""
     verdict = account.conclusion.verdict
     case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
     text = _xml(statement.headline(account))
@@ -142,18 +149,20 @@ def _whole_case(account: Account) -> ET.Element:
 
 
 def _plain(text: str) -> str:
-    """One line, without what Markdown would take for HTML."""
+    """Return the text as one line, with `<` escaped, which Markdown would take for HTML."""
     return " ".join(text.split()).replace("<", "&lt;")
 
 
 def _xml(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
+    """Return the text with `?` in place of each control character that XML cannot hold."""
     return _NOT_IN_XML.sub("?", text)
 
 
 def _message(text: str) -> str:
+    """Escape a text for a GitHub workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
+    """Escape a property of a GitHub workflow command."""
     return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -32,22 +32,26 @@ UNITS: Final = {
     "gpu_memory": ("GPU memory MiB", 2.0**-20),
     "startup": ("start-up s", 1.0),
 }
-"""Heading and scale of each figure."""
+"""Figure -> (heading with the unit, factor that turns the stored value into that unit)."""
 
 
 STATES: Final = {"open": "undecided", "kept": "met"}
-"""Words for states of gates and limits that are not their own."""
+"""State of a gate or limit -> word for it, where that differs."""
 
 
 def unit_of(figure: str) -> tuple[str, float]:
-    """Return heading and scale of a gate's figure by the gate's name, such as `ranker: p95 ms`."""
+    """Return (heading with the unit, factor that turns the stored value into that unit) of a gate's figure.
+
+    `figure`: the gate's name; `p95` gives (`p95 ms`, 1000), `ranker:p95` gives (`ranker: p95 ms`, 1000).
+    """
     model, _, metric = figure.rpartition(":")
     title, scale = UNITS[metric]
     return f"{model}: {title}" if model else title, scale
 
 
 def print_check(account: Account, *, stream: TextIO | None = None) -> None:
-    """Print the outcome of a check, at most fifteen lines of one model."""
+    """Print a check: verdict, a row for each gate, where a change comes from, what to do next. With one model
+    ≤ 15 lines."""
     print_text(headline(account), stream=stream, indent="      ")
     if account.conclusion.findings:
         print_rows(gate_table(account), stream=stream)
@@ -60,12 +64,13 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
 
 
 def headline(account: Account) -> str:
-    """Write verdict and outcome: `REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    """Return verdict and outcome: `REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
     return f"{account.conclusion.verdict}  {outcome(account)}"
 
 
 def outcome(account: Account) -> str:
-    """Write what was compared and found: `candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    """Return what was compared and what was found: `candidate against baseline: throughput −4.9 % (margin 2
+    %)`."""
     conclusion = account.conclusion
     head = f"{account.candidate} against {account.baseline}"
     if conclusion.reason is not None:
@@ -78,13 +83,13 @@ def outcome(account: Account) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """Write the change of one gate with its margin: `throughput −4.9 % (margin 2 %)`."""
+    """Return the change of one gate with its margin: `throughput −4.9 % (margin 2 %)`."""
     margin = margin_text(finding.gate, finding.margin)
     return f"{finding.gate.name} {change_text(finding, ends=False)} (margin {margin})"
 
 
 def gate_table(account: Account) -> list[list[str]]:
-    """The headings, and a row for each gate; empty where no gate was judged."""
+    """Return a table, headings first, with a row for each gate; empty where no gate was judged."""
     conclusion = account.conclusion
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
     headings = ["figure", account.baseline, account.candidate, "median of pairs", "margin", "verdict"]
@@ -95,7 +100,8 @@ def gate_table(account: Account) -> list[list[str]]:
 
 
 def closing(account: Account) -> list[tuple[str, str]]:
-    """Return reason, test, next step and note of a check, each with its label, as far as there is one."""
+    """Return the last lines of a check as (label, text): Why, Test, Next, Note; those without a text are left
+    out."""
     conclusion, attribution = account.conclusion, account.attribution
     is_tested = conclusion.findings and not conclusion.is_void
     lines = {
@@ -108,7 +114,7 @@ def closing(account: Account) -> list[tuple[str, str]]:
 
 
 def test_text(account: Account) -> str:
-    """Describe what was measured, and with which error rate; for runs of two sessions none can be stated."""
+    """Return how many blocks were measured, and with which error rate; none is stated for a stored baseline."""
     conclusion = account.conclusion
     over = f"over {counted(len(conclusion.findings), 'gate')}"
     rare = f"in at most {rounded(conclusion.error_rate * 100)} % of checks {over}"
@@ -123,7 +129,8 @@ def test_text(account: Account) -> str:
 
 
 def attribution_text(attribution: Attribution) -> str:
-    """Describe which parts of a request's time changed, in the order of its way, with the one that changed most."""
+    """Return which parts of a request's time changed, in the order in which a request passes them, and the
+    cause."""
     if not attribution.parts:
         return "the server reports nothing about its batches, so the cause is not known"
     largest = attribution.largest
@@ -148,7 +155,7 @@ def _part_text(part: Part) -> str:
 
 
 def account_document(account: Account) -> dict[str, Any]:
-    """Return a check's account for JSON, its findings as texts."""
+    """Return a check for --json and check.json: `Account.to_dict` with its findings as sentences."""
     document: dict[str, Any] = worded(account.to_dict())
     if account.attribution is not None:
         document["attribution"]["text"] = attribution_text(account.attribution)
@@ -156,7 +163,7 @@ def account_document(account: Account) -> dict[str, Any]:
 
 
 def limit_text(finding: LimitFinding) -> str:
-    """Write a figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
+    """Return a figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
     metric, figure = finding.limit.metric, finding.figure
 
     def shown(value: float) -> str:
@@ -171,7 +178,7 @@ def limit_text(finding: LimitFinding) -> str:
 
 
 def advice_text(account: Account) -> str:
-    """Say what would settle an open check, or what follows from a clear one; "" for nothing."""
+    """Return what would decide an undecided check, or what follows from a regression; "" for nothing."""
     conclusion = account.conclusion
     match conclusion.verdict:
         case "REGRESSED":
@@ -185,8 +192,11 @@ def advice_text(account: Account) -> str:
 
 
 def change_text(finding: Finding, *, ends: bool = True) -> str:
-    """Write a change with its interval: `−4.9 % [−5.4, −4.3]`, or `−4.9 % (at least −5.4)` where the blocks give no
-    upper end."""
+    """Return the change of a gate with its interval: `−4.9 % [−5.4, −4.3]`; `−4.9 % (at least −5.4)` without
+    an upper end.
+
+    `ends` False: without the interval.
+    """
     change = finding.change
     unit = "points" if finding.gate.is_absolute else "%"
     value = f"{_signed(change.value)} {unit}"
@@ -200,8 +210,11 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
 
 
 def _settling(account: Account) -> str:
-    """What may clear the open gates. --max-regress replaces all gates, so that it names those that are clear as well;
-    a stored baseline has no more runs, and none of a longer load."""
+    """Return what may decide the gates that are undecided.
+
+    --max-regress replaces all gates, so that the text names those that are decided too. A stored baseline has
+    no more runs to compare with.
+    """
     conclusion = account.conclusion
     measured = [finding for finding in conclusion.findings if finding.state != "not measured"]
     widest: dict[str, float] = {}  # one margin for a figure of all models
@@ -219,7 +232,7 @@ def _settling(account: Account) -> str:
 
 
 def _wider(finding: Finding) -> float:
-    """Twice the margin of a gate that is open, else its own."""
+    """Return twice the margin of a gate that is undecided, at most 0.99; else its margin."""
     margin = finding.gate.margin
     return min(2 * margin, 0.99) if finding.state == "open" else margin
 
@@ -255,13 +268,13 @@ def _state_text(finding: Finding) -> str:
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:
-    """The findings that make the verdict."""
+    """Return the findings that make the verdict."""
     state = {"REGRESSED": "regressed", "IMPROVED": "improved", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
     return [finding for finding in conclusion.findings if finding.state == state]
 
 
 def _asked_in_vain(conclusion: Conclusion) -> list[str]:
-    """Figures that somebody asked for and no run gave."""
+    """Return the names of gates that the user asked for and no run measured."""
     return [
         finding.gate.name
         for finding in conclusion.findings
@@ -270,7 +283,7 @@ def _asked_in_vain(conclusion: Conclusion) -> list[str]:
 
 
 def _signed(share: float) -> str:
-    """In per cent or points with its sign."""
+    """Return a share in percent or points with its sign, `−4.9`; nan: `–`."""
     if math.isnan(share):
         return "–"
     return f"{'−' if share < 0 else '+'}{rounded(abs(share) * 100)}"
@@ -279,7 +292,11 @@ def _signed(share: float) -> str:
 def print_history(
     lines: Sequence[Mapping[str, Any]], series: Sequence[Series], *, stream: TextIO | None = None
 ) -> None:
-    """Print the kept checks, oldest first, with the candidate's figures; then the changes that lasted."""
+    """Print a row for each saved check, oldest first, with the candidate's figures; then the changes that
+    lasted.
+
+    `lines`: as `read_history` returns them; `series`: as `series_of` does.
+    """
     order = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
     metrics = sorted(order, key=lambda name: (":" in name, order[name]))
     heads = ["when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics)]
@@ -292,14 +309,15 @@ def print_history(
 
 
 def _dispensable(headings: Sequence[str]) -> list[str]:
-    """The figures that go first where there is little room, of several models those of the last."""
+    """Return the headings of figures that may be left out for want of width, the first to go first."""
     least = ["memory", "gpu_memory", "startup", "gpu", "p50", "cpu", "errors", "p99", "p95"]
     titles = [UNITS[metric][0] for metric in least]
     return [head for title in titles for head in reversed(headings) if head.rpartition(": ")[2] == title]
 
 
 def change_lines(series: Sequence[Series]) -> list[str]:
-    """Write one sentence for each lasting change, and how large a change would have been seen where there is none."""
+    """Return a sentence for each lasting change, or that there is none, and how seldom one is found by
+    chance."""
     several = len({figure.scenario for figure in series}) > 1
     sentences = [
         f"{f'{figure.scenario}: ' if several else ''}{_change(figure, change)}"
@@ -317,7 +335,7 @@ def change_lines(series: Sequence[Series]) -> list[str]:
 
 
 def record_lines(record: TrackRecord) -> list[str]:
-    """Say how often failed checks were right, and how often equal sides failed."""
+    """Return a sentence on how often failed checks were confirmed, and one on how often equal sides failed."""
     again = record.failures - record.confirmed - record.dismissed
     failures = f"Failures: {record.failures}"
     if record.failures:
@@ -336,6 +354,7 @@ def record_lines(record: TrackRecord) -> list[str]:
 
 
 def _change(series: Series, change: ChangePoint) -> str:
+    """Return a sentence on one lasting change: both medians, and when and with which commit it came."""
     title, scale = unit_of(series.metric)
     commit = series.commits[change.at]
     sign = "+" if change.change >= 0 else "−"
@@ -348,6 +367,7 @@ def _change(series: Series, change: ChangePoint) -> str:
 
 
 def _cells(line: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """Return the candidate's figures of one check as texts, `–` for each that it lacks."""
     cells = []
     for metric in metrics:
         after = line["gates"].get(metric, {}).get("after")

@@ -40,11 +40,11 @@ _STATES: Final = {
     "ok": ("ok", "@chosen", "circle"),
     "open": ("undecided", "@unbatched", "circle-open"),
 }
-"""Name, colour and symbol of each state of a gate."""
+"""State of a gate -> (name, colour, symbol)."""
 
 
 def gate_changes(account: Account) -> Section:
-    """Draw each gate's change with its interval, and its margin as a mark on the side that is worse."""
+    """Draw the change of each gate with its interval, and its margin as a mark on the side that is worse."""
     shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
     if not shown:
         return drawing.section("gates", None)
@@ -78,14 +78,16 @@ def gate_changes(account: Account) -> Section:
 
 
 def _short_name(finding: Finding) -> str:
-    """Without the unit."""
+    """Return the gate's figure without its unit."""
     gate = finding.gate
     return f"{gate.model} {gate.metric}" if gate.model else statement.unit_of(gate.name)[0].partition(" ")[0]
 
 
 def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
-    """Draw the candidates' figures from check to check, with the changes that lasted; `utc` is when this check was
-    kept."""
+    """Draw the candidates' figures from check to check, and the changes that lasted.
+
+    `utc`: when this check was saved, which marks it with a star; None: it is not in the history.
+    """
     shown = [figure for figure in series if len(figure.values) > 1]
     most = max((len(figure.values) for figure in shown), default=0)
     panels = [
@@ -116,7 +118,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
 
 
 def _counting(account: Account) -> str:
-    """What a bar means for the verdict."""
+    """Return a sentence on what a bar means for the verdict."""
     if account.conclusion.is_void:
         return "The check is void, so that no bar counts."
     return "A bar that lies beyond its margin fails the check; one that crosses it is undecided."
@@ -130,7 +132,8 @@ def _hover(finding: Finding) -> str:
 
 
 def _drawn(change: Estimate) -> Estimate:
-    """A change of four times, or an end of an interval there, leaves the picture and stays in the table."""
+    """Return the change without value or ends beyond ±300 %, which would flatten the figure; the table has
+    them."""
     most = 3.0
     value, low, high = (
         end if abs(end) <= most else math.nan for end in (change.value, change.low, change.high)
@@ -139,6 +142,8 @@ def _drawn(change: Estimate) -> Estimate:
 
 
 def _one_history(series: Series, utc: str | None) -> list[Trace]:
+    """Return the traces of one figure's history: a point for each check, and the median between lasting
+    changes."""
     title, scale = statement.unit_of(series.metric)
     count = len(series.values)
     symbols = ["star" if time == utc else "circle" for time in series.utc]
@@ -187,7 +192,7 @@ _VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
 
 
 def check_document(run: Run) -> Report:
-    """Make the page of a run of `batchtune check` that came to its end.
+    """Make the page of a run of `batchtune check` that was not interrupted.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -221,7 +226,8 @@ def check_document(run: Run) -> Report:
 
 
 def _variants(run: Run, scenario: Scenario, trials: Sequence[Trial]) -> list[Variant]:
-    """Both sides, of several models an arm for each; the candidate alone where the baseline's figures were kept."""
+    """Return both sides, with several models an arm for each model; with a stored baseline the candidate
+    alone."""
     sides = read_kept_variants(run.path / "scenario.yaml")
     if sides:
         both = [Variant(name=name, scenario=side) for name, side in sides.items()]
@@ -250,7 +256,7 @@ def _sections(
 
 
 def _history(run: Run, account: Account) -> Section:
-    """Of the gates of this check, over all that the folder of results keeps."""
+    """Return the section with the history of this check's gates, over all checks in the results folder."""
     cpu = drawing.provenance_of(run).get("cpu", {}).get("model")
     lines: list[dict[str, Any]] = []
     try:

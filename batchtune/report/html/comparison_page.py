@@ -37,18 +37,20 @@ _OUTCOMES: Final = {
     "not distinguishable": ("no measurable difference", "@muted", "circle-open"),
     "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
 }
+"""Outcome of a pair -> (name, colour, symbol)."""
 UNITS: Final[Mapping[Metric, tuple[str, float]]] = {
     "throughput": ("requests/s", 1.0),
     "rows": ("rows/s", 1.0),
     "p95": ("p95, ms", 1e3),
     "capacity": ("capacity, requests/s", 1.0),
 }
-"""Of each figure that blocks compare, and its scale."""
+"""Figure that blocks compare -> (title with the unit, factor that turns the stored value into that unit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One variant's runs by block, and where each trial stands in the ledger."""
+    """One variant of a comparison: its runs by block, and `places`, number of a trial -> its index in the
+    page's table."""
 
     name: str
     look: LineStyle
@@ -57,13 +59,14 @@ class Arm:
 
 
 def all_pairs(comparison: Comparison) -> list[Pair]:
-    """List the pairs to show, each once: each variant against the baseline, then with batching against without."""
+    """Return the pairs to show, each once: each variant against the baseline, then with batching against
+    without."""
     pairs = [*comparison.pairs, *(answer.pair for answer in comparison.answers)]
     return list({(pair.variant, pair.baseline): pair for pair in pairs}.values())
 
 
 def factors(comparison: Comparison) -> Section:
-    """Draw each pair's factor with its interval, in the objective's figure and in p95, and a line at no change."""
+    """Draw the factor of each pair with its interval, for the figure compared and for p95, with a line at ×1."""
     pairs = [pair for pair in all_pairs(comparison) if pair.ratio is not None]
     if not pairs:
         return drawing.section("factors", None)
@@ -95,7 +98,7 @@ def factors(comparison: Comparison) -> Section:
 
 
 def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Section:
-    """Draw each arm's figures in each block: the one compared, and p95."""
+    """Draw each arm's figures over the blocks: the one compared, `metric`, and p95."""
     if not any(arm.runs for arm in arms):
         return drawing.section("blocks", None)
     shown: list[Metric] = [metric] if metric == "p95" else [metric, "p95"]
@@ -117,7 +120,8 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
 
 
 def typical_run(runs: Mapping[int, Trial]) -> Trial | None:
-    """Return the run with the median p95, which stands for all in figures of single requests."""
+    """Return the run with the median p95, which stands for all in figures of single requests; None without
+    runs."""
     ranked = sorted(runs.values(), key=lambda trial: _rank(figure_of("p95")(trial)))
     return ranked[(len(ranked) - 1) // 2] if ranked else None
 
@@ -127,7 +131,8 @@ def _rank(value: float) -> float:
 
 
 def _panels(metrics: Sequence[Metric]) -> list[tuple[str, tuple[Metric, ...]]]:
-    """p95 apart; what else is compared shares a panel, for it is the same thing in requests or rows."""
+    """Return (title, figures) of each panel: rates share one, whether of requests or of rows, p95 has its
+    own."""
     rates = tuple(metric for metric in metrics if metric != "p95")
     panels: list[tuple[str, tuple[Metric, ...]]] = [("p95", ("p95",))]
     if rates:
@@ -137,6 +142,7 @@ def _panels(metrics: Sequence[Metric]) -> list[tuple[str, tuple[Metric, ...]]]:
 
 
 def _factor(pair: Pair, metrics: tuple[Metric, ...]) -> Estimate | None:
+    """Return the factor of a pair for a panel; None where it is not known."""
     factor = pair.latency_ratios.get("p95") if metrics == ("p95",) else pair.ratio
     return factor if factor is not None and math.isfinite(factor.value) else None
 
@@ -153,7 +159,7 @@ def _outcome(pair: Pair, factor: Estimate) -> str:
 
 
 def _factor_axis(shown: Sequence[Estimate]) -> dict[str, Any]:
-    """Logarithmic, with 1 on it, so that twice and half are as far from no change."""
+    """Return a logarithmic axis with 1 on it, on which twice and half are as far from 1."""
     ends = [
         end for factor in shown for end in (factor.low, factor.value, factor.high) if 0.0 < end < math.inf
     ]
@@ -170,6 +176,7 @@ def _pair_name(pair: Pair) -> str:
 
 
 def _line(arm: Arm, figure: Callable[[Trial], float], title: str, scale: float, *, legend: bool) -> Trace:
+    """Return the line of one arm over the blocks; a run that the host disturbed is an open symbol."""
     blocks = sorted(arm.runs)
     trials = [arm.runs[block] for block in blocks]
     symbols = [f"{arm.look.symbol}-open" if is_noisy(trial) else arm.look.symbol for trial in trials]
@@ -196,6 +203,7 @@ def _whole_numbers(arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 TYPICAL: Final = "Of each the run with the median p95"
+"""Phrase that says which run stands for an arm."""
 
 
 def comparison_document(run: Run) -> Report:
@@ -237,7 +245,7 @@ def comparison_document(run: Run) -> Report:
 
 
 def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
-    """Return the runs that count by the name of their arm, in their order."""
+    """Return an arm for each name, in their order, with its runs that count."""
     places = {trial.number: at for at, trial in enumerate(trials)}
     return [
         Arm(
@@ -251,13 +259,14 @@ def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
 
 
 def shared_slo(variants: Sequence[Variant]) -> SloSpec:
-    """Return the limits to draw: those that all arms have."""
+    """Return the SLO whose limits a figure of all arms may draw: that of the arms where all have one; else an
+    empty one."""
     slo = variants[0].scenario.slo
     return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
 
 
 def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
-    """Return one run of each arm that has one, for figures of single requests."""
+    """Return one run of each arm, for figures of single requests; arms without runs are left out."""
     typical = [(arm, typical_run(arm.runs)) for arm in arms]
     return [
         PlottedRun(name=arm.name, look=arm.look, trial=trial, run=run)
@@ -267,7 +276,7 @@ def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
 
 
 def _variants(run: Run) -> list[Variant]:
-    """Those of the scenario, the baseline that was asked for first."""
+    """Return the scenario's variants, the baseline of the comparison first."""
     scenarios = read_kept_variants(run.path / "scenario.yaml")
     first = None
     with suppress(OSError, ValueError, LookupError, TypeError):

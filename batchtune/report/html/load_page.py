@@ -39,12 +39,15 @@ _KINDS: Final = {
     "client": ("invalid: client-limited", "@muted", "circle-x-open", 11),
     "host": ("invalid: noisy host", "@muted", "square-x-open", 11),
 }
-"""Of a point: name, colour, symbol, size."""
+"""Kind of a point -> (name, colour, symbol, size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """A load that was measured: `load` is clients, or requests/s offered; `place` its row in the ledger."""
+    """A load point that was measured, as the page draws it.
+
+    `load`: clients, or requests/s offered. `place`: index of its trial in the page's table.
+    """
 
     name: str
     load: float
@@ -55,13 +58,14 @@ class LoadPoint:
 
     @property
     def kind(self) -> str:
-        """Which of `_KINDS` the point is drawn as: what spoilt it, else its verdict."""
+        """Key of `_KINDS`: "client" or "host" where that spoilt the point, else "best" or its verdict."""
         spoiler = spoilt_by(self.trial)
         return spoiler or ("best" if self.is_best else self.measured.verdict or "none")
 
 
 def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: str) -> Section:
-    """Draw throughput and one latency quantile against the load, with the SLO, and mark the points that are invalid."""
+    """Draw throughput and one latency quantile over the load, with the SLO; points that are invalid are
+    marked."""
     if not points:
         return drawing.section("load", None, latency="latency")
     in_order = sorted(points, key=lambda point: point.load)
@@ -97,7 +101,7 @@ def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: s
 
 
 def few_of(points: Sequence[LoadPoint], *, most: int) -> list[LoadPoint]:
-    """Choose at most so many points, from the least load to the greatest, the best among them."""
+    """Return at most `most` points, spread from the least load to the greatest, the best one among them."""
     in_order = sorted(points, key=lambda point: point.load)
     if len(in_order) <= most:
         return in_order
@@ -139,7 +143,7 @@ def _latencies(points: Sequence[LoadPoint], quantile: str) -> list[Estimate]:
 def _against(
     points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float, **more: Any
 ) -> list[Trace]:
-    """The line through the points that count, and the points, a trace a kind."""
+    """Return the line through the points that count, and a trace of points for each kind."""
     traces = [_joined(points, shown, scale)]
     for kind in dict.fromkeys(point.kind for point in points):
         mine = [pair for pair in zip(points, shown, strict=True) if pair[0].kind == kind]
@@ -163,13 +167,14 @@ def _against(
 
 
 def _beside(quantile: str) -> list[str]:
-    """Of first tokens and gaps none: they are no quantiles of the same times."""
+    """Return the quantiles to draw thinly beside this one; none for first tokens and gaps, which are other
+    times."""
     beside = ("p50", "p99")
     return [name for name in beside if name != quantile and "_" not in quantile]
 
 
 def _joined(points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float) -> Trace:
-    """The line through the points that count."""
+    """Return the line through the points that count."""
     counting = [at for at, point in enumerate(points) if point.kind not in ("client", "host")]
     return drawing.trace(
         [points[at].load for at in counting],
@@ -198,7 +203,7 @@ _VERDICTS: Final = {
 
 
 def load_document(run: Run) -> Report:
-    """Make the page of a run of `batchtune load`, of one point or of many, whole or interrupted.
+    """Make the page of a run of `batchtune load`, of one point or more, whole or interrupted.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -239,7 +244,7 @@ def _points(trials: Sequence[Trial], best: BestPoint | None) -> list[LoadPoint]:
 
 
 def _name_of(trial: Trial, load: str | None = None) -> str:
-    """`8 clients`, `400 requests/s`."""
+    """Return the name of a load point: `8 clients`, `400 requests/s`; `load`: its key in `points_by_load`."""
     measured = trial.measurement
     clients = trial.concurrency if measured is None else measured.concurrency
     if clients is not None:
@@ -303,6 +308,7 @@ def _shown(points: Sequence[LoadPoint], run: Run) -> list[PlottedRun]:
 
 
 def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario) -> Table | None:
+    """Return the table of load points with the best one marked; None without points."""
     if not points:
         return None
     marked = next((at for at, point in enumerate(points) if point.is_best), None)
@@ -310,7 +316,7 @@ def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scena
 
 
 def _notes(trials: Sequence[Trial]) -> list[str]:
-    """What spoilt points, and why points failed."""
+    """Return sentences on what spoilt which points, and on why points failed."""
     notes = []
     for spoiler, text in labels("spoilt").items():
         whose = [_name_of(trial) for trial in trials if spoilt_by(trial) == spoiler]
@@ -343,7 +349,7 @@ def _answers(
 
 
 def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """No point counts: what was seen all the same, and what to do."""
+    """Return the answers of a page where no point counts: why, what was measured all the same, what to do."""
     why = spoilt_message(trials) or "no point was measured"
     failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
     rates = [point.measured.throughput_rps.value for point in points]
@@ -370,6 +376,7 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
 
 
 def _gives(point: LoadPoint) -> Fact:
+    """Return the answer to "What does it give?" for the best point."""
     measured = point.measured
     server = measured.server
     lines = [f"p95 {latency(measured.latency_s.get('p95'))}", f"p99 {latency(measured.latency_s.get('p99'))}"]
@@ -392,6 +399,7 @@ def _value(name: str, measured: Measurement) -> str:
 
 
 def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> Fact:
+    """Return the answer to "Is the SLO met?" for the best point."""
     question, measured = "Is the SLO met?", point.measured
     void = [point for point in points if point.kind in ("client", "host")]
     lines = [
@@ -414,7 +422,9 @@ Kind = Literal["sweep", "compare", "check", "load", "noise"]
 
 
 def kind_of(run: Run) -> Kind:
-    """Return the kind of a run by what its trials are; without trials by the end of its folder's name.
+    """Return the kind of a run by its first trial; without trials, by the end of its folder's name.
+
+    A check that was interrupted counts as a comparison, or, without trials, as a sweep.
 
     Raises:
         ArchiveError: the ledger cannot be read.
@@ -435,11 +445,11 @@ def kind_of(run: Run) -> Kind:
 
 
 def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Report:
-    """Make the page of a run that recommends nothing: a load, a comparison or a check.
+    """Make the page of a run that recommends nothing: a load test, a comparison or a check.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
-        UsageError: a noise floor, or a load of several models, which have no page.
+        UsageError: a noise floor, or a load of several models: these have no page.
     """
     what = "a noise floor"
     match kind:

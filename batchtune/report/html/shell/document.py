@@ -48,25 +48,32 @@ COLUMNS: Final = (
     "caveats",
     "why",
 )
+"""Headings of a page's table of trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
-    """A row of texts a trial, and the details in the order of the numbers that points have as `customdata`."""
+    """The table of trials on a page.
+
+    `rows`: a row of texts for each trial, as `COLUMNS`. `details`: what a click on a point shows, (heading,
+    configuration, indices of its rows); a point's `customdata` is an index into it.
+    """
 
     rows: Sequence[Sequence[str]]
     details: Sequence[tuple[str, Configuration, Sequence[int]]]
 
 
 def trial_rows(trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario]) -> list[list[str]]:
-    """Return the table rows of all trials; the scenario tells what limits a trial of it."""
+    """Return a row of texts for each trial, under `COLUMNS`; `scenario_of`: the scenario that a trial ran
+    under."""
     return [_row(trial, scenario_of(trial)) for trial in trials]
 
 
 def table_of_single_trials(
     trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario], heading_of: Callable[[Trial], str]
 ) -> TrialTable:
-    """Return a table with a fold-out detail for each trial, in their order."""
+    """Return a table in which each trial has a detail of its own, in the order given; `heading_of`: of the
+    detail."""
     details = [
         (f"Trial {trial.number}: {heading_of(trial)}", trial.configuration, [at])
         for at, trial in enumerate(trials)
@@ -107,10 +114,11 @@ _HERE: Final = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a page says, from top to bottom; `intervals` says what its intervals mean.
+    """What a page says, from top to bottom.
 
-    `step` is the command that would establish what is open, `command` deploys; `alternatives` are other parameters and
-    what they trade.
+    `answers`: at its head. `caveats`: (whose, text, advice). `step`: command that would confirm an open
+    answer. `command`: deploys the answer. `alternatives`: (parameters, what they trade). `provenance`: (name,
+    value). `intervals`: a sentence on what the page's intervals mean. `emulated`: the device was emulated.
     """
 
     title: str
@@ -129,7 +137,7 @@ class Report:
 
     @property
     def not_shown(self) -> list[tuple[str, list[str]]]:
-        """List the reasons for missing sections, each once, with the sections' names."""
+        """Reasons why sections are missing, each once, with the titles of these sections."""
         titles: dict[str, list[str]] = {}
         for section in self.sections:
             if section.missing:
@@ -138,7 +146,7 @@ class Report:
 
 
 def write_page(document: Report, path: Path) -> Path:
-    """Write a page as one HTML file.
+    """Write a page as one HTML file, and return `path`.
 
     Raises:
         ArchiveError: the file cannot be written.
@@ -151,7 +159,7 @@ _BEFORE_UNIT: Final = re.compile(r"(?<=[\d\]]) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|p
 
 
 def render(document: Report) -> str:
-    """Fill the template; text from a scenario or a server is escaped by it."""
+    """Return the page as HTML; text from a scenario or a server is escaped."""
     import jinja2
     from markupsafe import Markup
 
@@ -176,7 +184,7 @@ def render(document: Report) -> str:
 
 
 def traffic_text(scenario: Scenario) -> str:
-    """Say whether requests come at a rate or from clients that wait for their answers."""
+    """Return `poisson arrivals` or the like for an open loop, `8 clients in a closed loop` for a closed one."""
     clients = scenario.load.concurrency
     if scenario.load.open_loop or clients is None:
         return f"{scenario.load.arrivals} arrivals"
@@ -184,18 +192,19 @@ def traffic_text(scenario: Scenario) -> str:
 
 
 def slo_words(scenario: Scenario) -> list[str]:
-    """List the limits of one model's SLO in words; none for several models, each of which has its own."""
+    """Return [`slo_text`]; empty for several models, each of which has an SLO of its own."""
     return [] if scenario.target.models else [slo_text(scenario)]
 
 
 def slo_text(scenario: Scenario) -> str:
-    """Write every limit as one text, or that there is none."""
+    """Return `SLO` with every limit, such as `SLO p95 ≤ 20 ms`, or `no SLO`."""
     limits = [limit_words(name, limit) for name, limit in scenario.limits.items()]
     return f"SLO {', '.join(limits)}" if limits else "no SLO"
 
 
 def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, str, str]]:
-    """Return each caveat once, with the names that it concerns."""
+    """Return (names, text, advice) of each caveat, once: the names that it concerns joined by commas, or
+    "all"."""
     concerned: dict[str, tuple[Coded, list[str]]] = {}
     for name, caveats in by_name.items():
         for caveat in caveats:
@@ -213,12 +222,13 @@ def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, 
 
 
 def provenance_rows(run: Run, scenario: Scenario) -> list[tuple[str, str]]:
-    """Return rows of run, machine, versions and seed; nested names are joined by points."""
+    """Return (name, value) for run, scenario, machine, versions and seed; nested names are joined by dots."""
     return [("run", run.path.name), ("scenario", scenario.name), *flat_rows(provenance_of(run))]
 
 
 def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return every value with its name, a nested one's behind the name of what holds it; None is left out."""
+    """Yield (name, text) for each value; one in a nested mapping is named `outer.inner`; None and empty lists
+    are left out."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_rows(value, f"{prefix}{name}.")
@@ -230,19 +240,19 @@ def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def unbroken(text: str) -> str:
-    """Return the text with a no-break space before each unit."""
+    """Return the text with a no-break space between each number and its unit."""
     return _BEFORE_UNIT.sub("\u00a0", text)
 
 
 def _coded(text: str) -> Markup:
-    """Escaped, and what stands between backticks as code."""
+    """Return the text escaped for HTML, with what stands between backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken(text)))))  # noqa: S704 - escaped
 
 
 def _data(document: Report) -> dict[str, Any]:
-    """What the page's script reads."""
+    """Return what the page's script reads: figures by section, and the table of trials with its details."""
     figures = {
         section.anchor: {"data": section.figure.data, "layout": section.figure.layout}
         for section in document.sections
@@ -257,7 +267,7 @@ def _data(document: Report) -> dict[str, Any]:
 
 @cache
 def _plotly() -> str:
-    """plotly.js, compressed, as base64: its bundle of Cartesian charts, a third of the whole."""
+    """Return plotly.js as base64 of gzip: its bundle of Cartesian charts, a third of the whole."""
     # Of plotly.js: 9 takes three times as long and saves 1 %.
     compression = 6
     source = (_HERE / "plotly-cartesian.min.js").read_bytes()

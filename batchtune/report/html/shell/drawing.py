@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineStyle:
-    """A colour of the page, a symbol and a dash, so that lines are told apart without colour too."""
+    """How a line is drawn: colour by role, symbol and dash, so that lines differ without colour too."""
 
     colour: str
     symbol: str
@@ -47,12 +47,12 @@ LINE_STYLES: Final = (
     LineStyle(colour="@muted", symbol="star-triangle-down", dash="solid"),
     LineStyle(colour="@other", symbol="pentagon", dash="dash"),
 )
-"""Of variants and load points, in their order; a ninth looks like the first."""
+"""Styles of variants and load points, in their order; a ninth one looks like the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedRun:
-    """One trial that stands for a name in the figures; `run` keeps its requests."""
+    """One trial that a figure shows under `name`; `run` has its requests."""
 
     name: str
     look: LineStyle
@@ -64,7 +64,7 @@ class PlottedRun:
         return self.trial.measurement
 
     def samples(self) -> Samples | None:
-        """Every request of the run; None where they were not kept."""
+        """Return every request of the trial; None where the run does not have them."""
         try:
             return self.run.requests(self.trial.number)
         except ArchiveError:
@@ -78,7 +78,7 @@ def is_emulated(trials: Sequence[Trial]) -> bool:
 
 
 def provenance_of(run: Run) -> Mapping[str, Any]:
-    """Read a run's provenance; empty where it has none."""
+    """Return a run's provenance; empty where it has none."""
     try:
         return run.provenance()
     except ArchiveError:
@@ -86,11 +86,12 @@ def provenance_of(run: Run) -> Mapping[str, Any]:
 
 
 Trace = dict[str, Any]
+"""A trace of plotly.js."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Traces and layout as plotly.js takes them; `height_px` is that of the plot."""
+    """Traces and layout of a figure, as plotly.js takes them; `height_px`: of the whole figure."""
 
     data: list[Trace]
     layout: dict[str, Any]
@@ -99,7 +100,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Texts by row, the headings first; `marked` is the row below them that stands out."""
+    """Rows of texts, the headings first; `marked`: index of the row, without the headings, that stands out."""
 
     rows: Sequence[Sequence[str]]
     marked: int | None = None
@@ -107,9 +108,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A figure or a table, what it shows (`lead`) and `how` it was computed; without both `missing` says why.
+    """A part of a page: a figure, a table or paragraphs, with the text around it.
 
-    The points of a `clickable` figure have the number of a detail as their `customdata`. One of `paragraphs` has none.
+    `anchor`: its id in the page. `lead`: what it shows. `how`: how it was computed. `missing`: why it has no
+    content, "" where it has. `clickable`: each point of the figure has an index of `TrialTable.details` as
+    its `customdata`.
     """
 
     anchor: str
@@ -125,18 +128,23 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merit:
-    """The objective as it is plotted: its name with the unit, its scale, and whether more is better."""
+    """How a figure that is searched for is plotted.
+
+    `title`: with the unit. `scale`: factor that turns the stored value into that unit. `more_is_better`: else
+    less is.
+    """
 
     title: str
     scale: float
     more_is_better: bool
 
     def best(self, values: Sequence[float]) -> float:
+        """Return the best of the values."""
         return max(values) if self.more_is_better else min(values)
 
 
 WIDE: Final = 8.0
-"""Times that the ends of an axis are apart from which on it is logarithmic."""
+"""An axis is logarithmic where its greatest value is more than this many times the least."""
 
 MERITS: Final = {
     "throughput": Merit(title="requests/s", scale=1.0, more_is_better=True),
@@ -144,7 +152,7 @@ MERITS: Final = {
     "latency": Merit(title="p95, ms", scale=1e3, more_is_better=False),
     "room": Merit(title="share of the tightest limit", scale=1.0, more_is_better=False),
 }
-"""By objective; `room` is the latency of several models."""
+"""Objective -> how its figure is plotted; "room" stands for the latency of several models."""
 
 
 @cache
@@ -162,7 +170,11 @@ def section(
     clickable: bool = False,
     **figures: object,
 ) -> Section:
-    """The section with these texts of `sections.toml`, filled in; without content with the reason why it is missing."""
+    """Make a section with the texts of sections.toml under `key`, in which `figures` are filled in.
+
+    `content` None or empty: a section that says why it is missing. `variant`: of each text the one named
+    `…_VARIANT`, where there is one.
+    """
     texts = _texts()[key]
 
     def text(name: str) -> str:
@@ -188,18 +200,19 @@ def safe(text: object) -> str:
 
 
 def label(configuration: Configuration) -> str:
-    """Describe a configuration in a few words."""
+    """Return a configuration in a few words, such as `size 8 · 500 µs`."""
     return short_label(configuration.label())
 
 
 def finite(value: float | None, scale: float = 1.0) -> float | None:
-    """Scale a number and round it to about three digits for JSON; None for what is no number."""
+    """Return value × scale rounded to six digits, for JSON; None for None, nan and infinity."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value * scale:.6g}")
 
 
 def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | None]:
+    """Return `finite` of each value."""
     return [finite(value, scale) for value in values]
 
 
@@ -215,9 +228,10 @@ def trace(
     of: str = "",
     **more: Any,
 ) -> Trace:
-    """Points with a `marker`, a `line`, or both, in a colour; estimates have error bars, which look as `bars` say.
+    """Make a trace of points with a `marker`, a `line`, or both, in one colour.
 
-    `hover` is shown of a point, beside the name `of` its trace; "": nothing is.
+    Values that are estimates get error bars, which look as `bars` says. `hover`: plotly template of the text
+    at a point, shown beside `of`, the trace's name; "": no text. `more`: further keys of the trace.
     """
     drawn: Trace = {"mode": "+".join(["lines"] * (line is not None) + ["markers"] * (marker is not None))}
     drawn |= _along("x", x, {"color": colour, **(bars or {})})
@@ -235,8 +249,10 @@ def intervals(
     looks: Mapping[str, tuple[str, str, str]],
     **more: Any,
 ) -> list[Trace]:
-    """A trace for each group of estimates with their intervals: group, name, estimate, text of each; `looks` has the
-    name, colour and symbol of each group."""
+    """Make a trace for each group of estimates, drawn with their intervals.
+
+    `rows`: (group, name, estimate, text at the pointer). `looks`: group -> (its name, colour, symbol).
+    """
     traces = []
     for group, (name, colour, symbol) in looks.items():
         mine = [row for row in rows if row[0] == group]
@@ -258,11 +274,13 @@ def intervals(
 
 
 def scaled(estimate: Estimate, scale: float) -> Estimate:
+    """Return the estimate with value and interval times `scale`."""
     return Estimate(value=estimate.value * scale, low=estimate.low * scale, high=estimate.high * scale)
 
 
 def _along(across: str, values: Sequence[object], look: Mapping[str, object]) -> Trace:
-    """Values as they are; estimates with error bars, of which an end that is not known has none."""
+    """Return the keys of a trace for one axis: values as they are, estimates with error bars; an end that is
+    infinite has none."""
     estimates = [value for value in values if isinstance(value, Estimate)]
     if not estimates:
         return {across: list(values)}
@@ -283,24 +301,25 @@ def _along(across: str, values: Sequence[object], look: Mapping[str, object]) ->
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """Make an axis with its unit in the title."""
+    """Make an axis; `title` has the unit, `more` are further keys."""
     return {"title": {"text": title, "standoff": 12}, "automargin": True, **more}
 
 
 def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, Any]:
-    """An axis of names in this order."""
+    """Make an axis of names, in the order given."""
     return axis(title, type="category", categoryorder="array", categoryarray=[*map(str, names)], **more)
 
 
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
-    """Make a logarithmic axis; `span`, for the page's marks, is the ratio of its ends."""
+    """Make a logarithmic axis; its key `span`, by which the page's script places the ticks, is greatest over
+    least value."""
     known = [value for value in values if value is not None and value > 0.0]
     return axis(title, type="log", span=max(known) / min(known) if known else 10.0)
 
 
 def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
-    """Make an axis that is logarithmic where the largest value is more than WIDE times the least, else begins at
-    zero."""
+    """Make an axis: logarithmic where the greatest value is more than WIDE times the least, else from zero
+    on."""
     known = [value for value in values if value is not None and value > 0.0]
     if known and max(known) > WIDE * min(known):
         return log_axis(title, known)
@@ -308,8 +327,10 @@ def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = "") -> dict[str, Any]:
-    """Return the layout with the SLO's line across its panel; an annotation on a logarithmic axis stands at the
-    exponent."""
+    """Return the layout with a dashed line at `value` across a panel, and `text` on it.
+
+    `panel`: suffix of its axes, "" for the first, then "2", …
+    """
     log = layout[f"yaxis{panel}"].get("type") == "log"
     note = {
         "xref": f"x{panel} domain",
@@ -327,7 +348,7 @@ def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = 
 
 
 def _dashed(of: str, value: float, panel: str, colour: str, width: float) -> dict[str, Any]:
-    """A dashed line through a panel at a value of one of its axes."""
+    """Return a dashed line through a panel, at a value of its axis `of` ("x" or "y")."""
     across = "x" if of == "y" else "y"
     return {
         "type": "line",
@@ -344,7 +365,8 @@ def _dashed(of: str, value: float, panel: str, colour: str, width: float) -> dic
 def limited(
     slo: SloSpec, layout: dict[str, Any], *, quantiles: Sequence[str] = ("p95",), panel: str = ""
 ) -> dict[str, Any]:
-    """Return the layout with a line at each limit that the SLO sets for one of these quantiles."""
+    """Return the layout with a line at each limit, in milliseconds, that the SLO sets for one of these
+    quantiles."""
     for name, limit_s in slo.limits().items():
         if name in quantiles:
             layout = with_limit(
@@ -355,7 +377,8 @@ def limited(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A part of a figure with axes of its own; `marks` are dashed lines upwards: value, colour, width."""
+    """A part of a figure with its own axes; `marks`: (value on the x axis, colour, width) of dashed vertical
+    lines."""
 
     traces: Sequence[Trace]
     x: dict[str, Any]
@@ -365,7 +388,10 @@ class Panel:
 
 
 def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, **layout: Any) -> Figure:
-    """Panels beside each other, or one `below` the other."""
+    """Make a figure of panels side by side, or one `below` the other.
+
+    `height_px`: of the whole figure. `layout`: further keys of its layout.
+    """
     count = len(panels)
     grid: dict[str, float] = (
         {"rows": count, "columns": 1, "ygap": 0.35} if below else {"rows": 1, "columns": count}
@@ -385,7 +411,7 @@ def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, *
 
 
 def legend_above(height_px: int) -> dict[str, float]:
-    """Place the legend above the panels, clear of their titles, in a figure so high."""
+    """Return the place of a legend above the panels, clear of their titles, in a figure `height_px` high."""
     return {"y": 1.0 + 28.0 / max(height_px - 120, 50)}
 
 

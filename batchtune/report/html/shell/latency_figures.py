@@ -21,13 +21,16 @@ from batchtune.tune.answer.reason import closing
 from batchtune.units import percentage
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
-"""The colour of each; what a later server says comes behind."""
+"""Why a batch closed -> colour; a reason that is not known here is drawn behind these, in another."""
 _SIZES_PX: Final = 190
 _GAP_PX: Final = 96
 
 
 def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
-    """Draw how many rows the batches hold, as shares of all batches, and beside it why they closed."""
+    """Draw how many rows the batches have, as shares of all batches, and why batches closed.
+
+    `which`: a phrase that says which run stands for each name.
+    """
     # The names of more bars than that stand askew on a phone.
     # Of bars side by side; more are summed up between powers of two.
     most_sizes = 20
@@ -68,16 +71,18 @@ def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
 
 
 def _brief_closing(reason: str, configuration: Configuration) -> str:
-    """In a bar."""
+    """Return why a batch closed as text for a bar, which is short."""
     return "full" if reason == "full" else text_of(closing(reason, configuration)).removeprefix("close ")
 
 
 def _activity(curve: PlottedRun) -> ServerActivity | None:
+    """Return the server's counters of a run; None where it did not report its batches."""
     activity = None if curve.measured is None else curve.measured.server
     return activity if activity is not None and activity.batches_by_rows and activity.batches else None
 
 
 def _bars_of(curve: PlottedRun, activity: ServerActivity, names: Mapping[int, str]) -> Trace:
+    """Return the bars of one run: the share of its batches by the name of their size, in per cent."""
     batches = sum(activity.batches_by_rows.values())
     shares: dict[str, float] = {}
     for size, count in sorted(activity.batches_by_rows.items()):
@@ -94,13 +99,14 @@ def _bars_of(curve: PlottedRun, activity: ServerActivity, names: Mapping[int, st
 
 
 def _range_of(size: int) -> str:
-    """The powers of two that it lies between: 5 to 8 are `5–8`."""
+    """Return the range between powers of two in which a size lies: `5–8` for 5 to 8."""
     most = 1 << max(size - 1, 0).bit_length()
     return f"{most // 2 + 1}–{most}" if most > 2 else str(size)
 
 
 def _reason_bars(closed: Sequence[tuple[PlottedRun, ServerActivity]]) -> list[Trace]:
-    """One bar a name, its parts as texts within: they need no legend."""
+    """Return a bar for each run, made of the shares of the reasons; these are written inside, without a
+    legend."""
     present = {reason for _, activity in closed for reason, count in activity.close_reasons.items() if count}
     begin = [0.0] * len(closed)
     bars: list[Trace] = []
@@ -114,7 +120,8 @@ def _reason_bars(closed: Sequence[tuple[PlottedRun, ServerActivity]]) -> list[Tr
 def _reason_bar(
     reason: str, closed: Sequence[tuple[PlottedRun, ServerActivity]], begin: Sequence[float]
 ) -> tuple[Trace, list[float]]:
-    """From where the reasons before end; with its shares, in per cent."""
+    """Return (bars, shares in per cent) of one reason, a bar for each run; each begins where the reasons
+    before end, `begin`."""
     telling_share = 15.0
     shares = [
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
@@ -178,7 +185,10 @@ _PARTS: Final = (
 
 
 def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
-    """Draw latency by the share of requests that are faster; `which` says which run stands for a name."""
+    """Draw latency over the share of requests that are faster, for each run.
+
+    `which`: a phrase that says which run stands for each name.
+    """
     data: list[Trace] = []
     kept = True
     for curve in shown:
@@ -229,7 +239,10 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
 
 
 def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
-    """Draw median and p95 of the requests that were due in each part of the run."""
+    """Draw median and p95 of the requests that were due in each of TIMELINE_BINS parts of the run, over time.
+
+    `which`: as in `distribution`.
+    """
     data: list[Trace] = []
     for curve in shown:
         samples, name = curve.samples(), drawing.safe(curve.name)
@@ -257,7 +270,8 @@ def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Sectio
 
 
 def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
-    """Draw the mean latency in its parts, by the server's own account."""
+    """Draw the mean latency of each run in parts: queue, model, rest, by the server's counters; `which`: as
+    in `distribution`."""
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
     known = {name: parts for name, parts in parts_s.items() if parts is not None}
@@ -291,7 +305,10 @@ def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
 
 
 def _parts_s(measured: Measurement) -> tuple[float | None, float, float] | None:
-    """Queue (None: there is none to tell of), model, the rest; None: the server tells no execution times."""
+    """Return mean seconds (queue, model, rest) of a request; queue None: there is no batching queue.
+
+    None where the server does not report execution times.
+    """
     compute_s, queue_s = measured.compute_mean_s, measured.queue_mean_s
     if compute_s is None or not math.isfinite(measured.latency_mean_s):
         return None
@@ -299,7 +316,11 @@ def _parts_s(measured: Measurement) -> tuple[float | None, float, float] | None:
 
 
 def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float], list[float | None]]:
-    """Of as many requests as were measured, the last that became due: those before are the warm-up."""
+    """Return (shares, latencies in ms) of a run's measured requests, from the requests themselves; both empty
+    without any.
+
+    Those due first are left out as the warm-up: as many as were measured count, from the last one back.
+    """
     requests = min(measured.requests // samples.one_in, len(samples))
     latency_ms = np.sort(_latencies_ms(samples)[len(samples) - requests :])
     if not len(latency_ms):
@@ -311,19 +332,21 @@ def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float],
 
 
 def _kept_quantiles(measured: Measurement) -> tuple[list[float], list[float | None]]:
+    """Return (shares, latencies in ms) of the quantiles that the ledger has."""
     latency_s = measured.latency_s
     known = [(QUANTILES[name], latency_s[name].value) for name in QUANTILES if name in latency_s]
     return [share for share, _ in known], drawing.numbers((value for _, value in known), 1e3)
 
 
 def _latencies_ms(samples: Samples) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Of each request in milliseconds; inf without a good answer."""
+    """Return the latency of each request in milliseconds; inf for one without a good answer."""
     good = samples.status == Status.OK
     latency_ms: np.ndarray[Any, np.dtype[np.float64]] = np.where(good, samples.latency_ns / 1e6, np.inf)
     return latency_ms
 
 
 def _binned(samples: Samples) -> tuple[list[float | None], list[float | None], list[float | None]]:
+    """Return (middle in seconds, p50 in ms, p95 in ms) of each part of the run in which requests were due."""
     due_s, latency_ms = samples.due_ns / 1e9, _latencies_ms(samples)
     edges = np.linspace(0.0, float(due_s.max()) or 1.0, TIMELINE_BINS + 1)
     place = np.clip(np.searchsorted(edges, due_s, side="right") - 1, 0, TIMELINE_BINS - 1)

@@ -38,18 +38,20 @@ ROLE_LOOKS: Final = {
     labels("references")["no_batching"]: LineStyle(colour="@unbatched", symbol="diamond", dash="dash"),
     labels("references")["defaults"]: LineStyle(colour="@defaults", symbol="square", dash="dot"),
 }
+"""Role of a configuration in the sweep, such as `no batching` -> how it is drawn."""
 OTHER: Final = LineStyle(colour="@other", symbol="circle", dash="solid")
 LATEST: Final = "The latest run of each configuration"
-"""That which stands for a role in figures of single requests."""
+"""Phrase that says which run stands for a configuration in figures of single requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResults:
-    """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why; `missed`:
-    it is known that nothing that was tried meets the SLO).
+    """What the page of a sweep shows.
 
-    `tried`: where nothing is recommended, all that has figures, the nearest to the SLO first.
-    `curve`: seconds of a batch by its rows, as the search read them.
+    `trials`: those that count, without repeated ones. `chosen`: the recommendation, None without one;
+    `refusal` then says why and `advice` what to do; `missed`: it is known that nothing that was tried meets
+    the SLO. `tried`: without a recommendation, all configurations with figures, the nearest to the SLO first.
+    `curve`: rows of a batch -> seconds, as the search read them.
     """
 
     run: Run
@@ -64,7 +66,8 @@ class SweepResults:
 
     @cached_property
     def roles(self) -> dict[str, Recommendation | Compared]:
-        """Configurations to compare, by name, the recommended one or the nearest first."""
+        """Role -> configuration, for those that the page compares: the recommended one (else the nearest)
+        first, then references."""
         if self.chosen is None:
             named = {
                 labels("references")[other.name]: other
@@ -77,36 +80,38 @@ class SweepResults:
 
     @cached_property
     def contenders(self) -> list[Recommendation | Compared]:
-        """All configurations that were tried, in the order of the table."""
+        """All configurations that were tried, in the order of the table of contenders."""
         if self.chosen is None:
             return list(self.tried)
         return [*self.roles.values(), *self.chosen.contenders]
 
     @cached_property
     def names(self) -> dict[Configuration, str]:
-        """Names of the compared configurations, by configuration."""
+        """Configuration -> its role, for those in `roles`."""
         return {contender.configuration: name for name, contender in self.roles.items()}
 
     def look(self, configuration: Configuration) -> LineStyle:
+        """Return how a configuration is drawn: by its role, or as one of the others."""
         return ROLE_LOOKS.get(self.names.get(configuration, ""), OTHER)
 
     @cached_property
     def runs(self) -> list[tuple[Trial, JudgedRun]]:
-        """Every load that the SLO judges, with its trial; of several models each load of all of them."""
+        """(trial, what the SLO says of it) of every load of the scenario's; with several models, each load of
+        all of them."""
         by_number = {trial.number: trial for trial in self.trials if not trial.request.models}
         judged = runs_of(by_number.values(), self.scenario.slo, self.scenario)
         return [(by_number[run.trial], run) for run in judged]
 
     def latency(self, quantile: str = "p95") -> Merit:
-        """Return how a latency quantile is plotted (title and unit); of several models as the share of the tightest
-        limit that is used."""
+        """Return how a latency quantile is plotted; with several models, as the used share of the tightest
+        limit."""
         if self.scenario.target.models:
             return drawing.MERITS["room"]
         return replace(drawing.MERITS["latency"], title=f"{quantile}, ms")
 
     @property
     def merit(self) -> Merit:
-        """How the objective's figure is plotted: more is better, or of a latency less."""
+        """How the objective's figure is plotted."""
         return (
             self.latency()
             if self.scenario.objective == "latency"
@@ -114,7 +119,8 @@ class SweepResults:
         )
 
     def latency_of(self, latency_s: Mapping[str, float], quantile: str = "p95") -> float:
-        """Return the latency to plot, in seconds, of several models the share of the tightest limit; NaN: not known."""
+        """Return the latency to plot, in seconds; with several models the used share of the tightest limit.
+        nan: not known."""
         # Where a run of several models is drawn that used more of the tightest limit: how much more
         # tells nothing.
         share_max = 10.0
@@ -123,7 +129,10 @@ class SweepResults:
         return latency_s.get(quantile, math.nan)
 
     def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
-        """Return a configuration's merit as an estimate; a capacity reaches from the rate held to that missed."""
+        """Return the objective's figure of a configuration as an estimate; None: not known.
+
+        A capacity is the rate held, with an interval up to the rate missed.
+        """
         if self.scenario.objective == "latency" and self.scenario.target.models:
             return tightest(contender.latency_s, self.scenario.limits)
         if self.scenario.objective == "latency":
@@ -136,15 +145,15 @@ class SweepResults:
         return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
 
     def limited(self, layout: dict[str, Any], quantile: str = "p95") -> dict[str, Any]:
-        """Return the layout with a line at each limit of the latency as it is plotted."""
+        """Return the layout with a line at the limit of the latency that is plotted."""
         if self.scenario.target.models:
             return drawing.with_limit(layout, 1.0, "the limit")
         return drawing.limited(self.scenario.slo, layout, quantiles=(quantile,))
 
     @property
     def shown(self) -> list[PlottedRun]:
-        """Return the latest run of each compared configuration; of several models each one's of the latest run of
-        what is recommended."""
+        """The latest run of each configuration in `roles`; with several models, each model's part of the
+        recommended one's run."""
         by_number = {trial.number: trial for trial in self.trials}
         if self.chosen is not None and self.chosen.models:
             parts = by_number[self.chosen.behind[-1]].parts
@@ -161,7 +170,7 @@ class SweepResults:
 
 
 def sweep_results_of(run: Run) -> SweepResults:
-    """Read the results of a sweep from its run.
+    """Read a sweep from its run, and recommend from it.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -191,7 +200,7 @@ def sweep_results_of(run: Run) -> SweepResults:
 
 
 def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
-    """Return the configurations that keep the SLO, with their merit."""
+    """Yield (configuration, its objective's figure) of those that keep the SLO and have one."""
     for contender in account.contenders:
         merit = account.merit_of(contender)
         if merit is not None and (
@@ -201,7 +210,7 @@ def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, 
 
 
 def contenders(account: SweepResults) -> Section:
-    """Return the table of all configurations that were tried."""
+    """Return the section with the table of all configurations that were tried."""
     chosen, objective = account.chosen, account.scenario.objective
     if not account.contenders:
         return drawing.section("contenders", None)
@@ -211,8 +220,11 @@ def contenders(account: SweepResults) -> Section:
 
 
 def brackets(account: SweepResults) -> Section:
-    """Draw for each configuration the span from the rate held to the rate missed; of a fixed load the range of the
-    runs."""
+    """Draw for each configuration the span of requests/s from the highest rate that met the SLO to the lowest
+    that missed.
+
+    Under other objectives than capacity, the range of its figure over the runs.
+    """
     # The best of them; the table has all.
     bars_most = 40
     merit = account.merit
@@ -263,7 +275,7 @@ def _hover(contender: Recommendation | Compared, account: SweepResults) -> str:
 
 
 def pareto(account: SweepResults) -> Section:
-    """Draw throughput against p95 under the scenario's own load, a point a configuration."""
+    """Draw throughput against p95 under the scenario's own load, a point for each configuration."""
     kept = {contender.configuration for contender, _ in keeping(account)}
     data: list[Trace] = []
     known = []
@@ -307,7 +319,8 @@ def pareto(account: SweepResults) -> Section:
 
 
 def rates(account: SweepResults, quantile: str = "p95") -> Section:
-    """Draw a quantile against the rate offered: every run at a rate, filled where it held the SLO."""
+    """Draw a latency quantile over the rate offered: a point for each run at a rate, filled where it met the
+    SLO."""
     shown = account.latency(quantile)
     tried = [
         (trial, run)
@@ -348,7 +361,8 @@ def rates(account: SweepResults, quantile: str = "p95") -> Section:
 
 
 def history(account: SweepResults) -> Section:
-    """Draw the runs in the order in which they were made."""
+    """Draw the objective's figure of each run over the time of the sweep, by phase; filled where it met the
+    SLO."""
     capacity = account.scenario.objective == "capacity"
     merit = account.merit
     timed = all(trial.elapsed_s is not None for trial, _ in account.runs)
@@ -382,7 +396,7 @@ def history(account: SweepResults) -> Section:
 
 
 def _height(run: JudgedRun, account: SweepResults) -> float | None:
-    """What of a run is drawn; None: nothing that a logarithmic axis can hold."""
+    """Return the figure of a run to draw, not yet scaled; None where a logarithmic axis cannot hold it."""
     objective = account.scenario.objective
     if objective == "latency":
         value = account.latency_of(run.latency_s)
@@ -401,7 +415,7 @@ def _run_text(trial: Trial, run: JudgedRun) -> str:
 
 
 def told(contender: Recommendation | Compared, account: SweepResults) -> str:
-    """Describe what a configuration gave, in the words of the table."""
+    """Return what a configuration gave: rate, latency and number of runs, as in the table of contenders."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
         held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"

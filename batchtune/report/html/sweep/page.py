@@ -25,11 +25,12 @@ from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted, rounded_duration
 
 Measured = list[tuple[Configuration, Estimate]]
-"""Batched configurations that keep the SLO, with their merits."""
+"""(configuration, its figure of merit) of each configuration that batches and keeps the SLO."""
 
 
 def heat_map(account: SweepResults) -> Section:
-    """Draw the two knobs with the most values tried; each cell is the best over the other knobs."""
+    """Draw the two parameters with the most values tried as a grid; each cell has the best figure over all
+    others."""
     measured = _measured(account)
     missed = [
         contender.configuration
@@ -94,7 +95,8 @@ def _crosses(
     rows: Sequence[Any],
     knobs: tuple[str, str],
 ) -> Sequence[Trace]:
-    """A cross in each cell in which something was tried and nothing met the SLO."""
+    """Return a trace of crosses in the cells in which something was tried and nothing met the SLO; empty
+    without any."""
     tried = {tuple(_value(account, configuration, knob) for knob in knobs) for configuration in missed}
     cells = [
         (str(x), str(y))
@@ -113,7 +115,8 @@ def _crosses(
 
 
 def slices(account: SweepResults) -> Section:
-    """Draw for each knob the configurations that differ from the recommended one in it alone."""
+    """Draw, for each parameter, the configurations that differ from the recommended one in that parameter
+    alone."""
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return drawing.section("knobs", None, variant="unbatched")
@@ -147,6 +150,7 @@ def slices(account: SweepResults) -> Section:
 
 
 def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configuration) -> Trace:
+    """Return the trace of one parameter's slice; the recommended configuration is a star."""
     stars = [configuration == chosen for configuration, _ in beside]
     return drawing.trace(
         [str(_value(account, configuration, knob)) for configuration, _ in beside],
@@ -162,6 +166,7 @@ def _slice(account: SweepResults, beside: Measured, knob: str, chosen: Configura
 
 
 def _measured(account: SweepResults) -> Measured:
+    """Return the configurations that batch and keep the SLO, each with its figure of merit."""
     return [
         (contender.configuration, merit)
         for contender, merit in contender_figures.keeping(account)
@@ -170,7 +175,7 @@ def _measured(account: SweepResults) -> Measured:
 
 
 def _values(account: SweepResults, tried: Sequence[Configuration]) -> dict[str, list[Any]]:
-    """Of each knob that was searched, the values that were tried."""
+    """Return, for each parameter that was searched, the values that were tried, sorted."""
     return {
         name: sorted({_value(account, configuration, name) for configuration in tried}, key=_sortable)
         for name in account.scenario.axes
@@ -178,17 +183,19 @@ def _values(account: SweepResults, tried: Sequence[Configuration]) -> dict[str, 
 
 
 def _value(account: SweepResults, configuration: Configuration, name: str) -> Any:
+    """Return the value that a parameter has in a configuration, the server's default where it is not set."""
     return in_force(configuration, name, cpus=account.scenario.target.cpus)
 
 
 def _sortable(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
+    """Return a sort key: numbers by size, then words."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return not is_number, float(value) if is_number else 0.0, str(value)
 
 
 def _chosen_cell(account: SweepResults, across: str, down: str) -> Sequence[Trace]:
-    """A star where the recommended configuration lies."""
+    """Return a trace with a star at the recommended configuration; empty where nothing that batches is
+    recommended."""
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return []
@@ -203,11 +210,12 @@ def _chosen_cell(account: SweepResults, across: str, down: str) -> Sequence[Trac
 
 
 _FEW: Final = 3
-"""Batches of a size that fewer were run of say little of its time."""
+"""A size of which fewer batches were executed is left out: their mean time says little."""
 
 
 def service_time(account: SweepResults) -> Section:
-    """Draw τ(b), how long a batch of b rows takes, and beside it b rows executed one by one."""
+    """Draw τ(b), the time in which a batch of b rows is executed, and beside it that of b rows one after
+    another."""
     curves = _times_by_threads(account)
     data = _read(account)
     if not curves and not data:
@@ -251,7 +259,7 @@ def service_time(account: SweepResults) -> Section:
 
 
 def _times_by_threads(account: SweepResults) -> dict[int, dict[int, tuple[int, float]]]:
-    """Batch threads -> rows -> (batches, seconds in all)."""
+    """Return batch threads -> rows of a batch -> (batches, their seconds together), over all trials."""
     curves: dict[int, dict[int, tuple[int, float]]] = {}
     for trial in account.trials:
         server = None if trial.measurement is None else trial.measurement.server
@@ -271,7 +279,7 @@ def _times_by_threads(account: SweepResults) -> dict[int, dict[int, tuple[int, f
 
 
 def _read(account: SweepResults) -> list[Trace]:
-    """τ as the search read it from closed loops."""
+    """Return the trace of τ(b) as the search took it from closed loops; empty where it did not."""
     if not account.curve:
         return []
     rows = sorted(account.curve)
@@ -288,7 +296,7 @@ def _read(account: SweepResults) -> list[Trace]:
 
 
 def answers_of(account: SweepResults) -> tuple[Fact, ...]:
-    """Return the four answers at the head of the page."""
+    """Return the four answers at the head of a sweep's page."""
     chosen = account.chosen
     if chosen is None:
         return _nothing(account)
@@ -303,7 +311,8 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
 
 
 def _nothing(account: SweepResults) -> tuple[Fact, ...]:
-    """Where nothing is recommended: why, what came nearest, how much was tried, what to change."""
+    """Return the answers where nothing is recommended: why, what came nearest, how much was tried, what to
+    do."""
     tried = counted(len(account.tried), "configuration")
     trials = f"{counted(len(account.trials), 'trial')}; all of them are below."
     nearest = Fact(question="What came nearest?", headline="–", lines=("No trial has a figure.",))
@@ -351,7 +360,7 @@ def _sure(chosen: Recommendation) -> Fact:
 
 
 def notes_of(chosen: Recommendation) -> Iterator[str]:
-    """Write what else a reader should know: the reason, the results of the rule and the guide, and what weakens the
+    """Yield what else a reader should know: the reason, how rule and guide compare, and what weakens the
     answer."""
     yield words.why_sentence(chosen)
     yield from words.model_sentences(chosen)
@@ -363,8 +372,10 @@ def notes_of(chosen: Recommendation) -> Iterator[str]:
 def sweep_document(
     account: SweepResults, *, deployment: str | None = None, step: str | None = None
 ) -> Report:
-    """Make the page of a sweep; `deployment` is the command that serves what is recommended, `step` what would
-    establish it."""
+    """Make the page of a sweep.
+
+    `deployment`: command that serves what is recommended. `step`: command that would confirm an open answer.
+    """
     chosen = account.chosen
     return Report(
         title=account.scenario.name,
@@ -433,7 +444,8 @@ def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Coded, ...]]:
 
 
 def _trials(account: SweepResults) -> TrialTable:
-    """A detail for each configuration, in the order of the table of contenders; of several models a row for each."""
+    """Return the page's table: a row for each trial, with several models for each model; a detail for each
+    configuration."""
     rows = parts_of(account.trials)
     of_part = {part.number: trial for trial in account.trials for part in trial.parts.values() or (trial,)}
     places = defaultdict(list)

@@ -45,10 +45,10 @@ _Entries = dict[str, yaml.Node]
 
 
 def format_cortex(parameters: BatchingParameters | None) -> str:
-    """The keys to put under `predictor:` of a TensorFlow API; None gives one without batching.
+    """Write the keys that go under `predictor:` of a TensorFlow API; None: a comment that there is no batching.
 
-    `threads_per_process` is written so that the batches in flight and the next one can fill:
-    a request holds a thread while it waits.
+    `threads_per_process` is twice the size, so that a batch can fill while another is executed: a request holds a
+    thread while it waits.
 
     Raises:
         BatchingParametersError: a size or interval outside Cortex's limits.
@@ -90,7 +90,7 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
 
 
 def parse_cortex(text: str, *, source: str) -> BatchingFile:
-    """What an API specification says: the keys of a predictor, one API, or the list of a `cortex.yaml`.
+    """Read an API specification: the keys of a predictor, one API, or the list of APIs of a `cortex.yaml`.
 
     Raises:
         BatchingParametersError: `source:line: key: …`: no YAML, an unknown key, a value that Cortex refuses, or more
@@ -106,13 +106,17 @@ def parse_cortex(text: str, *, source: str) -> BatchingFile:
 
 
 class _CortexReader:
-    """Takes the nodes of a specification apart; `source` names them in errors."""
+    """Reads the YAML nodes of a specification; `source` names the file in errors."""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def predictor(self, root: yaml.Node) -> _Entries:
-        """The predictor that batches; of a list with one API that one."""
+        """Return the keys of the predictor that batches, name -> node; where none does, those of the first.
+
+        Raises:
+            BatchingParametersError: two predictors batch, or one has an unknown key.
+        """
         apis = root.value if isinstance(root, yaml.SequenceNode) else [root]
         predictors = [self._predictor_of(api) for api in apis]
         batching = [predictor for predictor in predictors if _BLOCK in predictor]
@@ -149,7 +153,7 @@ class _CortexReader:
         )
 
     def _check_workers(self, size: int, predictor: _Entries, processes: int, threads: int) -> None:
-        """A waiting request holds a thread: fewer threads than the size never fill a batch. Cortex's own words."""
+        """Raise where there are too few threads to fill a batch: a waiting request holds one; in Cortex's own words."""
         kind = predictor.get("type")
         node = predictor[_BLOCK]
         if kind is not None and kind.value == "python":
@@ -201,7 +205,7 @@ class _CortexReader:
         return number
 
     def _micros(self, node: yaml.Node) -> int:
-        """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
+        """Read a Go duration, such as 0.1s or 1m30s, as whole microseconds, at least 1."""
         units = {
             "ns": "0.001",
             "us": "1",

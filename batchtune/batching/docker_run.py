@@ -19,7 +19,7 @@ from batchtune.errors import BatchingParametersError
 
 _WORDS_BEFORE: Final = r"(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|then|\w+=[^\s$`]*)"
 _BEFORE: Final = rf"(?:^|(?<=[;&|({{`]))[ \t]*(?:{_WORDS_BEFORE}[ \t]+)*(?:ExecStart=)?(?:[\w./-]*/)?"
-"""What may stand before a command: the beginning of a line, of a list, of a substitution; words that run another."""
+"""What may come before a command: the start of a line, list or substitution, and words that run another command."""
 _RUN: Final = re.compile(_BEFORE + r"(?:docker|podman)[ \t]+(?:container[ \t]+)?run\s", re.MULTILINE)
 _COMPOSE: Final = re.compile(
     _BEFORE + r"(?:(?:docker|podman)[ \t]+compose|docker-compose|podman-compose)\s", re.MULTILINE
@@ -30,7 +30,7 @@ _NAMED: Final = re.compile(_PROGRAMS)
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 _EXPANDED: Final = re.compile(r"[$`]|^~")
-"""What a shell makes another path of."""
+"""Matches characters by which a shell makes another path."""
 
 _SWITCHES: Final = frozenset(
     {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
@@ -39,20 +39,23 @@ _SWITCHES: Final = frozenset(
 """The options of `docker run` without a value; every other has one (docker run --help)."""
 _SHORT_SWITCHES: Final = frozenset("diPqt")
 _DESCRIPTOR: Final = re.compile(r"(?<=\s)\d+(?=[<>])")
-"""The number before a redirection is no word."""
+"""Matches the number before a redirection, which is no word of the command."""
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
     "monitoring_config_file",
 )
-"""Flags that say what a server serves, and where: those of the target that is asked for stand in their place."""
+"""Flags that say what a server serves, and on which ports; they are not read: the scenario's target has its own."""
 _OF_THE_MODEL: Final = re.compile(rf"--(?:{'|'.join(OF_THE_MODEL)})(?:=|$)")
 _WITH_PATH: Final = re.compile(r"--[^=]+=/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerWords:
-    """What a server's own arguments on line `line` say: its flags, but for ports and model, as for a shell; the path of
-    the file of parameters, "" where they name none; what of them cannot be taken over."""
+    """The arguments of a server, which begin on line `line` of their source.
+
+    `flags`: quoted for a shell, without those of ports, model and parameters file. `file`: path of the parameters file,
+    "" without one. `left_out`: a sentence for each flag that cannot be used.
+    """
 
     flags: str = ""
     file: str = ""
@@ -62,7 +65,7 @@ class ServerWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """What a command says of batching; `file` is that of the parameters on this machine, None: none."""
+    """The command that starts a server; `file`: the parameters file that it names, on this machine; None: none."""
 
     words: ServerWords
     file: Path | None
@@ -113,8 +116,8 @@ def parse_server_command(text: str, *, source: str) -> ServerCommand:
     """Read the server's flags and parameters file from the line of a shell script or service that starts it.
 
     Raises:
-        BatchingParametersError: `source:line: …`: no line that begins with it, a second one, one that a shell must
-            expand, a Triton's.
+        BatchingParametersError: `source:line: …`: no line begins with the server's program, or a second one does; a
+            path that only a shell can expand; a Triton's.
     """
     text = _COMMENT.sub("", text)
     starts = list(_SERVER.finditer(text))
@@ -157,7 +160,7 @@ def server_words(args: Sequence[str], *, source: str, line: int, in_container: b
 
 
 def _only(starts: Sequence[re.Match[str]], text: str, what: str, source: str) -> tuple[int, list[str]]:
-    """The line of the only command of its kind, and the words after what `starts` has of it.
+    """Return (line, words) of the only command of its kind; the words are those after the match in `starts`.
 
     Raises:
         BatchingParametersError: there is another, or its quotes do not end.
@@ -176,7 +179,7 @@ def _only(starts: Sequence[re.Match[str]], text: str, what: str, source: str) ->
 
 
 def _of_substitution(command: str, opened: str) -> str:
-    """The command without what follows the parenthesis or the quote that ends its substitution."""
+    """Cut off what follows the parenthesis or the quote that ends the command's substitution; `opened` began it."""
     if opened == "`":
         return command.partition("`")[0]
     if opened != "(":
@@ -190,7 +193,7 @@ def _of_substitution(command: str, opened: str) -> str:
 
 
 def _words(command: str) -> Iterator[str]:
-    """The words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
+    """Yield the words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
     command = _DESCRIPTOR.sub("", WITHIN_A_WORD.sub(HASH, command))
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
@@ -199,7 +202,7 @@ def _words(command: str) -> Iterator[str]:
 
 
 def _require_plain(args: Sequence[str], *, where: str) -> None:
-    """Refuse what would be passed over: a shell's command, an unknown variable, a flag that the server cannot read."""
+    """Raise for words that would be lost: a shell's command, an unknown variable, a flag of a form that fails."""
     hint = "give the file of parameters itself, or a command whose arguments are the server's own"
     for before, word in itertools.pairwise(("", *args)):
         if re.match(r"-\w*c$", word) or " --" in word:
@@ -220,7 +223,7 @@ def _require_plain(args: Sequence[str], *, where: str) -> None:
 
 
 def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """The options with their values, and what follows them: image and arguments."""
+    """Return (options with their values, the words after them: image and arguments) of a `docker run`."""
     options: list[tuple[str, str]] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -237,7 +240,7 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _mounts(options: Sequence[tuple[str, str]]) -> Mapping[PurePosixPath, Path]:
-    """The host's path at each path inside."""
+    """Return what is mounted: path in the container -> path on the host."""
     return dict(
         mount for name, value in options if name in ("v", "volume", "mount") for mount in _mount(name, value)
     )

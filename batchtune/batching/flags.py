@@ -26,7 +26,7 @@ from batchtune.errors import BatchingParametersError
 _SWITCH = "enable_batching"
 WITHIN_A_WORD = re.compile(r"(?<=\S)#")
 HASH = "\ue000"
-"""Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
+"""Replaces a `#` within a word, which begins no comment in a shell; shlex would cut the line there."""
 
 
 def format_flags(parameters: BatchingParameters | None) -> str:
@@ -70,7 +70,7 @@ def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
 
 
 def _words(text: str, source: str) -> Iterator[tuple[int, str]]:
-    """Each word with the line on which it ends; a backslash at the end of a line goes on."""
+    """Yield (line on which the word ends, word); a backslash at the end of a line continues it."""
     text = WITHIN_A_WORD.sub(HASH, text)
     stream = io.StringIO(re.sub(r" \\\n", "  \n", text))
     lexer = shlex.shlex(stream, posix=True)
@@ -92,7 +92,7 @@ def _value(name: str, given: str) -> Any:
 
 
 def _number(given: str) -> int | str:
-    """The number, or the text where it is none."""
+    """Return the number, or the text itself where it is none."""
     return int(given) if re.fullmatch(r"[-+]?\d+", given, re.ASCII) else given
 
 
@@ -103,7 +103,11 @@ def _boolean(given: str) -> bool:
 
 
 def _own_flag(name: str, given: str) -> str:
-    """A flag of the server's own, unless it is a parameter's name but for a letter or two."""
+    """Return the value of a flag that is no batching parameter.
+
+    Raises:
+        BatchingParametersError: it names a parameters file, or its name is a parameter's but for a letter or two.
+    """
     if name == "batching_parameters_file":
         raise BatchingParametersError(f"--{name}={given} names another file", hint="give that one")
     near = get_close_matches(name, (*PARAMETER_NAMES, _SWITCH), n=1, cutoff=0.85)

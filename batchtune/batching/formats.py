@@ -81,7 +81,7 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
 
 
 def _at_its_line(error: BatchingParametersError, text: str, source: str) -> BatchingParametersError:
-    """The error with the last line that has the parameter which it names first."""
+    """Return the error with a place in front: the last line that has the parameter which the error names first."""
     said = f"{error.message} {error.hint}"
     name = min((name for name in PARAMETER_NAMES if name in said), key=said.index)
     lines = [line for line, words in enumerate(_COMMENT.sub("", text).splitlines(), 1) if name in words]
@@ -116,7 +116,7 @@ def _parsed(text: str, source: str) -> BatchingFile:
 
 
 def _of_command(command: ServerCommand, source: str, *, dialect: FileDialect) -> BatchingFile:
-    """The flags of a command, with the parameters of the file that it names."""
+    """Combine the flags of a command with the parameters of the file that it names."""
     try:
         file = None if command.file is None else read_batching_file(command.file)
     except BatchingParametersError as error:
@@ -137,7 +137,11 @@ def _of_manifests(text: str, source: str) -> BatchingFile:
 def _with_flags(
     file: BatchingFile | None, words: ServerWords, *, source: str, dialect: FileDialect
 ) -> BatchingFile:
-    """What a server is told by its flags and by the file that they name; a Triton's file says it all."""
+    """Combine a server's flags with the file that they name; a Triton's file is returned as it is.
+
+    Raises:
+        BatchingParametersError: both have batching parameters.
+    """
     if file is not None and file.dialect == "triton":
         return file
     flags = parse_flags(words.flags, source=source, line=words.line)
@@ -157,7 +161,7 @@ def _with_flags(
 
 
 def _without_per_model(file: BatchingFile) -> BatchingFile:
-    """Without the flag by which a server would not hear what it is given here."""
+    """Drop the flag PER_MODEL_FLAG, by which a server would ignore these parameters; add a note where it was on."""
     settings = {name: value for name, value in file.settings.items() if name != PER_MODEL_FLAG}
     on = file.settings.get(PER_MODEL_FLAG, "false") != "false"
     note = f"--{PER_MODEL_FLAG} is left out: what each model's own batching_params.pbtxt says is not read"

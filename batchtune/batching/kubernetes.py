@@ -26,12 +26,12 @@ _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
-"""Keys under which nothing is said of how the server starts."""
+"""Keys whose values do not say how the server starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersFile:
-    """The file of a server: `batching_parameters.txt`, or a Triton model's whole `config.pbtxt`."""
+    """A server's file by name and content: `batching_parameters.txt`, or a Triton model's whole `config.pbtxt`."""
 
     name: str
     text: str
@@ -39,9 +39,11 @@ class ParametersFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """What manifests say: the parameters' file (None: there is none), whether batching is on, and the server's own
-    arguments. `file_source` is what the file's mistakes are told to be in: it has the manifests' lines where it is
-    written line by line."""
+    """What manifests say: the parameters file (None: there is none), whether batching is on, the server's arguments.
+
+    `file_source` names the file in errors: the manifests' own name where the file is a literal block, because its text
+    is then padded to have the manifests' line numbers.
+    """
 
     file: ParametersFile | None
     file_source: str
@@ -50,13 +52,13 @@ class Manifests:
 
 
 class _Literal(str):
-    """A text that is written line by line."""
+    """A text that YAML is to write as a literal block, line by line."""
 
     __slots__ = ()
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML with such texts."""
+    """Writes YAML, with `_Literal` as literal blocks."""
 
 
 def _literally(dumper: yaml.SafeDumper, text: _Literal) -> yaml.ScalarNode:
@@ -90,12 +92,12 @@ def format_kserve(configuration: Configuration, file: ParametersFile, *, model: 
 
 
 def digest_of(configuration: Configuration, file: ParametersFile) -> str:
-    """Value of the label that tells pods with these parameters from others."""
+    """Return the value of the label that tells pods with these parameters and flags from others: a digest of them."""
     return "p" + hashlib.sha256((file.text + repr(configuration.flags)).encode()).hexdigest()[:12]
 
 
 def kubernetes_name(model: str) -> str:
-    """The model's name as Kubernetes takes names: lower case, digits and dashes."""
+    """Return the model's name as Kubernetes takes names: lower case, digits and dashes; "model" if nothing is left."""
     name_characters_max = 50  # Kubernetes takes 63; a ConfigMap's name has nine more.
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:name_characters_max].strip("-")
     return plain or "model"
@@ -159,8 +161,8 @@ def _require_no_shell(words: Sequence[yaml.ScalarNode], source: str) -> None:
 
 
 def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
-    """The arguments of the server's container: of several that which batches, else that which is TensorFlow Serving's;
-    nothing where neither is one alone.
+    """Return the arguments of the server's container: the only one that batches, else the only one that is TensorFlow
+    Serving's, else the only one; no arguments where there is none such, or it is a Triton.
 
     Raises:
         BatchingParametersError: two servers batch, or a shell starts it.
@@ -187,7 +189,7 @@ def _is_batching(word: str) -> bool:
 
 
 def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:
-    """The image, and the words of command and args, of each container that has such words.
+    """Yield (image, words of command and args) of each container that has such words.
 
     Raises:
         BatchingParametersError: these are no list.
@@ -215,7 +217,10 @@ def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.S
 
 
 def _container(configuration: Configuration, file: ParametersFile, folder: str) -> dict[str, Any]:
-    """The part of a container. Of a Triton the file takes the place of the one in the model's `folder`."""
+    """Return the keys of a container that the configuration sets: args and volumeMounts.
+
+    A Triton's file is mounted in place of the one in the model's `folder`.
+    """
     if configuration.dialect == "triton":
         mount = {"name": _VOLUME, "mountPath": f"{folder}/{file.name}", "subPath": file.name}
         return {"volumeMounts": [mount]}
@@ -239,7 +244,7 @@ def _volumes(configuration: Configuration, name: str) -> dict[str, Any]:
 
 
 def _has_file(configuration: Configuration) -> bool:
-    """A Triton's file also says that there is no batching."""
+    """Whether the server needs a file; a Triton always does: its file also says that there is no batching."""
     return configuration.batching is not None or configuration.dialect == "triton"
 
 
@@ -266,7 +271,7 @@ def _written(
 
 
 def _objects(node: yaml.Node | None) -> Iterator[yaml.Node]:
-    """A manifest, or those of a list (`kubectl get`)."""
+    """Yield the manifest, or those of a list (`kubectl get`)."""
     items = _entry(node, "items")
     if isinstance(items, yaml.SequenceNode):
         for item in items.value:
@@ -276,7 +281,7 @@ def _objects(node: yaml.Node | None) -> Iterator[yaml.Node]:
 
 
 def _files(node: yaml.Node, names: Container[str]) -> Iterator[tuple[yaml.ScalarNode, yaml.ScalarNode]]:
-    """Name and text of each file of these names under the `data` of a ConfigMap."""
+    """Yield (name, text) of each file of these names under the `data` of a ConfigMap."""
     data = _entry(node, "data")
     if not _is_config_map(node) or not isinstance(data, yaml.MappingNode):
         return
@@ -286,7 +291,7 @@ def _files(node: yaml.Node, names: Container[str]) -> Iterator[tuple[yaml.Scalar
 
 
 def _file(key: yaml.ScalarNode, value: yaml.ScalarNode, source: str) -> tuple[ParametersFile, str]:
-    """The file, and what its mistakes are told to be in: the manifest where its lines are the manifest's."""
+    """Return (file, its name in errors); a literal block is padded with lines to have the manifest's line numbers."""
     line = value.start_mark.line + 1
     if value.style == "|":
         return ParametersFile(name=key.value, text="\n" * line + value.value), source
@@ -299,13 +304,13 @@ def _is_config_map(node: yaml.Node | None) -> bool:
 
 
 def _entry(node: yaml.Node | None, name: str) -> yaml.Node | None:
-    """The value of a key; None: it is not there, or nothing has keys."""
+    """Return the value of a key; None where the node has no such key, or no keys."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return next((value for key, value in pairs if key.value == name), None)
 
 
 def _scalars(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
-    """Every key and plain value of a document, in its order, that may say how a server starts."""
+    """Yield every key and plain value of a document, in its order, that may say how a server starts."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     elif isinstance(node, yaml.SequenceNode):

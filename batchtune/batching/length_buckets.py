@@ -1,10 +1,11 @@
 """Length buckets: the boundaries that the bundled server's `--length_buckets` takes.
 
-TensorFlow Serving has one queue a signature, whatever the length of its requests.
+TensorFlow Serving has one queue for each signature, whatever the length of its requests; with buckets there is one for
+each range of lengths.
 
-Which are best, given the lengths that come? What a batch computes is its rows times its longest, which in a bucket with
-full batches is about its boundary. So it is those with which the requests, each padded to the boundary above it,
-have the fewest elements: an exact dynamic programme over a histogram of lengths.
+The cost of a batch is its rows times its longest request, in a bucket with full batches about rows times boundary. So
+the best boundaries are those with which the requests, each padded to the boundary above it, have the fewest elements:
+`boundaries_for` finds them by an exact dynamic programme over a histogram of lengths.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ NO_BUCKETS: Final = "none"
 AUTO_BUCKETS: Final = "auto"
 
 Boundaries = tuple[int, ...] | Literal["auto"]
-"""Lengths, rising; none for one queue; or what the server makes of the lengths that come."""
+"""Lengths in rising order, () for one queue; or "auto": the server chooses them by the lengths of its requests."""
 
 BUCKETS_MOST: Final = 6
-"""Queues at most. Each more saves padding and fills its own batches later: over twenty distributions of lengths 4, 6, 8
-and 12 lose 5.0, 4.1, 4.1 and 4.7 % to the best of twenty sets (tests/benchmarks/replay/bucket_search.py --auto)."""
+"""Most queues that are chosen automatically. One more saves padding, but its batches fill later: over twenty
+distributions of lengths 4, 6, 8 and 12 queues lose 5.0, 4.1, 4.1 and 4.7 % to the best of twenty sets of boundaries
+(tests/benchmarks/replay/bucket_search.py --auto)."""
 
 PAYS_FROM: Final = 0.05
 """More queues, or other boundaries, must save this share of the elements computed: chance alone saves 1 to 3 %."""
 
 
 BUCKETS_MAX: Final = 64
-"""Every signature gets a queue for each; a batch thread asks them in turn."""
+"""Most boundaries: every signature gets a queue for each, and a batch thread asks the queues in turn."""
 
 
 def parse_length_buckets(given: object) -> Boundaries:
@@ -77,10 +79,10 @@ def rounded_up(length: int) -> int:
 
 
 def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) -> tuple[int, ...]:
-    """Choose the boundaries of at most `most` queues for which requests, padded to their boundary, have the fewest
-    elements; fewer queues where they do about as well.
+    """Choose the boundaries of at most `most` queues with which the requests, padded to them, have the fewest elements.
 
-    The last queue takes what is longer than the last boundary, so that one queue has none.
+    `rows_by_length`: length -> rows. Fewer queues are chosen where more would save at most PAYS_FROM of the elements.
+    The last queue takes what is longer than the last boundary, so n queues have n - 1 boundaries; () for one queue.
     """
     import numpy as np
 

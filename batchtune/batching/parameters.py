@@ -31,14 +31,14 @@ SENSIBLE_MOST = {
     "num_batch_threads": 4096,
     "max_execution_batch_size": 2**31 - 1,
 }
-"""Beyond it a file is mistaken: servers count in 32 bits, overflow when they add a timeout to the time, or run out of
-threads (the bundled server's most)."""
+"""Largest value of each parameter in a file: beyond it servers overflow (counts of 32 bits, a timeout added to the
+time) or run out of threads (the bundled server's most)."""
 
 
 def default_num_batch_threads(cpus: Collection[int] | None = None) -> int:
-    """TF Serving's default for `num_batch_threads`: the CPUs that the server may run on, whatever their quota.
+    """Return TF Serving's default for `num_batch_threads`: how many CPUs the server may run on, whatever its quota.
 
-    `cpus` are those of a server that is kept to them; None: those of this process, which what it starts inherits.
+    `cpus`: those that the server is pinned to; None: those of this process, which a server started by it inherits.
     """
     return len(schedulable_cpus() if cpus is None else cpus)
 
@@ -64,7 +64,7 @@ class BatchingParameters:
 
 PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
 SERVER_SWITCHES = ("enable_batching", "batching_parameters_file")
-"""The flags by which a server is given its parameters: what starts it writes them."""
+"""The flags by which a server gets its parameters; whatever starts the server writes them."""
 SWITCH_FLAG, FILE_FLAG = (f"--{name}" for name in SERVER_SWITCHES)
 PER_MODEL_FLAG = "enable_per_model_batching_parameters"
 TARGETS_FLAGS = {
@@ -74,26 +74,25 @@ TARGETS_FLAGS = {
     "monitoring_config_file": "each trial writes its own, by which the server's figures are read",
     PER_MODEL_FLAG: "with it a server batches by files in the models' folders, not as each trial says",
 }
-"""Flags that what starts a server writes, and why nobody else may: the last of two counts."""
+"""Flags that only batchtune may write when it starts a server -> why; a server obeys the last of two."""
 PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
 UNKNOWN = "unknown"
 Dialect = Literal["tfserving", "triton", "http"]
-"""Whose words and defaults a configuration has; http: those of a scenario of kind http."""
+"""The server whose names and defaults a configuration has; http: those that a scenario of kind http declares."""
 ServerWord = tuple[str, str, int]
-"""A batching parameter, the server's own word for it, and how many of ours its unit is."""
+"""(batching parameter, the server's own name for it, how many of our units one of the server's is)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One point of the search: how the server is told to batch, and its extra flags.
+    """One point of the search: a value for each batching parameter and server flag.
 
-    `batching` None means that the server runs without `--enable_batching`. `flags` are pairs of a name
-    without dashes and a value, sorted by name. `known` False: a server that somebody else started and that tells
-    nothing of its parameters. `dialect` says whose words it is told in, and whose defaults hold where it is silent; of
-    Triton the fields of `dynamic_batching` that TensorFlow Serving lacks are among the `flags`, and without batching
-    `instance_group.count` too. `words` are those of a server of kind http, of which the parameters without a word here
-    are the `flags`. `models` are the parameters of single models, by name, of a server of several: the
-    threads of `batching` are shared.
+    `batching`: None where the server runs without batching. `flags`: (name without dashes, value), sorted by name; for
+    Triton they include the fields of `dynamic_batching` that TensorFlow Serving lacks and, without batching,
+    `instance_group.count`; for a server of kind http, its parameters that `words` does not name. `known`: False for a
+    server that somebody else started and that does not report its parameters. `dialect`: whose names and defaults
+    apply. `models`: (model, its own parameters) for a server of several models, which share the threads of `batching`.
+    `words`: the own names of a server of kind http.
     """
 
     batching: BatchingParameters | None
@@ -104,7 +103,7 @@ class Configuration:
     words: tuple[ServerWord, ...] = ()
 
     def label(self) -> str:
-        """A short name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
+        """Return a name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
         if not self.known:
             words = ["unknown parameters"]
         elif self.batching is None:
@@ -131,20 +130,20 @@ class Configuration:
         )
 
     def word(self, name: str) -> str:
-        """A batching parameter's name in the server's own words."""
+        """Return the server's own name for a batching parameter."""
         if self.dialect == "triton":
             return triton_words.WORDS.get(name, name)
         return next((word for ours, word, _ in self.words if ours == name), name)
 
     def in_its_unit(self, name: str, value: Any) -> Any:
-        """A batching parameter's value in the server's own unit."""
+        """Return a batching parameter's value in the server's own unit."""
         units = next((units for ours, _, units in self.words if ours == name), 1)
         if units == 1 or not isinstance(value, int):
             return value
         return value // units if value % units == 0 else value / units
 
     def server_values(self, rows_per_request: int = 1) -> dict[str, Any]:
-        """Return what a server of kind http is told, by its own names; without batching each request is a batch."""
+        """Return the settings of a server of kind http, by its own names; without batching each request is a batch."""
         if self.batching is None:
             ours: dict[str, Any] = {"max_batch_size": rows_per_request, "batch_timeout_micros": 0}
         else:
@@ -159,7 +158,7 @@ class Configuration:
         return {"triton": triton_words.INSTANCES, "http": "num_batch_threads"}.get(self.dialect, "")
 
     def flag_word(self, name: str) -> str:
-        """A flag's name as it is written, `--name`; a setting of Triton's model configuration is no flag."""
+        """Return a flag's name as it is written: `--name`; a setting of Triton's model configuration without dashes."""
         if self.dialect == "http":
             return self.word(name)
         is_setting = name in triton_words.SETTINGS or name == triton_words.INSTANCES
@@ -167,8 +166,10 @@ class Configuration:
 
     @property
     def server_flags(self) -> dict[str, str]:
-        """The flags that a server is started with: those that are no part of a model's configuration on Triton; of a
-        server of kind http each parameter goes as `target.set` says."""
+        """The flags that the server is started with, name without dashes -> value.
+
+        Without settings of Triton's model configuration; {} for kind http, whose parameters go as `target.set` says.
+        """
         if self.dialect == "http":
             return {}
         return {name: text for name, text in self.flags if self.flag_word(name) != name}
@@ -186,11 +187,12 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
-        """The inverse of `to_dict`.
+        """Make a configuration from what `to_dict` returned.
 
         Raises:
             BatchingParametersError: a name or a value that cannot be a batching parameter.
-            TypeError: batching, flags or models are no mapping.
+            KeyError: there is no `batching`.
+            TypeError: batching, flags or models are no mapping, or the dialect is unknown.
         """
         batching = mapping["batching"]
         flags, models = mapping.get("flags") or {}, mapping.get("models") or {}
@@ -255,7 +257,7 @@ def require_sensible(parameters: BatchingParameters) -> None:
 
 
 def to_dict(parameters: BatchingParameters) -> dict[str, Any]:
-    """Return the fields that are present, in the message's order; sizes as a list."""
+    """Return the parameters that are present, name -> value, in TF Serving's order; sizes as a list."""
     present: dict[str, Any] = {}
     for name in PARAMETER_NAMES:
         value = getattr(parameters, name)
@@ -284,10 +286,10 @@ def from_dict(mapping: Mapping[str, Any]) -> BatchingParameters:
 
 
 def require_ports(flags: Mapping[str, Any]) -> None:
-    """Check the flags that say where a server listens.
+    """Check the values of those flags that are ports; names with or without dashes.
 
     Raises:
-        BatchingParametersError: one of them is no port.
+        BatchingParametersError: a value is not 0 to 65535.
     """
     for name, value in flags.items():
         if name.lstrip("-") in PORT_FLAGS and not (str(value).isdecimal() and int(str(value)) < 2**16):
@@ -368,7 +370,7 @@ def _wrong_type(name: str, value: object, expected: str) -> BatchingParametersEr
 
 
 def _meant(text: str) -> Any:
-    """A flag is kept as a text; a number, true and false mean themselves."""
+    """Return a flag's text as the JSON value that it is (a number, true, false), else as a string."""
     try:
         return json.loads(text)
     except ValueError:
@@ -382,7 +384,7 @@ def flag_text(value: object) -> str:
     return ",".join(map(flag_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# Which parameters does a file say, whichever server it was written for, and what of them does another server lack?
+# The parameters that a file has, whichever server it was written for, and which of them another server lacks.
 
 FileDialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "kubernetes"]
 
@@ -392,10 +394,11 @@ UINT32_MAX: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingFile:
-    """What a file says. `enabled` False: no batching, and the parameters only count once it is switched on.
+    """The content of a file of batching parameters.
 
-    `settings` are Triton's own fields of `dynamic_batching`, or flags of the server, as a scenario writes them; `notes`
-    are what the file says and nobody here can act on.
+    `enabled`: False where batching is off; the parameters then only apply once it is switched on. `settings`: Triton's
+    own fields of `dynamic_batching`, or flags of the server, as a scenario writes them. `notes`: a sentence for each
+    thing in the file that is not used.
     """
 
     dialect: FileDialect
@@ -405,10 +408,11 @@ class BatchingFile:
     notes: tuple[str, ...] = ()
 
     def knobs(self, *, on_triton: bool, rows_per_request: int = 1) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The values as a scenario's `fixed` holds them for such a server, and what that server cannot be told.
+        """Return (values for a scenario's `fixed`, notes) for a Triton, or for TensorFlow Serving.
 
-        A limit on waiting requests becomes one on waiting batches and the other way round, each at least 1; where the
-        file has none it is told that the other server's default differs.
+        The notes name what that server has no counterpart for. A limit on waiting requests becomes one on waiting
+        batches and the other way round, each at least 1; where the file has none, a note says that the other server's
+        default differs.
 
         Raises:
             BatchingParametersError: a Triton's file without `max_batch_size`, for TensorFlow Serving.

@@ -35,7 +35,7 @@ Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A number or a word as written, or the text of a string."""
+    """A value that is no message: a number or a word as written, or the text of a string without its quotes."""
 
     kind: Literal["number", "name", "string"]
     text: str
@@ -86,7 +86,11 @@ def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingPar
 
 
 def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int = _INT64_MAX) -> int:
-    """The field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them."""
+    """Return the field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them.
+
+    Raises:
+        BatchingParametersError: it is no integer, or not in `least` to `most`.
+    """
     value = field.value
     expected = "a whole number" if most == _INT64_MAX else f"{least} to {most}"
     if isinstance(value, Scalar) and value.kind == "number":
@@ -102,7 +106,11 @@ def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int 
 
 
 def boolean(field: Field, *, source: str) -> bool:
-    """The field's value as a truth value: `true`, `True`, `t`, `1` and their opposites."""
+    """Return the field's value as a bool: `true`, `True`, `t`, `1` and their opposites.
+
+    Raises:
+        BatchingParametersError: it is anything else.
+    """
     value = field.value
     if isinstance(value, Scalar) and value.kind != "string":
         if value.text in {"true", "True", "t", "1"}:
@@ -113,7 +121,7 @@ def boolean(field: Field, *, source: str) -> bool:
 
 
 def string(field: Field, *, source: str) -> str:
-    """The field's value as a string; it must have been quoted."""
+    """Return the field's value as a string; raises BatchingParametersError where it was not quoted."""
     value = field.value
     if isinstance(value, Scalar) and value.kind == "string":
         return value.text
@@ -121,7 +129,7 @@ def string(field: Field, *, source: str) -> str:
 
 
 def message(field: Field, *, source: str) -> Message:
-    """The field's value as a sub-message."""
+    """Return the field's value as a message; raises BatchingParametersError where it is a scalar."""
     if isinstance(field.value, Message):
         return field.value
     raise failure(source, field.line, f"{field.name} must be a block {{ … }}; was {described(field.value)}")
@@ -130,8 +138,9 @@ def message(field: Field, *, source: str) -> Message:
 def values_of(
     block: Message, kinds: Mapping[str, Callable[..., Any]], *, source: str, of: str
 ) -> dict[str, Any]:
-    """Read the fields of a message by name, the last of each; `kinds` gives each field's reader, such as `boolean` or
-    `string`.
+    """Return the values of a message's fields by name, of a repeated field the last one.
+
+    `kinds` maps each name to the function that reads the field, such as `boolean` or `string`.
 
     Raises:
         BatchingParametersError: a field that the message `of` does not have, or a value of another type.

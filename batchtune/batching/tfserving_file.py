@@ -29,10 +29,11 @@ from batchtune.batching.triton_config import format_triton
 def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
     """Read a batching parameters file, as TF Serving's protobuf parser does.
 
-    The rules between values are `validate`'s.
+    Rules between values are not checked here but by `validate`.
 
     Raises:
-        BatchingParametersError: `source:line: …`; `max_batch_size: 128` gets a hint how to write it.
+        BatchingParametersError: `source:line: …`: no text proto, an unknown parameter, a value of another form; for
+            `max_batch_size: 128` the hint says how to write it.
     """
     values: dict[str, Any] = {}
     sizes: list[int] = []
@@ -148,8 +149,8 @@ def rendered(
 ) -> str:
     """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot say.
 
-    `model` is the name that it is served by. `file` is what the server itself reads, for `k8s` and `kserve`; absent:
-    TensorFlow Serving's.
+    `model` is the name that it is served by. `file` is the one that the server reads, for `k8s` and `kserve`; None:
+    TensorFlow Serving's parameters file.
 
     Raises:
         BatchingParametersError: the dialect cannot say it.
@@ -192,5 +193,5 @@ def parameters_file(configuration: Configuration) -> ParametersFile:
 
 
 def without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
-    """Write a comment line for each flag that this server does not have."""
+    """Write a comment line for each of these flags, which `server` does not have."""
     return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)

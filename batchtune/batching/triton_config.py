@@ -1,4 +1,4 @@
-"""A model's Triton configuration: its batching part read and changed in the JSON, read and written in a config.pbtxt.
+"""Reads and changes the batching part of a Triton model's configuration, as JSON and as a config.pbtxt.
 
 The JSON is that of `GET /v2/models/M/config`: the whole ModelConfig, spelt out by Triton, which the repository's load
 takes back as its parameter `config`. (extension_model_configuration.md, model_config.proto)
@@ -32,10 +32,10 @@ from batchtune.errors import BatchingParametersError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBatching:
-    """The batching part of a model's configuration as it was found.
+    """The batching part of a model's configuration as it was found on the server.
 
     `dynamic_batching` False: every request is executed by itself. `preferred_batch_size` is empty where Triton filled
-    in its default, the maximum. `instance_count` is that of each group and GPU, where they differ the largest.
+    in its default, the maximum. `instance_count` is the count of each instance group; where they differ, the largest.
     """
 
     max_batch_size: int
@@ -59,7 +59,7 @@ class FoundBatching:
 
 
 def found_batching(config: Mapping[str, Any]) -> FoundBatching:
-    """Read the batching part of a model's configuration.
+    """Read the batching part of a model's configuration, given as Triton's JSON.
 
     Raises:
         BatchingParametersError: the model has no batch dimension, or another batcher than the dynamic one.
@@ -92,7 +92,10 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
 def configuration_as_found(
     server_batching: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
 ) -> Configuration:
-    """Make a Configuration of the batching found; `batching` True switches the dynamic batcher on in any case."""
+    """Make a Configuration of the batching found.
+
+    `batching`: whether to switch the dynamic batcher on where it was off; else `Configuration.batching` is None there.
+    """
     if not (batching or server_batching.dynamic_batching):
         instances = (INSTANCES, str(server_batching.instance_count))
         return Configuration(batching=None, dialect="triton", flags=tuple(sorted({*flags, instances})))
@@ -116,8 +119,8 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
     """Return a model's configuration with another batching part; everything else stays as it is.
 
     `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default follows
-    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named, as
-    do groups whose counts differ where the largest is what is wanted.
+    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
+    Instance groups with different counts stay where the largest count is the configuration's.
     """
     changed = copy.deepcopy(dict(config))
     settings = {name: text for name, text in configuration.flags if name in SETTINGS}
@@ -145,10 +148,9 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
 
 
 def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[str, ...]:
-    """List what the model's configuration says of its dynamic batcher and `configuration` would leave out, as `name
-    value`.
+    """List the fields of the model's dynamic batcher that `configuration` would leave out, as `name value`.
 
-    The delay is none of it, nor is what Triton spells out where nobody said anything.
+    Without the delay, and without fields that have protobuf's default, which Triton spells out.
     """
     before = {"preferred_batch_size": sizes_text(found_batching(config).preferred_batch_size)}
     for name, value in (config.get("dynamic_batching") or {}).items():
@@ -159,7 +161,7 @@ def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[st
 
 
 def _said(value: Any) -> str:
-    """A field's value in words; "": protobuf's default."""
+    """Format a field's value; "" where it is protobuf's default."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text}" for name, inner in value.items() if (text := _said(inner)))
     if value in (0, "0", False, None, "", ACTIONS[0]):
@@ -201,7 +203,7 @@ def _set(message: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _field(message: Mapping[str, Any], path: str) -> Any:
-    """A field's value as a configuration's flags have it."""
+    """Return the value at a dotted path as a configuration's flags write it; where it is absent, protobuf's default."""
     value: Any = message
     for name in path.split("."):
         value = (value or {}).get(name)
@@ -256,7 +258,7 @@ _LONG_NUMBERS: Final = frozenset(
         "max_sequence_idle_microseconds",
     }
 )
-"""Of 64 bits: protobuf's JSON has them as strings, Triton's as numbers."""
+"""Fields of 64 bits, which protobuf's JSON has as strings and Triton's as numbers."""
 _MAPS: Final = frozenset(
     {
         "parameters",
@@ -308,7 +310,7 @@ def format_triton(
 
 
 def format_config_pbtxt(config: Mapping[str, Any]) -> str:
-    """Write a whole config.pbtxt, given Triton's JSON of it."""
+    """Write a whole config.pbtxt from Triton's JSON of the model's configuration."""
     return "".join(f"{line}\n" for line in _lines_of(config))
 
 
@@ -436,7 +438,7 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
 
 
 def _add_setting(settings: dict[str, Any], field: Field, source: str) -> None:
-    """Add what a field of `dynamic_batching` says to the settings, in a scenario's words."""
+    """Add a field of `dynamic_batching` to the settings, under the name that a scenario uses."""
     if field.name == "preferred_batch_size":
         size = text_proto.whole_number(field, source=source, least=1, most=SENSIBLE_MOST["max_batch_size"])
         settings.setdefault(field.name, []).append(size)
@@ -476,7 +478,7 @@ def _count(group: Field, source: str) -> int:
 
 
 def _number(field: Field, parameter: str, source: str) -> int:
-    """A number from 0 to the most of TensorFlow Serving's parameter that it stands for."""
+    """Return the field's value, 0 to the SENSIBLE_MOST of the TensorFlow Serving parameter that it corresponds to."""
     return text_proto.whole_number(field, source=source, least=0, most=SENSIBLE_MOST[parameter])
 
 
@@ -485,7 +487,7 @@ def _last(fields: Iterable[Field], name: str) -> Field | None:
 
 
 def _known(message: Message, names: tuple[str, ...], where: str, source: str) -> list[Field]:
-    """The fields of a message, all of them known.
+    """Return the fields of a message, whose names must be among `names`.
 
     Raises:
         BatchingParametersError: one is not; the hint says which was meant.

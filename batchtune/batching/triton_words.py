@@ -1,4 +1,4 @@
-"""Triton's names for the knobs, and the knobs of its own. (model_config.proto)"""
+"""Triton's names for batching parameters, and those parameters that only it has. (model_config.proto)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ WORDS: Final[Mapping[str, str]] = {
     "batch_timeout_micros": "max_queue_delay_microseconds",
     "num_batch_threads": "instance_group.count",
 }
-"""Inside the house a knob that both servers have goes by TensorFlow Serving's name."""
+"""TensorFlow Serving's name -> Triton's, of parameters that both have under different names.
+
+The other modules use TensorFlow Serving's.
+"""
 
 INSTANCES: Final = "instance_group.count"
 
@@ -23,7 +26,7 @@ SETTINGS: Final[Mapping[str, SettingKind]] = {
     "default_queue_policy.timeout_action": "action",
     "default_queue_policy.allow_timeout_override": "boolean",
 }
-"""Fields of `dynamic_batching` that TensorFlow Serving has no counterpart for."""
+"""Fields of `dynamic_batching` that TensorFlow Serving has no counterpart for -> the kind of their value."""
 
 ACTIONS: Final = ("REJECT", "DELAY")
 
@@ -35,7 +38,7 @@ MISSING: Final[Mapping[str, str]] = {
     "max_execution_batch_size": "Triton never splits a request: leave it out",
     "thread_pool_name": "leave it out",
 }
-"""Parameters of TensorFlow Serving that Triton lacks, and what there is instead."""
+"""Parameters of TensorFlow Serving that Triton lacks -> what there is instead."""
 
 GROUPS: Final = ("instance_group", "default_queue_policy")
-"""Messages whose fields are knobs; a scenario may nest them as config.pbtxt does."""
+"""Messages whose fields are parameters; a scenario may nest them as config.pbtxt does."""

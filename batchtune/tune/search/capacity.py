@@ -1,13 +1,13 @@
 """Searches the configuration that holds the highest rate within the SLO.
 
-1. Scout: short closed loops that fill every batch tell the time of a batch by its rows.
-2. Compare: runs at one rate close the brackets, the best hope first: a rival must beat the leader inside its own
-   bracket; the leader climbs, by bisection once it missed; then its neighbours, and whom Optuna names, at a rate just
-   above the leader's.
-3. Confirm: longer runs of the leader under fresh seeds, at a little less than what was found, stepping down until
-   three held and three times as many as missed.
-4. Settle: with the time left, who may still hold a tenth more? The leader, its rivals, its neighbours; a new leader is
-   confirmed.
+1. Scout: short closed loops that fill every batch show the time of a batch by its rows (the service-time curve).
+2. Compare: runs at one rate each narrow the brackets, of the contender first that is expected to hold most (its
+   hope). The leader is loaded at higher rates, by bisection once it missed one; then its neighbours, and points that
+   Optuna names, at a rate just above the leader's.
+3. Confirm: longer runs of the leader under new seeds, at a little less than it held, at lower rates until three held
+   and three times as many as missed.
+4. Settle: with the time left, load every contender that may hold a tenth more than is stated: the leader, its rivals,
+   its neighbours. A new leader is confirmed.
 
 The answer, at any time, is the contender with the highest rate held.
 """
@@ -42,52 +42,55 @@ from batchtune.tune.trials.space import UNBATCHED_CLIENTS
 from batchtune.tune.trials.trial import Source, TrialRequest
 
 CLOSED = 1.10
-"""Missed over held rate of a leader that is known well enough to go on."""
+"""Missed over held rate at which the leader's bracket is narrow enough to go on to its neighbours."""
 
 OPEN = 1.10
-"""A rival whose upper end lies this far above the answer is open."""
+"""A rival is open when the upper end of its bracket is above this many times the rate stated for the leader."""
 
 NEIGHBOUR = 1.03
-"""The rate, times what the leader held, at which one that the curve does not favour must prove itself; LEVEL where the
-leader is what the server has or would have by default: a change must gain something. Who misses it is no open rival
-once SAFE of the leader's is stated."""
+"""Rate of the first run of a neighbour, times the leader's held rate; LEVEL where the leader is what the server has
+or has by default, since a change must gain something. A neighbour that misses it is no open rival once SAFE of the
+leader's rate is stated."""
 
 BEAT = 1.095
-"""The rate, times what is stated, at which a rival that is open must prove itself."""
+"""Rate at which an open rival is loaded, times the rate stated for the leader."""
 
 SAME = 0.03
-"""Hopes that differ by less (in logs) are level."""
+"""Rates whose natural logs differ by less count as equal."""
 
 UNLIKELY, HOPELESS = 0.7, 0.5
-"""Of the leader's, a hope below which nobody is tried while the curve is trusted: the second of a neighbour in size or
-threads, which is there because the curve may be wrong, and of references."""
+"""While the curve is trusted, contenders whose hope is below this share of the leader's are not tried; HOPELESS for
+neighbours in size or threads, which are tried because the curve may be wrong."""
 
 SAFE = 0.94
-"""The first fresh runs are at this share of what the search found."""
+"""Rate of the first confirmation runs, as a share of the rate that the search found."""
 
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
-"""A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
+"""Length of a run, and of a confirmation run: the longest of so many batches, requests and seconds, within its share
+of the budget."""
 
 LOOP_SHARE = 0.8
-"""Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
+"""Least hope of a contender, as a share of what its closed loop answered within the limits."""
 
 HOPEFUL, CAUTIOUS = 0.92, 0.75
-"""Of the best hope, its first rate: the second of a fresh run where nothing held."""
+"""First rate of a contender while no rate is held, as a share of its hope; CAUTIOUS for a confirmation run."""
 
 ROUGHLY = 1.4
-"""Of several models, in place of CLOSED while one that is tried first is untried (joint_search.py: the search finds
-78 % of the best in 40 loads where 75 % without)."""
+"""CLOSED with several models while a contender of `Search.is_first` is untried (joint_search.py: the search then finds
+78 % of the best in 40 loads, else 75 %)."""
 
 TIGHT_MAX, NEARNESS = 10.0, 0.25
-"""A rate at which so much of a limit was used, to this power, is about a capacity: that tells where to go next."""
+"""With several models, the capacity guessed from a run: its rate over (used share of the limit, at most TIGHT_MAX) to
+the power NEARNESS."""
 
 BOLDEST = 3.0
-"""No first rate is more than this times what anybody answered: the curve may be wrong, and floods drain slowly."""
+"""Largest first rate, times the most that any contender answered: the curve may be wrong, and a server takes long to
+work off an overload."""
 
 
 class CapacitySearch(Search):
-    """Brackets decide, the curve hopes; see the module."""
+    """Searches by brackets of capacity: runs decide, and the service-time curve only says what to expect (hopes)."""
 
     # Who leads, and who may still win.
 
@@ -95,7 +98,7 @@ class CapacitySearch(Search):
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
-        """The contender with the highest rate held, else the best hope; of equals the simplest."""
+        """Return the contender with the highest rate held, else the one with the best hope; of equals the simplest."""
         return self._best_of(list(self.contenders))
 
     def best(self) -> Contender | None:
@@ -110,8 +113,10 @@ class CapacitySearch(Search):
         return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
 
     def upper(self, contender: Contender) -> float:
-        """Return the upper end of a contender's bracket; closer by its closed loop, where others say that this was
-        not disturbed."""
+        """Return the upper end of a contender's bracket, requests/s; inf: unknown.
+
+        A closed loop that filled every batch lowers it, where the curve or another loop agrees with that loop.
+        """
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
@@ -123,13 +128,13 @@ class CapacitySearch(Search):
         return self.curve.is_checked and RIVAL * full_rps >= self.curve.most_rps(contender.configuration)
 
     def _loops_agree(self) -> bool:
-        """Whether the two fastest of the loops that fill every batch answer the same: then neither was disturbed."""
+        """Whether the two fastest closed loops with full batches answered alike: then neither was disturbed."""
         full = sorted(run.answered_rps for c in self.contenders for run in c.runs if run.full)
         return len(full) > 1 and full[-1] <= RIVAL * full[-2]
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a contender was tried, and may hold a tenth more than is stated and more than the leader ever
-        held."""
+        """Whether a contender that ran may hold OPEN times the rate stated for the leader `top`, and LEVEL times the
+        rate that the leader held."""
         upper = self.upper(rival)
         return (
             rival is not top
@@ -140,19 +145,21 @@ class CapacitySearch(Search):
         )
 
     def is_level(self, rival: Contender, top: Contender) -> bool:
-        """Whether a contender can gain nothing over the leader, by a curve that is checked: the same curve judges
-        both."""
+        """Whether a checked service-time curve predicts at most LEVEL times the leader's capacity for a contender.
+
+        False while the curve is not trusted, or not checked by three sizes.
+        """
         if not (self.trusts_curve and self.curve.is_checked):
             return False
         says = self.curve.capacity_rps
         return says(rival.configuration) <= LEVEL * says(top.configuration)
 
     def _belief(self, contender: Contender) -> float:
-        """The hope, inside the bracket."""
+        """The hope of a contender, limited to its bracket, requests/s."""
         return min(max(contender.hope, contender.bracket.held_rps), self.upper(contender))
 
     def _humbled(self, contender: Contender) -> float:
-        """The hope, less for each run that missed."""
+        """The belief, or without one its closed loop's rate, times BACK for each run that missed; requests/s."""
         if self.of_models:
             return self._belief(contender)
         misses = sum(not run.held for run in contender.bracket.open_runs)
@@ -189,7 +196,8 @@ class CapacitySearch(Search):
         return max((run.answered_rps for run in contender.runs if run.clients is not None), default=0.0)
 
     def _defaults(self) -> TrialRequest | None:
-        """The defaults, by as many clients as can be answered in time."""
+        """A scout of the server's defaults with as many clients as can be answered within the limit; None: it has
+        been."""
         defaults = self.contenders.of("defaults")
         if defaults is None:
             return None
@@ -199,7 +207,8 @@ class CapacitySearch(Search):
         return self.loop(defaults, clients, "the server's own defaults under many clients")
 
     def _unknown_size(self) -> TrialRequest | None:
-        """A size that the curve likes and does not know: growth, or a peak between those known."""
+        """A scout of the best batch size by the curve where that size was not measured; None: it was, or six scouts
+        with full batches were made. A space that may grow gets larger sizes first."""
         if self.contenders.is_empty:
             return None
         top = self._liked()
@@ -227,7 +236,7 @@ class CapacitySearch(Search):
         return None if best.rows in self.curve.rows_read else self.full_loop(best)
 
     def _liked(self) -> Contender:
-        """Whom the curve likes best."""
+        """The contender with the highest capacity by the curve; of equals the simplest."""
         self._ask_curve()
         return max(self.contenders, key=lambda c: _level(c.model_says, c))
 
@@ -267,8 +276,10 @@ class CapacitySearch(Search):
             contender.hope = max(contender.hope, LOOP_SHARE * contender.bracket.loop_rps)
 
     def _guess(self) -> None:
-        """Without a curve: of whom ran what the runs say, of others what a plane through these does; before any ran as
-        if the models took turns, each with the rate that it held alone."""
+        """Set hopes with several models: for contenders that ran by their runs, for others by a plane through these.
+
+        Before any ran: the rate at which the models would use the server in turns, each as fast as it held alone.
+        """
         held = [
             best.bracket.held_rps / search.stated_rps
             for search in self.alone.values()
@@ -285,7 +296,7 @@ class CapacitySearch(Search):
             contender.hope = rate_rps
 
     def _guessed_rps(self, contender: Contender) -> float:
-        """The rate held; where none was, less than the lowest that missed, by how much of a limit was used."""
+        """The rate held, requests/s; where none was, a rate below those missed, by how far a limit was exceeded."""
         guesses = [
             (run.rate_rps or 0.0)
             * min(min(of_limit(run.latency_s, self.limits), TIGHT_MAX) ** -NEARNESS, BACK)
@@ -294,20 +305,27 @@ class CapacitySearch(Search):
         return contender.bracket.held_rps or min(guesses)
 
     def _is_known(self, contender: Contender) -> bool:
-        """Whether runs at a rate say something of it beside the curve; without a curve loops do too."""
+        """Whether a contender has a figure to compare with the curve: a run at one rate and a prediction.
+
+        Without a curve: whether it ran at all.
+        """
         if not self.has_curve:
             return bool(contender.runs)
         return bool(contender.bracket.open_runs) and contender.model_says > 0.0
 
     def _measured_rps(self, contender: Contender) -> float:
-        """What runs say of it: what it held, else less than what it missed; 0: nothing."""
+        """Capacity by a contender's runs alone, requests/s: the rate held, else BACK times the rate missed; 0: unknown.
+
+        Without a curve and without runs at one rate: LOOP_SHARE of what its closed loops answered.
+        """
         held, upper = contender.bracket.held_rps, self.upper(contender)
         if not self.has_curve and not contender.bracket.open_runs:
             return max(LOOP_SHARE * run.answered_rps * self._gaps_room(run) for run in contender.runs)
         return held or (BACK * upper if math.isfinite(upper) else 0.0)
 
     def _gaps_room(self, run: BracketRun) -> float:
-        """Less than 1 where the gaps between tokens of a loop are too long: a step takes too long at that rate."""
+        """Factor on a closed loop's rate: below 1 where its gaps between tokens exceed a limit (the square root of
+        limit / gap), else 1."""
         limits = {name: limit for name, limit in self.limits.items() if name.startswith("itl_")}
         ratios = [limit / max(run.latency_s.get(name, limit), TINY_S) for name, limit in limits.items()]
         return min(1.0, math.sqrt(min(ratios, default=1.0)))
@@ -337,7 +355,11 @@ class CapacitySearch(Search):
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
 
     def _is_comparing(self, top: Contender, left_s: float) -> bool:
-        """Before the first fresh run; and while a new leader climbs: each fresh run would be one too many."""
+        """Whether to compare rather than confirm.
+
+        Before the first confirmation run: until COMPARE_SHARE of the budget is spent. After it: while the leader holds
+        a rate, is not confirmed, and its bracket is wide, as that of a new leader is.
+        """
         bracket = top.bracket
         if any(run.fresh for c in self.contenders for run in c.runs):
             return (
@@ -361,7 +383,10 @@ class CapacitySearch(Search):
     def _fitting_s(
         self, contender: Contender, rate_rps: float, *, left_s: float, fresh: bool = False
     ) -> float | None:
-        """How long a run lasts in what is left: a little shorter at the end; None: too little is left."""
+        """Seconds of a run that fits in `left_s`, at least 0.6 of the usual length.
+
+        None: that does not fit, or the run would have fewer than four requests.
+        """
         seconds = self._seconds(contender, rate_rps, fresh=fresh)
         requests_min = 4  # Where no rate holds, lower ones are tried until so few requests would be sent.
         if seconds * rate_rps * self.rarest < requests_min:
@@ -371,7 +396,7 @@ class CapacitySearch(Search):
         return min(seconds, fitting) if fitting >= shortest * seconds else None
 
     def _next_probe(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
-        """Who is loaded next, at which rate; None where nothing is open."""
+        """Choose (contender, rate in requests/s, reason) of the next run; None: nothing is open."""
         bracket = top.bracket
         lo = bracket.held_rps
         if not lo:
@@ -401,13 +426,13 @@ class CapacitySearch(Search):
         return near, self._more_than(top), "whether it holds more than the leader"
 
     def _more_than(self, top: Contender) -> float:
-        """The rate at which another must prove itself."""
+        """Rate in requests/s that another contender must hold to be better than the leader `top`."""
         stands = {"present", "defaults"} & set(top.sources)
         return (LEVEL if stands else NEIGHBOUR) * top.bracket.held_rps
 
     def _rivals_rate(self, rival: Contender, top: Contender) -> float:
-        """Nearly all that is hoped of it at first; then by bisection above what the leader holds, and what it missed
-        once is tried once more."""
+        """Rate of a rival's next run, requests/s: at first 0.95 of its belief; then by bisection between what the
+        leader or it holds and its belief, but no rate above one that it missed once."""
         bracket, belief, least_rps = rival.bracket, self._belief(rival), self._more_than(top)
         if not bracket.open_runs:
             return max(least_rps, 0.95 * belief)
@@ -419,7 +444,10 @@ class CapacitySearch(Search):
         return min(self._humbled(top) or most or 1.0, BOLDEST * most if most else math.inf)
 
     def _below_near_misses(self, rate_rps: float) -> float:
-        """While nobody holds a rate: below those that somebody nearly held, since the host may slow every answer."""
+        """Lower a rate to BACK times the lowest that any contender missed narrowly; for while none holds a rate.
+
+        The host may slow down every answer.
+        """
         near = [
             run.rate_rps
             for c in self.contenders
@@ -436,9 +464,10 @@ class CapacitySearch(Search):
         return self.trusts_curve and self.curve.is_known and contender.configuration.batching is not None
 
     def _untried_near(self, top: Contender, taken: set[Contender], *, widely: bool) -> Contender | None:
-        """Who was not tried and may hold more, the curve being wrong: a step in size or threads, the defaults.
+        """The most promising contender without a run at one rate that may hold more than the leader; None: none left.
 
-        `widely`: a step of any knob, the rule's and the guide's points, and whom Optuna names, too.
+        Candidates are neighbours in batch size or threads, what the server has, and its defaults. `widely`: also
+        neighbours in any parameter, no batching, the rule's and the guide's points, and points that Optuna names.
         """
         lo = top.bracket.held_rps
         widely = widely or self.scenario.search.strategy == "rule"
@@ -467,8 +496,8 @@ class CapacitySearch(Search):
         return self._named_by_optuna(top, taken) if widely or self._is_optunas else None
 
     def _simpler_steps(self, top: Contender) -> list[Contender]:
-        """Whom a step leads to from those that are simpler than the leader and level with it, on towards the simple:
-        where the curve is flat the smallest size waits for nobody."""
+        """Neighbours, each simpler than the contender they adjoin, of those that are simpler than the leader and within
+        LEVEL of it: where capacity hardly depends on the size, the smallest size is preferable."""
         level = [
             c for c in self.contenders if c is not top and LEVEL * self.worth(c) >= self.worth(top) > 0.0
         ]
@@ -488,7 +517,8 @@ class CapacitySearch(Search):
         )
 
     def _is_unlikely(self, contender: Contender, top: Contender, *, least: float = UNLIKELY) -> bool:
-        """Whether a curve that is trusted says that it holds far less, or that its larger batches are never filled."""
+        """Whether the trusted curve predicts less than `least` of the leader's belief, or that larger batches would
+        never be filled. False while the curve is not trusted."""
         if not self.trusts_curve or not contender.model_says or top.configuration.batching is None:
             return False
         never_filled = (
@@ -500,7 +530,10 @@ class CapacitySearch(Search):
         return never_filled or self._belief(contender) < least * self._belief(top)
 
     def _named_by_optuna(self, top: Contender, taken: set[Contender]) -> Contender | None:
-        """In spaces where neighbours alone are blind: three knobs or more, or values without an order."""
+        """The first untried contender that Optuna names; None: none, or the space is small enough for neighbours.
+
+        Only in spaces of three parameters or more, with values without an order, or with strategy "optuna".
+        """
         if not self._is_wide():
             return None
         known = [(c, self.worth(c) or 0.5 * self._belief(c)) for c in self.contenders if c.bracket.open_runs]
@@ -513,7 +546,7 @@ class CapacitySearch(Search):
 
     @property
     def _is_optunas(self) -> bool:
-        """Whether Optuna alone names who is tried beside the references."""
+        """Whether Optuna names all contenders but the references."""
         return self.scenario.search.strategy == "optuna"
 
     def _is_wide(self) -> bool:
@@ -522,7 +555,7 @@ class CapacitySearch(Search):
         return self._is_optunas or len(knobs) >= 3 or has_words
 
     def _fresh(self, top: Contender, left_s: float) -> TrialRequest | None:
-        """The next fresh run of the leader; None: it is confirmed, or there is no time."""
+        """The next confirmation run of the leader; None: it is confirmed, or there is no time."""
         rate = self._fresh_rate(top)
         is_new = rate > 1.001 * top.bracket.confirmed_rps
         seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if is_new else None
@@ -531,7 +564,8 @@ class CapacitySearch(Search):
         return self.ask(top, "confirm", "confirmation of the leader", rate_rps=rate, duration_s=seconds)
 
     def _equal_loop(self, top: Contender) -> TrialRequest | None:
-        """What is answered one by one by as many instances as the leader has."""
+        """A closed loop without batching on as many model instances as the leader has; None: as `equal_unbatched`, or
+        it was run."""
         equal = self.equal_unbatched(top)
         if equal is None:
             return None
@@ -539,7 +573,10 @@ class CapacitySearch(Search):
         return self.loop(equal, min(clients, CLIENTS_MAX), "no batching, with as many instances")
 
     def _fresh_rate(self, top: Contender) -> float:
-        """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
+        """Rate of the leader's next confirmation run, requests/s: SAFE of the rate found at first.
+
+        Each rate that failed lowers it by STEP_DOWN; a rate near one that was run already is replaced by that.
+        """
         bracket = top.bracket
         likely = bracket.held_rps or self._humbled(top)
         rate = SAFE * min(likely, max(self._belief(top), 0.9 * likely))
@@ -556,7 +593,8 @@ class CapacitySearch(Search):
         return rate
 
     def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
-        """After the fresh runs: who may still hold a tenth more than is stated?"""
+        """Choose (contender, rate, reason) of a run after the confirmation, of one that may hold a tenth more than is
+        stated; None: no contender may."""
         bracket = top.bracket
         stated = bracket.stated_rps
         if not stated:
@@ -584,7 +622,8 @@ class CapacitySearch(Search):
         return self.batch_s(rows)
 
     def _seconds(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
-        """Long enough for some dozen batches and a thousand requests, within a share of the budget."""
+        """Seconds of a run at this rate: for BATCHES, REQUESTS and RUN_S (FRESH_… for a confirmation run), within its
+        share of the budget, but for six batches in any case."""
         batch_s = self._run_batch_s(contender, rate_rps)
         if fresh:
             wanted = max(FRESH_BATCHES * batch_s, FRESH_REQUESTS / (rate_rps * self.rarest), FRESH_S)
@@ -603,6 +642,6 @@ class CapacitySearch(Search):
 
 
 def _level(rate_rps: float, contender: Contender) -> tuple[int, list[int]]:
-    """To compare hopes by: what differs by less than nobody can tell is level, and then the simplest comes first."""
+    """Sort key: rates that differ by less than about SAME in logs are equal; of equals the simplest is largest."""
     step = math.floor(math.log(rate_rps) / SAME) if rate_rps > 0.0 else -(10**9)
     return step, [-part for part in contender.simplicity]

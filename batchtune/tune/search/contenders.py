@@ -1,7 +1,8 @@
-"""Who may be the answer: what runs now, no batching, the defaults, the rule's and the guide's points, the space.
+"""Lists the contenders, the configurations that may be the answer: what runs now, no batching, the server's defaults,
+the rule's and the tuning guide's points, the points of the space.
 
-All are contenders alike; a configuration that several name is one contender with several names. A space that batchtune
-guessed itself (`search.grow`) ends nowhere: it grows by a step where the best lies on its edge.
+All are treated alike; a configuration that several sources name is one contender with several sources. A space that
+batchtune proposed itself (`search.grow`) has no edge: where the best point lies on it, the space grows by a step.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ from batchtune.tune.trials.trial import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleAnswer:
-    """The rule's own answer, not clamped to any search space. `interval_s` 0: the SLO leaves nothing to wait for."""
+    """The parameters by the throughput × interval rule, and what they were computed from; not limited to a space.
+
+    `interval_s` 0: the SLO leaves no time to wait for a batch. `slo_s` None: there is no latency limit.
+    """
 
     rows_per_s: float
     lone_latency_s: float
@@ -63,7 +67,7 @@ class RuleAnswer:
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
     def arithmetic(self) -> Coded:
-        """The arithmetic by which the rule came to its batch size, as text."""
+        """Return how the batch size was computed, as a finding with its figures."""
         code = "rule_no_interval"
         if self.slo_s is None:
             code = "rule_without_slo"
@@ -82,11 +86,11 @@ class RuleAnswer:
 def throughput_interval_rule(
     *, rows_per_s: float, lone_latency_s: float, limits: Mapping[str, float], rows_per_request: int
 ) -> RuleAnswer:
-    """Apply the throughput × interval rule to X, the rows/s without batching, and L, the latency of a lone request in
-    seconds; `limits` are the SLO's quantile limits in seconds, of which p95 is used if given.
+    """Apply the throughput × interval rule.
 
-    Without a limit on p95 the tightest one is used. max_batch_size is at least one request's rows: a smaller one
-    would refuse every request.
+    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request.
+    `limits`: quantile name -> the SLO's limit in seconds; that of p95 is used, else the tightest one.
+    The max_batch_size is at least `rows_per_request`: a smaller one would refuse every request.
     """
     slo_s = limits.get("p95", min(limits.values(), default=None))
     interval_s = lone_latency_s if slo_s is None else max(0.0, (slo_s - lone_latency_s) / 2.0)
@@ -101,7 +105,7 @@ def throughput_interval_rule(
 
 
 REFERENCES: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults")
-"""What every answer is compared with, the first of them first."""
+"""Sources of the configurations that every answer is compared with, in the order in which it shows them."""
 
 SIZE: Final = "max_batch_size"
 THREADS: Final = "num_batch_threads"
@@ -109,15 +113,20 @@ _TIMEOUT: Final = "batch_timeout_micros"
 _QUEUE: Final = "max_enqueued_batches"
 
 GROWS: Final[Mapping[str, int]] = {SIZE: 4096, THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
-"""Knobs whose guessed values grow, and how far."""
+"""Parameters whose values grow in a space that batchtune proposed -> the largest value."""
 
 
 @dataclass(eq=False, slots=True)
 class Contender:
-    """A configuration that may be the answer, who named it, and what its runs say.
+    """A configuration that may be the answer, who named it, and its runs.
 
-    `point`: of the space, or of what it grew to; None: it lies outside. `model_says`: what the service-time curve says
-    of it, in the unit of the objective; `hope`: corrected by what the sweep's own runs held.
+    `sources`: who named it, the first first. `rows`, `threads`: of its largest batch, and its batch threads.
+    `point`: parameter -> value in the space, as far as it grew; None: it lies outside.
+    `eligible`: whether it can be the answer; False: the space that the user wrote excludes it.
+    `failures`: failed trials. `runs`: all its loads, judged by the SLO.
+    `model_says`: its figure predicted by the service-time curve: requests/s, or 1 / p95 with objective latency; 0: no
+    prediction, or the SLO would be missed. `hope`: that prediction, corrected by the runs of this sweep
+    (FixedLoadSearch with a curve: its natural log).
     """
 
     configuration: Configuration
@@ -144,7 +153,8 @@ class Contender:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the server refuses the configuration or dies of it: it failed, and as often as it worked."""
+        """Whether the server refuses the configuration or dies of it: at least half of its runs, and at least one,
+        failed."""
         return 2 * self.failures >= max(len(self.runs), 1)
 
     @property
@@ -153,15 +163,16 @@ class Contender:
 
     @property
     def simplicity(self) -> tuple[int, int, int]:
-        """Rank that rises with what has to be deployed: no batching, the defaults, then rows and threads."""
+        """Sort key, least for the simplest to deploy: no batching, then the defaults, then by rows and threads."""
         kind = 0 if self.configuration.batching is None else 1 if "defaults" in self.sources else 2
         return kind, self.rows, self.threads
 
 
 class Contenders:
-    """All of them, in the order in which they were named.
+    """All contenders of a search, in the order in which they were named, and the values of the space.
 
-    `alone`: the only one of several models that is loaded; the parameters of the others stay in the middle.
+    Iteration yields those that can be the answer. `alone`: the only one of several models that the search loads; the
+    parameters of the other models have the middle of their values.
     """
 
     def __init__(self, scenario: Scenario, *, alone: str = "") -> None:
@@ -174,14 +185,14 @@ class Contenders:
         self._others = {name: _middle(values) for name, values in axes.items() if name not in self.values}
         self._by_configuration: dict[Configuration, Contender] = {}
         self.ceiling_rows = float("inf")
-        """Batches of so many rows or more run out of memory."""
+        """Least rows of a batch that ran out of memory; contenders with as many are barred. inf: none did."""
         self.beyond_memory: list[dict[str, Any]] = []
-        """Points that run out of memory, where other knobs than the rows take it too."""
+        """Points that ran out of memory, for spaces in which other parameters than the rows take memory too."""
         for source, configuration in () if alone else reference_configurations(scenario).items():
             self.add(configuration, source)
 
     def __iter__(self) -> Iterator[Contender]:
-        """Those that may be the answer, and whose batches fit into memory."""
+        """Yield the contenders that can be the answer: eligible, not broken, and not barred for lack of memory."""
         return (
             contender
             for contender in tuple(self._by_configuration.values())
@@ -190,11 +201,11 @@ class Contenders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no contender can be the answer: none is named yet, or no batch fits into memory."""
+        """Whether no contender can be the answer: none is named yet, or all are barred or broken."""
         return next(iter(self), None) is None
 
     def all(self) -> tuple[Contender, ...]:
-        """All contenders, those outside the user's search space included."""
+        """Return all contenders, also those that cannot be the answer."""
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
@@ -211,7 +222,10 @@ class Contenders:
     def add(
         self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
     ) -> Contender:
-        """Add a contender of this configuration, or one name more to it."""
+        """Return the contender of this configuration, made at the first call; `source` is added to those that named it.
+
+        `point`: its point in the space; None: it is located by its parameters.
+        """
         key = self._key(configuration)
         known = self._by_configuration.get(key)
         if known is None:
@@ -232,12 +246,15 @@ class Contenders:
         return known
 
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender of a point; None where no server accepts it or it cannot hold a request."""
+        """Return the contender of a point; None where its parameters are not legal, or no request fits in a batch."""
         configuration = self._configuration(point)
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
-        """What somebody names by some of the parameters; the space's and the fixed values stand for the rest."""
+        """Return the contender with the `wanted` parameters, the fixed ones, and those of `base` for the rest.
+
+        None where they are not legal together, or no request fits in a batch.
+        """
         base = {**self.base(), **wanted}
         point = {name: value for name, value in base.items() if name not in self._scenario.fixed}
         try:
@@ -247,12 +264,12 @@ class Contenders:
         return self.add(configuration, source) if fits_requests(configuration, self._scenario) else None
 
     def base(self) -> dict[str, Any]:
-        """The point in which a batch waits for no time and everything else is as the server has it."""
+        """Return the point nearest to the server's defaults, but with the least batch timeout."""
         base = self._space.nearest({_TIMEOUT: 0})
         return {name: base[name] for name in self.values}
 
     def scattered(self, count: int) -> list[Contender]:
-        """Return the middle of the space, and so many random points, for where nothing says who is better."""
+        """Return contenders for the middle of the space and for `count` random points (by the search's seed)."""
         chance = random.Random(f"{self._scenario.search.seed} {sorted(self.values)}")
         points = [{name: _middle(values) for name, values in self.values.items()}]
         points += [
@@ -268,12 +285,19 @@ class Contenders:
         return tuple(values.index(point[name]) for name, values in self.values.items())
 
     def put_together(self, best: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
-        """The own parameters of each of several models from its point, once with what all share from each of them."""
+        """Return contenders that combine, with several models, the best point of each model alone.
+
+        `best`: model name -> its point. Each model's own parameters come from its point. Shared ones come from the
+        point of one model, each model in turn: one contender for each model, fewer where they agree.
+        """
         points = ({name: best[_model(name) or lender][name] for name in self.values} for lender in best)
         return _unique(self.at(point, "alone") for point in points)
 
     def grid(self, most: int) -> list[Contender]:
-        """Return sizes times threads, times more knobs while they are at most so many points; the rest as in `base`."""
+        """Return contenders for all sizes times all threads; other parameters as in `base`.
+
+        Further parameters are varied too while there are at most `most` points.
+        """
         base = self.base()
         names: list[str] = [name for name in (SIZE, THREADS) if name in self.values]
         count = 1
@@ -288,14 +312,16 @@ class Contenders:
         return _unique(named)
 
     def whole(self, most: int) -> list[Contender]:
-        """Return every point, in the order of the space; at most so many."""
+        """Return contenders for every point of the space, in its order; at most `most`."""
         names = list(self.values)
         points = (dict(zip(names, point, strict=True)) for point in product(*self.values.values()))
         return _unique(self.at(point, "grid") for point in islice(points, most))
 
     def neighbours(self, contender: Contender) -> list[Contender]:
-        """Return the points one step of one knob away, also beyond the edge of a space that grows; none where others
-        name them all."""
+        """Return the contenders that differ from this one by one step of one parameter; of words, by any other value.
+
+        A space that grows gets a value beyond its edge first. [] without batching, or with strategy rule or optuna.
+        """
         point = self.point_of(contender)
         if point is None or self._scenario.search.strategy in ("rule", "optuna"):
             return []
@@ -311,7 +337,8 @@ class Contenders:
         return [other for other in _unique(near) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
-        """Add a larger size where this contender's is the largest. Returns whether one was added."""
+        """Add a larger batch size to the space, if it grows and this contender has the largest. Returns whether one
+        was added."""
         sizes = self.values.get(SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
@@ -319,7 +346,7 @@ class Contenders:
         return len(sizes) > before
 
     def point_of(self, contender: Contender) -> dict[str, Any] | None:
-        """Return the point of a contender; of one outside, such as the defaults, the nearest. None without batching."""
+        """Return the point of a contender, or the nearest point where it lies outside; None without batching."""
         if contender.point is not None:
             return contender.point
         if contender.configuration.batching is None:
@@ -331,7 +358,8 @@ class Contenders:
         return self._space.nearest(wanted)
 
     def _grow(self, name: str, value: Any) -> None:
-        """One step outward, where the space is our own guess and the value lies on its upper edge."""
+        """Add the double of a parameter's largest value, if the space grows, `value` is that largest value, and the
+        limit (GROWS, twice the CPUs, the clients) allows it."""
         values = self.values[name]
         if not self._scenario.search.grow or name not in GROWS or value != values[-1]:
             return
@@ -346,7 +374,7 @@ class Contenders:
             values.append(step)
 
     def _widen(self, point: Mapping[str, Any] | None) -> None:
-        """Take in values that an interrupted sweep's space had grown to."""
+        """Add the values of a point that a space which grows does not have: an interrupted sweep had added them."""
         grown = point if point is not None and self._scenario.search.grow else {}
         for name, value in grown.items():
             values = self.values.get(name)
@@ -366,9 +394,10 @@ class Contenders:
         return int(in_force(configuration, THREADS, cpus=self._scenario.target.cpus) or 1)
 
     def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
-        """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing.
+        """Whether a configuration that is no point of the space can be the answer.
 
-        What runs now may always stay, and the rule's point is what strategy rule asks for.
+        Always in a space that batchtune proposed; in one that the user wrote, between the ends of its ranges. What
+        runs now can always be, and the rule's point with strategy rule.
         """
         search = self._scenario.search
         asked_for = source in ("present", search.strategy)
@@ -376,11 +405,11 @@ class Contenders:
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """Return the references: what runs now, no batching where the server can be told so, and the server's own defaults.
+    """Return source -> configuration of the references that there are, each with the scenario's fixed server flags.
 
-    Each with the scenario's fixed server flags. What runs now is an attached server's own configuration, else that of
-    `fixed` where that names a size, a timeout or threads. Of a Triton the defaults are what the model's configuration
-    says, with `dynamic_batching { }` where it has none.
+    `present`: an attached server's configuration, else that of `fixed` where it sets a size, a timeout or threads.
+    `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the model's
+    configuration, with `dynamic_batching { }` where it has none.
     """
     flags = scenario.fixed_flags
     original = scenario.target.found
@@ -405,8 +434,7 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
 
 
 def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
-    """What an attached server has, or `fixed` says; batches of one request; the server's defaults where it is told
-    what they are."""
+    """`reference_configurations` for a server of kind http: its defaults only where the scenario states them."""
     target = scenario.target
     references: dict[Source, Configuration] = {}
     named = {name for name, _, _ in target.words} & scenario.fixed.keys()
@@ -422,13 +450,14 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
 
 
 def first_configuration(scenario: Scenario) -> Configuration:
-    """Return the configuration that a server is started with, or the one that an attached server has."""
+    """Return the configuration to start a server with, or the one that an attached server has."""
     present = reference_configurations(scenario).get("present") if scenario.target.attached else None
     return one_by_one(scenario) if present is None else present
 
 
 def one_by_one(scenario: Scenario) -> Configuration:
-    """Return no batching; where the server cannot be told so, batches of one request that wait for no other."""
+    """Return the configuration without batching; where the server always batches, the nearest to it: batches of one
+    request without a timeout, for kind http the first point of the grid."""
     alone = reference_configurations(scenario).get("no_batching")
     if alone is not None:
         return alone
@@ -443,8 +472,8 @@ def one_by_one(scenario: Scenario) -> Configuration:
 
 
 def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the point at which TensorFlow Serving's tuning guide begins: as many threads as cores, a large batch, no
-    timeout.
+    """Return the parameters that TensorFlow Serving's tuning guide starts from: as many threads as CPUs (not for
+    Triton), the largest batch size, no timeout. `values`: parameter -> its values in the space.
 
     Source: tensorflow_serving/batching/README.md, "Performance Tuning".
     """
@@ -456,7 +485,8 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 
 
 def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
-    """Return no batching with as many instances, of Triton or a server of kind http, as another configuration has."""
+    """Return `unbatched` with as many model instances as `batched` has; unchanged where the server has no flag for
+    them."""
     name = batched.instances_flag
     if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched
@@ -466,7 +496,7 @@ def same_instances(unbatched: Configuration, batched: Configuration) -> Configur
 
 
 def _model(axis: str) -> str:
-    """Whose parameter it is; "": all share it."""
+    """Name of the model that a parameter `MODEL:NAME` belongs to; "": all models share it."""
     return axis.rpartition(":")[0]
 
 

@@ -1,6 +1,6 @@
-"""The service time of a batch by its rows, read from a few closed loops, and what each configuration would give by it.
+"""Estimates the service time of a batch by its rows from a few closed loops, and predicts each configuration by it.
 
-A hope, no more: it says who is tried next and at which rate. Brackets decide.
+The predictions only choose what is tried next and at which rate; runs decide.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchtune.twin.simulator.replica import Batcher, Device, Summary, batcher_o
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
 
 SIMPLE, FADES = 0.3, 0.5
-"""Of a plane: the weight of a parameter that changes nothing; of a point, by its steps from the first."""
+"""Of `plane_through`: the ridge penalty on each slope, and the decay of a point's weight per step from the first."""
 
 _ROWS_MAX = 4096
 _ARRIVALS = 5000, 80_000
@@ -28,7 +28,7 @@ _CLOSED_REQUESTS, _CLOSED_TURNS = 600, 8
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A device that was kept busy: rows of its batches, threads that ran them (0: no batching), rows/s."""
+    """A load under which the device was never idle: rows of its batches, batch threads (0: no batching), rows/s."""
 
     rows: float
     threads: int
@@ -37,8 +37,8 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class CurvePrediction:
-    """What a load would give: requests/s answered, p95 in seconds, and the largest share of its limit that a latency
-    takes; inf: too many requests are refused."""
+    """A prediction for one load: requests/s answered, p95 in seconds, and the largest ratio of a latency to its limit
+    (inf: too many requests are refused)."""
 
     answered_rps: float
     p95_s: float
@@ -46,7 +46,11 @@ class CurvePrediction:
 
 
 class Curve:
-    """τ(b) of the server under test; every reading moves it."""
+    """The service-time curve τ(b) of the server under test, fitted anew with each load that `learn` gets.
+
+    `tau_s` [4097]: seconds of a batch by its rows, of one thread. `contention`: share by which each further batch at
+    once slows the others down; None: batches run one at a time. `is_line`: whether τ is a straight line.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._limits_s = {float(name[1:]) / 100.0: limit for name, limit in scenario.slo.e2e_limits().items()}
@@ -67,7 +71,7 @@ class Curve:
 
     @property
     def knows_threads(self) -> bool:
-        """Whether one thread and several were seen, so that what a further one gains is known."""
+        """Whether there are loads with one batch thread and with several, so that the gain of threads is known."""
         threads = {reading.threads for reading in self._readings}
         return 1 in threads and max(threads) > 1
 
@@ -76,7 +80,7 @@ class Curve:
         return {reading.rows for reading in self._readings}
 
     def readings(self) -> dict[int, float]:
-        """Seconds of a batch, by each size that was read."""
+        """Return rows -> seconds of a batch, for each batch size that was measured."""
         return {int(rows): self.batch_s(rows) for rows in sorted(self.rows_read)}
 
     def batch_s(self, rows: float) -> float:
@@ -84,7 +88,8 @@ class Curve:
         return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
 
     def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:
-        """Learn from a load under which the device was never idle, with batches of so many rows."""
+        """Add a load under which the device was never idle, with batches of `rows` rows; ignored if `rows_per_s` is
+        not above 0."""
         if not rows_per_s > 0.0:
             return
         threads = 0
@@ -94,14 +99,14 @@ class Curve:
         self._fit()
 
     def most_rps(self, configuration: Configuration) -> float:
-        """Compute what full batches answer, requests/s, whatever the limit."""
+        """Compute the highest throughput of full batches, requests/s, whatever the latency."""
         batcher = self._batcher(configuration)
         rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
 
     @property
     def is_checked(self) -> bool:
-        """Whether three sizes or more lie on one line, so that each is checked by the others."""
+        """Whether at least three measured sizes lie on one line, so that each confirms the others."""
         return self.is_line and self.has_three_sizes
 
     @property
@@ -109,14 +114,14 @@ class Curve:
         return len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
-        """Simulate the highest rate of Poisson arrivals within the limit, requests/s."""
+        """Find by simulation the highest rate of Poisson arrivals within the limits, requests/s."""
         batcher = self._batcher(configuration)
         if batcher not in self._cache:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
         return self._cache[batcher]
 
     def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
-        """Simulate so many clients in a closed loop."""
+        """Predict a closed loop of this many clients, by simulation."""
         summary = closed_summary(
             clients,
             max(_CLOSED_REQUESTS, _CLOSED_TURNS * clients),
@@ -129,7 +134,7 @@ class Curve:
         return self._prediction(summary)
 
     def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
-        """Simulate Poisson arrivals at this rate."""
+        """Predict Poisson arrivals at this rate, by simulation."""
         return self._open(self._batcher(configuration), rate_rps)
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:
@@ -177,7 +182,7 @@ class Curve:
         return Device(tau_s=self.tau_s, contention=self.contention, delay_s=delay_s)
 
     def _gain_of(self, threads: int) -> float:
-        """What so many threads answer, of one."""
+        """Throughput of this many batch threads over that of one."""
         if self.contention is None or threads < 2:
             return 1.0
         return threads / (1.0 + self.contention * (threads - 1))
@@ -197,9 +202,10 @@ class Curve:
             self.is_line = bool(np.ptp(np.diff(self.tau_s[1:])) < 1e-9 * self.tau_s[-1])
 
     def _contended(self) -> float | None:
-        """How far batches that run at once slow each other down, by readings of several threads beside those of one.
+        """The contention κ: with n threads a batch takes 1 + κ·(n - 1) times as long as with one (0: threads do not
+        slow each other down). The median over loads with several threads.
 
-        0: not at all. None: a second thread gains too little; they share the device.
+        None: unknown, or a second thread gains less than a quarter, so that batches run one at a time.
         """
         single = [(r.rows, r.rows / r.rows_per_s) for r in self._readings if r.threads == 1]
         if not single:
@@ -220,7 +226,7 @@ class Curve:
 
 
 def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rising sizes, and the median time of each; sizes within a tenth of each other count as one."""
+    """Ascending sizes and the median time of each, from (rows, seconds); sizes within a tenth count as one."""
     groups: list[list[tuple[float, float]]] = []
     for rows, seconds in sorted(readings):
         if groups and rows <= 1.1 * groups[-1][0][0]:
@@ -234,8 +240,11 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute τ at 1 to 4,096 rows, shape (4,097,), from the sizes read, shape (n,): a line with no negative part,
-    else from size to size."""
+    """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from sizes that were measured, both shape (n,).
+
+    A line with no negative coefficient where it misses no size by more than 0.2 in logs; else linear from size to size.
+    One size only: a guess that each further row adds an eighth.
+    """
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
     # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.
     row_guess = 0.125
@@ -260,8 +269,10 @@ def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDAr
 def plane_through(
     points: Sequence[tuple[int, ...]], values: Sequence[float]
 ) -> Callable[[tuple[int, ...]], float]:
-    """Fit a plane to what these points gave, those near the first of them before all: a hope where there is no
-    curve."""
+    """Fit a plane to `values` at these points, by ridge regression in which those near the first point weigh most.
+
+    Returns a function from a point to the plane's value. Points are indices of parameter values.
+    """
     away = np.array(points, float) - points[0]
     weights = np.exp(-FADES * np.abs(away).sum(axis=1))
     terms = np.column_stack([np.ones(len(points)), away])

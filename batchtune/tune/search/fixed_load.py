@@ -1,9 +1,9 @@
 """Searches the configuration that serves the scenario's own load best: most requests/s, or the lowest p95.
 
-Every run is of that load, so every run counts. A contender's bracket is the mean of its runs, wider by what runs of one
-configuration differ and narrower with each run. First the references and a few corners, then whom the service-time
-curve hopes best of, the leader's neighbours, whom Optuna names; who cannot be distinguished from the leader runs again
-beside it; fresh runs confirm.
+Every run has that load, so that every run counts. A contender has the median of its runs, with an interval that is
+wider the more runs of one configuration differ, and narrower with each run. First the references and a few batch sizes
+run, then contenders of which the service-time curve predicts most, then the leader's neighbours and points that Optuna
+names. Those that cannot be distinguished from the leader run again, in turn with it. Confirmation runs end the search.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from batchtune.tune.search.search_loop import (
 from batchtune.tune.trials.trial import Source, TrialRequest
 
 SPREAD, SPREAD_LEAST = 0.05, 0.015
-"""Between runs of one configuration, in logs: until some were repeated, and at least."""
+"""Standard deviation of the natural log of a rate between runs of one configuration: assumed while none was repeated,
+and the least."""
 
 TRUSTED_SPREAD = 4
-"""Repeats (degrees of freedom) from which their own spread counts alone."""
+"""Repeats (degrees of freedom) from which the measured spread is used alone."""
 
 LATENCY_FACTOR = 1.5
-"""A quantile differs from run to run by so much more than a rate."""
+"""Assumed spread of a latency quantile between runs, over that of a rate."""
 
 SURE = 2.0
-"""Standard errors from the mean to the end of a bracket."""
+"""Standard errors from the middle of a contender's interval to its ends."""
 
 WORTH = 1.02
-"""What a contender must be hoped to give, times the leader's, to be tried."""
+"""Least hope of an untried contender, times the leader's figure, for it to be tried."""
 
 
 BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
@@ -50,9 +51,11 @@ _NAMED: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults", "rule
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A contender under the scenario's load: mean and ends of its merit (log of requests/s, or -log of p95).
+    """A contender's merit under the scenario's load, from `runs` runs.
 
-    `keeps`: more of its runs held the SLO than missed it. `misses`: two missed it, and fewer held; else one more tells.
+    `mean`, `low`, `high`: median merit and the ends of its interval. A merit is the natural log of requests/s, or minus
+    that of p95 in seconds (with several models: of the largest share of a limit used); higher is better.
+    `keeps`: more runs held the SLO than missed it. `misses`: at least two missed it, and fewer held it.
     """
 
     mean: float
@@ -64,7 +67,7 @@ class Standing:
 
 
 class FixedLoadSearch(Search):
-    """See the module; merits are logs, higher is better."""
+    """Searches by the merit of runs under the scenario's own load (`Standing`); hopes are merits too."""
 
     hopes_max = 400  # with timeouts: a closed loop gains where all its clients fit into one batch
 
@@ -79,8 +82,7 @@ class FixedLoadSearch(Search):
     # What runs say.
 
     def merit(self, run: BracketRun) -> float:
-        """Return a contender's figure, NaN where it has none; of several models the room that the tightest of all
-        limits leaves."""
+        """Return the merit of one run (`Standing`); NaN: it has no figure."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
             value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)
@@ -89,12 +91,12 @@ class FixedLoadSearch(Search):
         return -math.log(value) if self._is_latency else math.log(value)
 
     def own_runs(self, contender: Contender) -> list[BracketRun]:
-        """Return a contender's runs under the scenario's own load."""
+        """Return a contender's runs under the scenario's own load, without scouts."""
         return [run for run in contender.runs if run.trial not in self._foreign]
 
     @property
     def _foreign(self) -> set[int]:
-        """Numbers of the trials under other loads: probes and scouts."""
+        """Numbers of the trials under other loads than the scenario's: probes and scouts."""
         for trial in self.trials[self._looked_at :]:
             is_scout = trial.source == "calibration" and (
                 self._clients is None or trial.request.concurrency not in (None, self._clients)
@@ -105,8 +107,10 @@ class FixedLoadSearch(Search):
         return self._foreign_numbers
 
     def standing(self, contender: Contender) -> Standing | None:
-        """Return a contender's figures from its comparable runs, the fresh ones alone once there are FRESH of them;
-        None without one."""
+        """Return a contender's merit from its runs under the scenario's load; None: it has none.
+
+        Once there are FRESH confirmation runs, these alone count for the merit.
+        """
         runs = self.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
         counted = fresh if len(fresh) >= FRESH else runs
@@ -125,8 +129,11 @@ class FixedLoadSearch(Search):
         )
 
     def spread(self) -> float:
-        """Standard deviation between runs of one configuration, in logs, by the median of their differences; assumed
-        while few were repeated."""
+        """Return the standard deviation of the merit between runs of one configuration (0.05 is about 5 %).
+
+        By the median deviation of repeated runs, weighed against the assumed SPREAD while there are fewer than
+        TRUSTED_SPREAD repeats; at least SPREAD_LEAST.
+        """
         if self._spread[0] == len(self.trials):
             return self._spread[1]
         differ: list[float] = []
@@ -148,9 +155,10 @@ class FixedLoadSearch(Search):
         return SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
-        """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.
+        """Return the contender with the best merit of those that keep the SLO; else the one nearest to the SLO, else
+        the one with the best hope.
 
-        Who has fresh runs already gives way only to who gains the user something, beyond what runs differ by.
+        One with confirmation runs stays the leader while its interval, or LEVEL times its figure, reaches the best.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)
@@ -187,7 +195,8 @@ class FixedLoadSearch(Search):
     # What is asked next.
 
     def _scout(self, left_s: float) -> TrialRequest | None:
-        """A lone client; one by one; in an open loop what full batches answer."""
+        """Choose the next scout: a lone client, what runs now, no batching, in an open loop closed loops of full
+        batches. None: scouting is over."""
         if (lone := self.lone_probe()) is not None:
             return lone
         self.name_points()
@@ -220,7 +229,11 @@ class FixedLoadSearch(Search):
         return list(dict.fromkeys([*alone[len(alone) // 2 : len(alone) // 2 + 1], *alone[-1:], *alone[:1]]))
 
     def _first(self) -> list[Contender]:
-        """The references and named points, the best hope first; not whom the curve gives less than half the most."""
+        """The references, the rule's and the guide's points, in the order in which to run them.
+
+        While the curve knows fewer than two sizes: also a few sizes. Then by hope, without those for which the trusted
+        curve predicts less than HOPELESS of the best.
+        """
         named = [self.contenders.of(source) for source in _NAMED]
         first = [
             c
@@ -243,7 +256,7 @@ class FixedLoadSearch(Search):
         return sorted(likely, key=lambda c: -c.hope)
 
     def _is_saturated(self, contender: Contender) -> bool:
-        """Whether its closed loops answered less than the rate that it is to serve."""
+        """Whether a contender cannot answer the scenario's rate, by its closed loops; False for a closed loop."""
         rate_rps = None if self._clients is not None else self.scenario.load.rate_rps
         return rate_rps is not None and contender.bracket.saturated_rps < rate_rps
 
@@ -258,7 +271,7 @@ class FixedLoadSearch(Search):
         return ask or self._fresh(left_s, taken)
 
     def _compared(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
-        """The next run that compares; None: nobody is left, or no time."""
+        """The next run that compares contenders; None: none is left to compare, or there is no time."""
         named = self._next_compared(taken)
         return None if named is None or self._cost_s(named[0]) > left_s else self._own_run(*named)
 
@@ -278,7 +291,8 @@ class FixedLoadSearch(Search):
         return self._rival(taken) or self._near(taken)
 
     def _hoped(self, taken: set[Contender]) -> tuple[Contender, str] | None:
-        """The best hope of those that never ran, where it is above the leader's mean."""
+        """The untried contender with the best hope, and the reason to run it; None: no hope is WORTH times the leader's
+        figure."""
         top = self.standing(self.leader())
         bar = -math.inf if top is None or not top.keeps else top.mean + math.log(WORTH)
         untried = [
@@ -290,7 +304,10 @@ class FixedLoadSearch(Search):
         return None if best is None else (best, "it is hoped to be better than the leader")
 
     def _rival(self, taken: set[Contender]) -> tuple[Contender, str] | None:
-        """Who cannot be told from the leader, or the leader itself, whichever ran less."""
+        """Of the leader and those whose interval reaches above it, the one with the fewest runs, and the reason.
+
+        None: there is none but the leader, or all have three runs.
+        """
         leader = self.leader()
         top = self.standing(leader)
         if top is None:
@@ -310,15 +327,16 @@ class FixedLoadSearch(Search):
         return min(level)[3], "no measurable difference from the leader"
 
     def _was_disturbed(self, contender: Contender, top: Standing) -> bool:
-        """Whether its only run may have been a stalled one: the curve, as other runs corrected it, hopes for more than
-        the leader gives."""
+        """Whether a contender's only run may have been disturbed: its hope is more than WORTH times what the leader
+        `top` gives."""
         standing = self.standing(contender)
         is_hoped = self.trusts_curve and contender.model_says > 0.0
         lone = standing is not None and standing.runs == 1
         return lone and is_hoped and contender.hope > top.mean + math.log(WORTH)
 
     def _near(self, taken: set[Contender]) -> tuple[Contender, str] | None:
-        """The leader's neighbours, and whom Optuna names."""
+        """The most promising untried neighbour of the leader, else a point that Optuna names, with the reason; None:
+        none is left."""
         leader = self.leader()
         near = [
             c
@@ -344,7 +362,7 @@ class FixedLoadSearch(Search):
         return None
 
     def _is_unlikely(self, contender: Contender, leader: Contender) -> bool:
-        """Whether a curve that is trusted says that it gives far less than the leader."""
+        """Whether the trusted curve predicts less than 0.8 of the leader's figure; False while it is not trusted."""
         top = self.standing(leader)
         if top is None or not top.keeps or not (self.trusts_curve and len(self.curve.rows_read) > 1):
             return False
@@ -354,8 +372,11 @@ class FixedLoadSearch(Search):
         return contender.hope < top.mean + math.log(unlikely)
 
     def _fresh(self, left_s: float, taken: set[Contender]) -> TrialRequest | None:
-        """Fresh runs: the leader's, in turn with those of whoever is likeliest to be better where there is time for
-        both, so that a bad moment of the host meets both; then of other rivals and of the references."""
+        """The next confirmation run; None: there are enough, or no time.
+
+        Runs of the leader alternate with those of its strongest rival where there is time for both, so that noise of
+        the host affects both; then come other rivals, and the references.
+        """
         leader = self.leader()
         top = self.standing(leader)
         if top is None:
@@ -375,11 +396,11 @@ class FixedLoadSearch(Search):
         return None
 
     def _fresh_runs(self, contender: Contender, taken: set[Contender]) -> int:
-        """Made or asked for."""
+        """Number of a contender's confirmation runs, those already chosen for the next round included."""
         return sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
 
     def _fresh_wanted(self, contender: Contender, leader: Contender) -> int:
-        """Of a leader that missed one, more, so that three times as many held."""
+        """Confirmation runs that a contender needs: FRESH; four for a leader that missed one, so that three held."""
         missed = sum(run.fresh and not run.held for run in contender.runs)
         return max(FRESH, 4 * missed) if contender is leader and missed <= 1 else FRESH
 
@@ -395,7 +416,7 @@ class FixedLoadSearch(Search):
         return [c for _, _, c in sorted(rivals, reverse=True)]
 
     def _compared_with(self, top: Standing) -> list[Contender]:
-        """The references over which the gain is not well known."""
+        """The references over which the gain of `top` is not known well enough."""
         named = [self.contenders.of(source) for source in REFERENCES]
         named.append(self.equal_unbatched(self.leader()))
         return [c for c in named if c is not None and not c.is_broken and not self._is_gain_known(c, top)]
@@ -412,7 +433,8 @@ class FixedLoadSearch(Search):
     # Hopes.
 
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
-        """A closed loop keeps the device busy: what its batches held, and how many rows were done, are a reading."""
+        """Add a run to the service-time curve; also one of a closed loop whose batches were not full, since the device
+        was busy and the server counted their rows."""
         super()._learn(contender, run, measured)
         if run.full or run.clients is None or measured is None or run.error_ratio > 0.1:
             return
@@ -444,7 +466,10 @@ class FixedLoadSearch(Search):
             contender.hope = math.log(contender.hope) if contender.hope > 0.0 else -math.inf
 
     def _predicted(self, contender: Contender) -> float:
-        """In the unit of the merit's exponential: requests/s, or 1/p95; 0: it would not keep the SLO."""
+        """The curve's prediction under the scenario's load: requests/s, or 1 / p95; 0: the SLO would be missed.
+
+        In an open loop always 1 / p95.
+        """
         if self._clients is not None:
             said = self.curve.closed(contender.configuration, self._clients)
         else:
@@ -460,7 +485,7 @@ class FixedLoadSearch(Search):
         return self.ask(contender, "confirm" if fresh else None, why, duration_s=seconds)
 
     def _seconds(self, contender: Contender, *, fresh: bool = False) -> float | None:
-        """None: as long as the scenario says, because its load has a shape or a number of requests."""
+        """Seconds of a run; None: the scenario's, since its load has a shape or a fixed number of requests."""
         load = self.scenario.load
         if load.requests is not None or load.arrivals in ("ramp", "steps", "trace"):
             return None
@@ -484,12 +509,12 @@ class FixedLoadSearch(Search):
 
 
 def _is_step(contender: Contender, leader: Contender) -> bool:
-    """In size or threads: tried whatever the curve says, which may be wrong."""
+    """Whether two contenders differ in batch size or threads; such steps are tried even against the curve."""
     return (contender.rows, contender.threads) != (leader.rows, leader.threads)
 
 
 def search_of(scenario: Scenario, *, budget_s: float) -> Search:
-    """Make the search for the scenario's objective: a capacity is searched by rates; throughput and latency under
+    """Make the search for the scenario's objective: capacity by loads at different rates, throughput and latency under
     the scenario's own load."""
     kind = CapacitySearch if scenario.objective == "capacity" else FixedLoadSearch
     return kind(scenario, budget_s=budget_s)

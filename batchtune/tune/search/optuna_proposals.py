@@ -1,4 +1,4 @@
-"""Asks Optuna's sampler for points of the space, by what the points so far held."""
+"""Proposes points of the space by Optuna's sampler, from the results of the points that were tried."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 STARTUP_TRIALS = 4
-"""Points known before the sampler models them; below, it draws at random."""
+"""Results that the sampler needs before it models them; with fewer it draws points at random."""
 
 ATTEMPTS = 10
-"""Points named one after another, where the first of them were tried already."""
+"""Points that are proposed at most: the caller may have tried the first of them already."""
 
 
 def proposed_points(
@@ -23,10 +23,11 @@ def proposed_points(
     seed: int,
     sampler: BaseSampler | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Ask Optuna for points of the grid of `values`, the best hope first, at most ATTEMPTS of them, no two alike.
+    """Yield at most ATTEMPTS different points that Optuna proposes, the most promising first.
 
-    `known`: points with what they held, higher is better; those that are not of the grid tell nothing. None where every
-    knob has one value. `sampler`: another than the usual.
+    `values`: parameter -> its values; the grid of them is searched. `known`: points with results, higher is better;
+    those outside the grid are left out. `sampler`: in place of `usual_sampler`, for benchmarks. Yields nothing where
+    each parameter has one value only.
     """
     named = {name: list(choices) for name, choices in values.items() if len(choices) > 1}
     if not named:
@@ -52,15 +53,15 @@ def proposed_points(
 
 
 def usual_sampler(seed: int) -> BaseSampler:
-    """Make the sampler that is used where the user names none: TPE of all parameters together, the best beside
-    neighbours in tests/benchmarks/noisy/proposers.py.
+    """Make the sampler: TPE that models all parameters together, the best of those in
+    tests/benchmarks/noisy/proposers.py beside the leader's neighbours.
 
-    Median share of the best after 40 proposals with 5 % noise, 30 seeds, in a space of three parameters · with six
-    words · of five parameters · of five with a trap, out of which no single step leads: neighbours alone 96 · 96 · 84
-    · 70 %; beyond them at random 97 · 96 · 87 · 76 %, a Sobol sequence 97 · 96 · 89 · 88 %, TPE of each parameter by
-    itself 99 · 97 · 92 · 93 %, this 98 · 96 · 93 · 93 % (mean in the trap 86 and 89 %). Told of the neighbours' runs
-    too it stays where they are caught: 71 % in the trap. After 20 proposals: 97 · 96 · 87 · 75 %, neighbours 96 · 96
-    · 84 · 70 %.
+    Figures there: median share of the best point's value after 40 proposals with 5 % noise, 30 seeds, in a space of
+    three parameters · with six words · of five parameters · of five with a local optimum that no single step leaves.
+    Neighbours alone: 96 · 96 · 84 · 70 %. Neighbours and random points: 97 · 96 · 87 · 76 %; a Sobol sequence: 97 · 96
+    · 89 · 88 %; TPE of each parameter by itself: 99 · 97 · 92 · 93 %; this: 98 · 96 · 93 · 93 % (means in the last
+    space: 86 and 89 %). If the sampler learns the neighbours' results too, it stays in the local optimum: 71 %. After
+    20 proposals: this 97 · 96 · 87 · 75 %, neighbours 96 · 96 · 84 · 70 %.
     """
     import optuna
 
@@ -68,7 +69,7 @@ def usual_sampler(seed: int) -> BaseSampler:
 
 
 def _distribution(choices: Sequence[Any]) -> BaseDistribution:
-    """Of the index of a value: numbers have an order, words have none."""
+    """Optuna's distribution of the index of a value: ordered for numbers, without order for words."""
     import optuna
 
     if all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices):

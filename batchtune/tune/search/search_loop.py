@@ -1,8 +1,8 @@
-"""Searches a space: who is loaded next, how, and why.
+"""Searches a space: chooses which contender to load next, how, and why.
 
-The ledger is the only state: a search asked twice after the same runs answers the same, so that a sweep that was killed
-goes on where it stood. What is common to all objectives stands here: contenders, the service-time curve, what a run
-costs, the phases. `capacity` and `fixed_load` say what is asked next.
+The ledger is the only state: after the same runs a search asks for the same load again, so that a sweep that was killed
+can be resumed. This module has what all objectives share: the contenders, the service-time curve, the cost of a run,
+the phases. The classes in `capacity` and `fixed_load` choose the next load.
 """
 
 from __future__ import annotations
@@ -37,43 +37,46 @@ from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
 
 SCOUT_SHARE = 0.2
-"""Of the budget, for scouting at most, but time for five scouts; two are made in any case."""
+"""Share of the budget for scouting, at most; more where five scouts do not fit (`Search.scout_s`)."""
 
 COMPARE_SHARE = 0.7
-"""Of the budget, for scouting and comparing; what is left confirms."""
+"""Share of the budget for scouting and comparing together; the rest is for confirmation runs."""
 
 RUN_SHARE, FRESH_SHARE = 0.055, 0.08
-"""Of the budget, that one run and one fresh run may last."""
+"""Share of the budget that one run, and one confirmation run, may last."""
 
 RANDOM_POINTS = 3
-"""Of several models, beside the middle of the space and what is best for each alone."""
+"""Random points named with several models, beside the middle of the space and the best of each model alone."""
 
 MIDDLE, LARGE = 16, 128
-"""Requests of the middle and of the large batch that are scouted, at most."""
+"""Requests in a batch of the middle and of the large size that are scouted, at most."""
 
 
 CLIENTS_MAX = 2000
 
 
 _PACED = tuple(1 << power for power in range(12))
-"""Rows at which a run is told how long a batch takes."""
+"""Batch sizes in rows for which `Search.pace` gives the time of a batch."""
 
 LONE_S, SCOUT_S = 0.5, 0.7
 """Lengths of the probe of a lone client and of a scout, at least."""
 
 OVERHEAD_S = 0.4
-"""What a run takes beside its length, until some were made."""
+"""Seconds that a run takes beside its length, assumed until three were made."""
 
 
 NORMAL_MAD = 1.4826
-"""Standard deviation of a normal spread over its median deviation."""
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 class Search(ABC):
-    """One search; `observe` what was measured, `next_asks` what to measure next."""
+    """One search: `observe` takes the trials that ended, `next_asks` returns the loads to run next.
+
+    `alone`: the only one of several models that this search loads; "": all.
+    """
 
     hopes_max = 64
-    """Points whose hope is asked from the beginning."""
+    """Points that become contenders at the beginning, at most."""
 
     def __init__(self, scenario: Scenario, *, budget_s: float, alone: str = "") -> None:
         self.scenario = scenario
@@ -85,25 +88,29 @@ class Search(ABC):
         self._apart = (alone,) if alone else ()
         rates = [scenarios[name].load.rate_rps or 1.0 for name in self._apart or scenarios]
         self.stated_rps = math.fsum(rates) or scenario.load.rate_rps or 0.0
-        """Of several models that of all that are loaded: a rate is theirs together, in the mix that theirs state."""
+        """Requests/s that the scenario states; with several models the sum over those that this search loads.
+
+        A rate of this search is then the sum too: each model gets its share in proportion to its stated rate.
+        """
         self.rarest = min(rates) / math.fsum(rates) if rates else 1.0
-        """The least of these rates, as a share of their sum."""
+        """The least of the models' stated rates, as a share of their sum; 1 with one model."""
         self.limits = {
             name: limit
             for name, limit in scenario.limits.items()
             if not alone or name.startswith(f"{alone}:")
         }
         self.alone: dict[str, Search] = {}
-        """Of several models a search for each by itself."""
+        """With several models: model name -> the search that loads this model only."""
         if len(scenarios) > 1 and not alone:
             self.alone = {name: type(self)(scenario, budget_s=budget_s, alone=name) for name in scenarios}
         self.curve = Curve(scenario)
         self.trials: list[Trial] = []
         self.pending: set[Contender] = set()
-        """Whose loads are asked for together with the next."""
+        """Contenders for which `next_asks`, while it runs, has chosen a load already."""
         self.lone_s = math.nan
+        """Median latency of a lone request, seconds; NaN before it was measured."""
         self.is_hopeless = False
-        """Whether a lone request misses a limit: no configuration answers sooner."""
+        """Whether even a lone request misses a latency limit, so that no configuration can keep it."""
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
         self._rows = scenario.request.rows_most
@@ -111,8 +118,11 @@ class Search(ABC):
         self._limit_s = min(self._answer_limits.values(), default=math.inf)
         self._asked_model: tuple[int, int] | None = None
         self.trusts_curve = self.has_curve = not (scenario.streams or self.of_models)
-        """A server that batches continuously has no time of a batch, and of several models none is told: hopes are
-        what others gave."""
+        """Whether hopes come from the service-time curve, and whether there can be one.
+
+        There is none for a server that batches continuously, which has no time of a batch, and with several models,
+        whose times the server does not count apart: hopes then come from the runs of other contenders.
+        """
         self._named = False
         if self.of_models:
             self.name_points()
@@ -120,7 +130,7 @@ class Search(ABC):
     # What was measured.
 
     def observe(self, trials: Iterable[Trial]) -> None:
-        """Learn from trials that ended."""
+        """Add trials that ended to what the search knows, in the order in which they ended."""
         for trial in trials:
             self.trials.append(trial)
             apart = self.alone.get(next(iter(trial.request.models), ""))
@@ -148,7 +158,7 @@ class Search(ABC):
             self._learn(contender, run, trial.measurement)
 
     def _take_lone(self, trial: Trial) -> None:
-        """What a lone request takes, of several models the slowest one's."""
+        """Set `lone_s` (with several models the slowest one's) and `is_hopeless` by a lone client's trial."""
         p50_s = {name: measured.latency_s["p50"].value for name, measured in trial.measurements.items()}
         self.lone_s = max(p50_s.values())
         self.is_hopeless = any(
@@ -156,7 +166,7 @@ class Search(ABC):
         )
 
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
-        """A loop in which every batch is full teaches the curve: what rows others had is not known."""
+        """Add a run to the service-time curve if all of its batches were full: the rows of other runs are unknown."""
         busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
         if busy and self.has_curve and measured is not None and run.error_ratio <= 0.1:
             self.curve.learn(
@@ -166,10 +176,10 @@ class Search(ABC):
     # What is asked next.
 
     def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
-        """Return at most so many loads to send now, each of another contender but for fresh runs; none: the search is
-        done.
+        """Return up to `count` loads to run at once (one for each node); []: the search is done, or out of time.
 
-        Nothing is asked beside what decides about it: scouts tell who is compared, comparisons who is confirmed.
+        `left_s`: seconds left of the budget. All loads are of the same phase, since scouts decide which contenders are
+        compared, and comparisons which is confirmed. Each is of another contender, except confirmation runs.
         """
         asks: list[TrialRequest] = []
         self.pending = set()
@@ -192,27 +202,31 @@ class Search(ABC):
 
     @abstractmethod
     def _scout(self, left_s: float) -> TrialRequest | None:
-        """The next short load that tells who is worth a longer one; None: scouting is over."""
+        """Choose the next scout, a short load that shows which contenders deserve a longer one; None: scouting is
+        over."""
 
     @abstractmethod
     def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
-        """The next run that may change the answer or confirms it; None: none that there is time for."""
+        """Choose the next run that may change the answer or confirm it, of no contender in `taken` unless it confirms;
+        None: there is none, or no time for it."""
 
     @abstractmethod
     def leader(self) -> Contender:
-        """The contender that would be the answer now."""
+        """Return the contender that would be the answer now; where none kept the SLO, the one nearest to it."""
 
     @abstractmethod
     def best(self) -> Contender | None:
-        """The leader, where it keeps the SLO."""
+        """Return the leader; None where it does not keep the SLO."""
 
     @abstractmethod
     def comparison(self, left_s: float) -> TrialRequest | None:
-        """Return the next run that compares contenders; None: none is left, or no time."""
+        """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
 
     def alone_comparison(self, left_s: float) -> TrialRequest | None:
-        """Return the next load of one of several models by itself; None: their time is spent, and the best were
-        named."""
+        """Return the next load of one of several models by itself.
+
+        None: the time for such loads is spent; combinations of each model's best point are contenders from then on.
+        """
         most = self.scenario.search.trials
         for at, search in enumerate(self.alone.values(), 1):
             search.budget_s = self.budget_s
@@ -233,7 +247,7 @@ class Search(ABC):
             self.contenders.put_together(points)
 
     def spent_s(self, left_s: float) -> float:
-        """Seconds of the budget that are spent; all, once a budget of trials is."""
+        """Return the seconds of the budget that are spent; once a budget of trials is, all those for comparing."""
         spent_s = self.budget_s - left_s
         return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
 
@@ -242,7 +256,7 @@ class Search(ABC):
         return most is not None and len(self._tried()) >= most
 
     def _tried(self) -> set[Configuration]:
-        """What a budget of trials counts: what ran beside scouts and fresh runs."""
+        """Configurations that count against a budget of trials: those that ran other than as scout or confirmation."""
         return {
             trial.configuration
             for trial in self.trials
@@ -250,26 +264,33 @@ class Search(ABC):
         }
 
     def is_first(self, contender: Contender) -> bool:
-        """Of several models, whether it is tried before the leader's neighbours: so that not all lie around it."""
+        """Whether a contender is tried before the leader's neighbours, so that not all tried lie around one point.
+
+        With several models: the combinations of each model's best, and the scattered points. With one model: none.
+        """
         return self.of_models and bool({"alone", "grid"} & set(contender.sources))
 
     @property
     def space_size(self) -> int:
-        """Number of points of the space, with what it grew to."""
+        """Number of points of the space, those included by which it grew."""
         return math.prod(len(values) for values in self.contenders.values.values())
 
     @property
     def readings(self) -> Mapping[int, float]:
-        """Seconds of a batch by its rows."""
+        """Rows of a batch -> seconds of its execution, for each size measured by the service-time curve."""
         return self.curve.readings()
 
     @property
     def scout_s(self) -> float:
-        """At most; 5.5 s for five scouts in any case: of fewer, a stall makes the curve's slope (noisy.py, 20 s)."""
+        """Seconds for scouting, at most: SCOUT_SHARE of the budget, but 5.5 s where COMPARE_SHARE allows.
+
+        5.5 s are five scouts: with fewer, one that was stalled determines the slope of the curve (noisy.py, 20 s).
+        """
         return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
 
     def plan(self) -> Coded:
-        """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
+        """Return how the budget is divided, as a finding: `60 s: 12 to scout, 30 to compare, 18 to confirm`, or the
+        number of trials."""
         if self.scenario.search.time_budget_s is None:
             return coded("plan_of_trials", trials=self.scenario.search.trials or 0)
         scout_s = self.scout_s
@@ -286,8 +307,10 @@ class Search(ABC):
     # The contenders that are named once something is known.
 
     def name_points(self) -> None:
-        """Name contenders: the guide's point and the grid's, or those that Optuna begins with, as soon as a lone
-        request was answered."""
+        """Name the contenders of the space, once: by strategy the tuning guide's point and a grid, or Optuna's first.
+
+        Later calls do nothing.
+        """
         if self._named:
             return
         strategy = self.scenario.search.strategy
@@ -305,7 +328,10 @@ class Search(ABC):
         self._named = True
 
     def name_rule(self, unbatched_rps: float) -> None:
-        """Name the throughput × interval rule's point as a contender, from what is answered one by one."""
+        """Name the throughput × interval rule's point as a contender, once.
+
+        `unbatched_rps`: requests/s without batching. Nothing is named while that or `lone_s` is unknown (0, NaN).
+        """
         if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
             return
         self.rule = throughput_interval_rule(
@@ -318,9 +344,10 @@ class Search(ABC):
             self.contenders.overlaid(self.rule.point, "rule")
 
     def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
-        """Name contenders by Optuna's sampler from what the others gave, one after another; none where others name all.
+        """Yield contenders that Optuna's sampler names; none with strategy "rule" or "grid".
 
-        It is not told of the leaders' neighbours: they all lie around a leader, and there it would stay.
+        `worth`: contenders that ran, each with its value, higher is better. The sampler does not learn of neighbours:
+        they all lie around a leader, and its points would then stay there too.
         """
         if self.scenario.search.strategy in ("rule", "grid"):
             return
@@ -336,7 +363,7 @@ class Search(ABC):
                 yield contender
 
     def best_trial(self) -> Trial | None:
-        """The last run of the leader; None: no run was made."""
+        """Return the last trial of the leader; None: it has none."""
         if not any(contender.runs for contender in self.contenders):
             return None
         runs = self.leader().runs
@@ -346,7 +373,7 @@ class Search(ABC):
     # What a run costs.
 
     def overhead_s(self) -> float:
-        """Seconds that runs took beside their length: applying, warming up, draining."""
+        """Return the seconds that a run takes beside its length (applying, warming up, draining), by the last eight."""
         beside = [
             trial.seconds - trial.request.duration_s
             for trial in self.trials[-8:]
@@ -355,7 +382,7 @@ class Search(ABC):
         return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
 
     def pace(self) -> Pace:
-        """What is known of the server's speed, for warm-up and patience."""
+        """Return the server's pace as far as it is known; warm-up and timeouts of the next run are chosen by it."""
         known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
         rows = self._rows if self.has_curve else SIDE_BY_SIDE
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
@@ -390,7 +417,7 @@ class Search(ABC):
     # Scouts of an open loop, and of the rule.
 
     def lone_probe(self) -> TrialRequest | None:
-        """Ask for a load of one client, one request after another: the latency that no configuration beats."""
+        """Return a load of one client, whose latency no configuration can beat; None: it was run."""
         if any(trial.request.concurrency == 1 for trial in self.trials):
             return None
         return TrialRequest(
@@ -402,7 +429,7 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
-        """Ask for a closed loop of a contender, unless one was made or is asked for."""
+        """Return a closed loop of `clients` for a contender; None: it had one, or `next_asks` has chosen one."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
         ):
@@ -412,7 +439,7 @@ class Search(ABC):
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
-        """Ask for a closed loop that fills every batch of a contender."""
+        """Return a closed loop with enough clients to fill every batch of a contender; None: as `loop`."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
         # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
@@ -425,8 +452,11 @@ class Search(ABC):
         )
 
     def corners(self) -> list[Contender]:
-        """Return three contenders to scout: a middle size, a large one whose batches end within the limit, then the
-        middle one with two threads."""
+        """Return up to three contenders to scout: a middle batch size, a large one whose batch takes at most 0.7 of
+        the limit, and the middle one with more threads.
+
+        Without a service-time curve also the last of them with each other parameter at either end of its values.
+        """
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
             return []
@@ -456,19 +486,19 @@ class Search(ABC):
         return corners if self.has_curve else [*corners, *self._ends_beside(corners, every)]
 
     def _ends_beside(self, corners: Sequence[Contender], grid: Sequence[Contender]) -> Iterator[Contender]:
-        """The last of the corners with each other knob at either end: without a curve nothing else tells of these."""
+        """Yield contenders that differ from the last corner by one parameter, other than size and threads, at either
+        end of its values: without a curve nothing else shows what these parameters do."""
         point = corners[-1].point if corners else None
         for name, values in self.contenders.values.items() if point is not None else ():
             for end in (values[-1], values[0]) if name not in (SIZE, THREADS) else ():
                 yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
-        """Ask for a closed loop without batching."""
+        """Return a closed loop without batching; None: it was run."""
         return self._patient_loop(self.unbatched(), "what is answered one by one")
 
     def present(self) -> Contender | None:
-        """The contender that a running server has, which is measured before any other; None: the server was
-        launched."""
+        """Return the contender with an attached server's own configuration; None: the server was launched."""
         return self.contenders.of("present") if self.scenario.target.attached else None
 
     def present_loop(self) -> TrialRequest | None:
@@ -476,19 +506,22 @@ class Search(ABC):
         return None if present is None else self._patient_loop(present, "what runs now")
 
     def _patient_loop(self, contender: Contender, why: str) -> TrialRequest | None:
-        """By fewer clients where the last of them would wait for long."""
+        """Return a closed loop for a contender that answers one by one, with fewer clients where each is slow."""
         patient_s = max(RUN_SHARE * self.budget_s, 1.0)
         clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
         return self.loop(contender, clients, why)
 
     def unbatched(self) -> Contender:
-        """The contender without batching, from which the rule's throughput is read."""
+        """Return the contender without batching, whose throughput the throughput × interval rule starts from.
+
+        Where batching cannot be switched off, the one with the smallest batches (`one_by_one`).
+        """
         return self.contenders.of("no_batching") or self.contenders.add(self._lone, "calibration")
 
     def equal_unbatched(self, top: Contender) -> Contender | None:
-        """No batching with as many of Triton's instances as the leader has, against which batching's gain is read.
+        """Return the contender without batching that has as many model instances as `top`, for a fair comparison.
 
-        None: that is no batching as it is, or the leader does not batch.
+        None: the contender "no_batching" has as many, or `top` does not batch.
         """
         unbatched = self.contenders.of("no_batching")
         if unbatched is None or top.configuration.batching is None:
@@ -497,9 +530,10 @@ class Search(ABC):
         return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
 
     def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
-        """Hope of a contender that was not tried what a plane through the others says, those near the first before all.
+        """Set the hope of every contender by a plane through those that ran, for where there is no service-time curve.
 
-        `known`: contenders with the logs of what they gave, the leader first.
+        `known`: contenders that ran, the leader first, each with the natural log of its figure; those near the leader
+        weigh most.
         """
         located = [(at, value) for c, value in known if (at := self.contenders.indices(c)) is not None]
         if not located:
@@ -511,11 +545,11 @@ class Search(ABC):
                 contender.hope = math.exp(hope(at))
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
-        """Move what the curve says of each contender by as much as this sweep's own runs differ from it.
+        """Set every hope: the curve's prediction times the median ratio of runs to predictions in this sweep.
 
-        `known`: contenders, what the curve says of each inside what its runs say, and what its runs say alone, in the
-        unit of `model_says`. Where they contradict the curve each in a way of its own it is left aside: the hope is
-        then what the nearest contender gave.
+        `known`: contenders that ran, each with its figure to compare with the prediction, and its figure by runs alone,
+        both in the unit of `model_says`. Where the ratios differ too much between contenders the curve is not trusted
+        (`trusts_curve`), and the hope is the figure of the nearest contender that ran.
         """
         shifts = [
             math.log(value / contender.model_says)
@@ -539,12 +573,13 @@ class Search(ABC):
 
 
 def _stage(ask: TrialRequest) -> int:
-    """Scouts, comparisons, fresh runs."""
+    """Phase of a load: 0 a scout, 1 a comparison, 2 a confirmation run."""
     return {"probe": 0, "calibration": 0, "confirm": 2}.get(ask.source, 1)
 
 
 def _distance(first: Contender, other: Contender) -> float:
-    """Doublings of rows and threads between two contenders; none is as far from batching as can be."""
+    """Distance of two contenders: doublings of rows and threads, and 0.5 for each parameter that differs; 100 between
+    batching and none."""
     if (first.configuration.batching is None) != (other.configuration.batching is None):
         return 100.0
     apart = abs(math.log2(first.rows / other.rows)) + abs(math.log2(first.threads / other.threads))
@@ -555,5 +590,5 @@ def _distance(first: Contender, other: Contender) -> float:
 
 
 def _proposer(source: Source) -> Source:
-    """Of a trial whose source says what it was for, not who named it."""
+    """Who named the configuration of a trial: its source, or "grid" where the source says what the trial was for."""
     return "grid" if source in ("calibration", "confirm", "race", "probe") else source

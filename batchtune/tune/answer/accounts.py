@@ -1,4 +1,7 @@
-"""How contenders compare: by the rates that they held, or under the scenario's own load."""
+"""Compares contenders for the answer: by the rates that they held, or under the scenario's own load.
+
+`Capacities` and `FixedLoads` have the same methods; `recommend` uses one or the other.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from batchtune.tune.search.search_loop import Search
 
 
 class Capacities:
-    """How contenders compare by the rates that they held."""
+    """Compares contenders by the rates that they held."""
 
     def __init__(self, search: CapacitySearch) -> None:
         self.search = search
 
     def value(self, contender: Contender) -> float:
-        """Return the rate that is stated for a configuration, requests/s; 0: none."""
+        """Return the rate that is stated as held by a contender, requests/s; 0: none."""
         capacity = self.capacity(contender)
         return 0.0 if capacity is None else capacity.held_rps
 
@@ -44,14 +47,14 @@ class Capacities:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return the least and the most that a configuration holds, requests/s."""
+        """Return the ends of a contender's bracket: the rate stated as held and the rate missed (inf: unknown)."""
         return self.value(contender), max(self.search.upper(contender), self.value(contender))
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
-        """Whether a run says something about a configuration's capacity."""
+        """Whether a contender has runs that say something about its capacity."""
         return bool(contender.runs)
 
     def keeps(self, contender: Contender) -> bool:
@@ -63,8 +66,11 @@ class Capacities:
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return the runs behind a configuration's figures, and how many are fresh: those that vote on the rate
-        stated, if any do."""
+        """Return the runs that a contender's figures come from, and how many of them are confirmation runs.
+
+        Confirmation runs that held the stated rate or more, or missed it or less; without any, the runs that held the
+        highest rate; else those that held in closed loops; else all.
+        """
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [
             run
@@ -114,7 +120,7 @@ class Capacities:
 
 
 class FixedLoads:
-    """How contenders compare under the scenario's own load."""
+    """Compares contenders by their figures under the scenario's own load."""
 
     def __init__(self, search: Search) -> None:
         if not isinstance(search, FixedLoadSearch):
@@ -153,7 +159,7 @@ class FixedLoads:
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
-        """Whether a run under the scenario's load, be it no scout, says something about a configuration."""
+        """Whether a contender has a run under the scenario's own load."""
         return self.search.standing(contender) is not None
 
     def keeps(self, contender: Contender) -> bool:
@@ -171,7 +177,10 @@ class FixedLoads:
         )
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return the runs under the scenario's own load; the fresh ones alone, once there are FRESH of them."""
+        """Return the runs that a contender's figures come from, and its number of confirmation runs.
+
+        All under the scenario's own load; once there are FRESH confirmation runs, these only.
+        """
         runs = self.search.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
         return (fresh if len(fresh) >= FRESH else runs), len(fresh)
@@ -203,7 +212,10 @@ def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> Ope
 
 
 def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool) -> Estimate | None:
-    """Of two brackets; high inf: the other never held. None: neither side says anything."""
+    """Ratio of two brackets (low, high), ours over theirs: the middle and both ends; `same`: 1.
+
+    `high` inf: the other held no rate. None: ours held no rate, or the ratio may be anything.
+    """
     if same:
         return Estimate(value=1.0, low=1.0, high=1.0)
     low = ours[0] / theirs[1] if theirs[1] > 0.0 else math.inf

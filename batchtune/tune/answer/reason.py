@@ -1,4 +1,4 @@
-"""Why batching pays, or why not, by what the server counted."""
+"""Explains the answer: why batching pays or not, by the server's counters, and why there is nothing to recommend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 from batchtune.units import counted, percentage, rounded
 
 ALL_FAIL_RATIO = 0.9
-"""From this share of failed requests on a trial shows nothing but the failure."""
+"""Share of failed requests from which a trial counts as failed."""
 
 
 def explain_gain(
@@ -42,11 +42,11 @@ def explain_gain(
     missed: tuple[str, float, float] | None,
     configuration: Configuration,
 ) -> Coded:
-    """Compare the best batched configuration with no batching, as a finding.
+    """Return a finding that compares the best configuration with batching with none: costs of a batch, sizes, gain.
 
-    `absence` is why there is none, where `batched` is None. `gain` None: it is not known. `unbatched_rows_per_s` is
-    what the server does without batching when it is kept busy; NaN when it was not measured. `missed`: the limit that
-    no batching misses.
+    `batched`: a measurement of it; None: there is none, and `absence` is returned, which says why.
+    `gain`: with over without batching; None: unknown. `unbatched_rows_per_s`: of the busy server without batching; NaN:
+    not measured. `missed`: (quantile, its seconds, the limit in seconds) where no batching misses the SLO; else None.
     """
     if batched is None:
         return absence
@@ -68,7 +68,7 @@ def explain_gain(
 
 
 def _worth(gain: Estimate) -> Coded | None:
-    """What batching is worth; None where nothing is known of it."""
+    """The finding on how much batching gains; None: unknown."""
     if math.isinf(gain.high):
         return coded("worth_at_least", least=gain.low) if gain.low > 1.0 else None
     if gain.low <= 1.0 <= gain.high:
@@ -79,10 +79,10 @@ def _worth(gain: Estimate) -> Coded | None:
 def padding_note(
     runs: Sequence[Trial], configuration: Configuration, trials: Sequence[Trial]
 ) -> tuple[Coded, ...]:
-    """State how much padding the length buckets of a configuration save; of the same parameters, else of the fastest
-    without buckets.
+    """Return the finding on how much padding the length buckets of a configuration save; () where it has none.
 
-    A scout will do: padding depends on the batches, not on what is compared.
+    Compared with the fastest of all `trials` without buckets, of those with the same parameters if there are any.
+    Scouts count too: padding depends on the batches only.
     """
     per_element = padding_per_element(_servers(runs))
     if per_element is None or LENGTH_BUCKETS not in dict(configuration.flags):
@@ -112,7 +112,8 @@ def padding_note(
 
 
 def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -> Coded:
-    """Say why no configuration with batching can be recommended."""
+    """Return the finding on why no configuration with batching can be recommended: all failed, all of `batched` miss
+    the SLO, or none was tried."""
     failure = failure_with_batching(trials)
     if failure is not None:
         return coded("batches_failed", why=failure)
@@ -120,7 +121,8 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 
 
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
-    """Return the model's own error, where every trial with batching failed; None: one worked, or none was made."""
+    """Return the error text of the server where every trial with batching failed; None: one worked, or there is
+    none."""
     batched = [trial for trial in trials if trial.configuration.batching is not None]
     worked = [
         trial
@@ -135,10 +137,10 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
 
 
 def _batch_cost(activity: ServerActivity | None, unbatched_rows_per_s: float) -> Coded | None:
-    """How long a batch takes beside its rows one by one, for the size that held most rows.
+    """The finding on how long a batch takes beside its rows without batching, for the size that had most rows.
 
-    Where several batches run at once, the time between two that are done is what compares; `unbatched_rows_per_s` NaN
-    leaves the comparison out.
+    Where several batches run at once, the time between the ends of two is compared. `unbatched_rows_per_s` NaN: nothing
+    is compared. None: the server has no such counters.
     """
     if activity is None or not activity.execution_s_by_rows:
         return None
@@ -156,7 +158,7 @@ def _batch_cost(activity: ServerActivity | None, unbatched_rows_per_s: float) ->
 
 
 def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) -> Coded | None:
-    """How many rows batches hold, and why most of them close."""
+    """The finding on the mean rows of a batch, and why most batches close; None: the server does not count them."""
     if activity is None or activity.mean_batch_rows is None:
         return None
     closed = sum(activity.close_reasons.values())
@@ -172,7 +174,7 @@ def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) 
 
 
 def closing(reason: str, configuration: Configuration) -> Coded:
-    """Say why batches of this configuration close, by the server's word for it."""
+    """Return the finding on why batches close, by the server's name of the reason ("full", "timeout", …)."""
     if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
         return coded("closed_at_once")
     known = reason in ("full", "timeout", "no_room", "closed")
@@ -188,12 +190,15 @@ def _throughput_rps(trial: Trial) -> float:
 
 
 BATCHED_LEAST = 3
-"""Configurations with batching; where fewer were tried and miss the SLO it is not said that none meets it."""
+"""Configurations with batching that must have been tried before the answer says that none meets the SLO."""
 
 
 def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
-    """Make the error for a search without an answer: exit code 7 where all failed, 3 where what was tried misses the
-    SLO, 5 where that is not known."""
+    """Make the error of a search without an answer.
+
+    TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO. InconclusiveError: too
+    little was tried to say so. MeasurementInvalidError: the client limited every load of all models.
+    """
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(
             _failed(trials), hint="the failed trials are in the ledger; see whether the server works by hand"
@@ -227,13 +232,13 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
 
 
 def _is_scout(trial: Trial, scenario: Scenario) -> bool:
-    """Whether it ran under another load than that of a fixed one: what it misses is no miss of its configuration."""
+    """Whether a trial ran under another load than the scenario's fixed one, so that its misses do not count."""
     other = trial.request.concurrency not in (None, scenario.load.concurrency)
     return scenario.objective != "capacity" and trial.source in NO_CANDIDATES and other
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
-    """Why it is not known that nothing meets the SLO; None: it is."""
+    """Why it is unknown whether a configuration meets the SLO, as text; None: none does."""
     lone = next((trial for trial in trials if trial.request.concurrency == 1 and trial.measurements), None)
     if lone is not None and not all(run.kept for run in runs_of([lone], slo, scenario)):
         return None  # no configuration answers sooner than a lone request is
@@ -258,7 +263,10 @@ def _failed(trials: Sequence[Trial]) -> str:
 
 
 def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
-    """Compute by how much a run misses the worst limit of the SLO, as a ratio; inf: one has no figure."""
+    """Compute the largest ratio of a run's figures to their limits, of latencies, errors and the rate answered.
+
+    `limits`: quantile name -> seconds. inf: a figure is unknown, or nothing was answered.
+    """
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
     errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
     unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf
@@ -267,7 +275,7 @@ def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) 
 
 
 def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> str:
-    """What the nearest run missed each limit by."""
+    """Text of which limits a run misses and by how much."""
     misses = []
     for name, limit_s in limits.items():
         value_s = run.latency_s.get(name, math.nan)

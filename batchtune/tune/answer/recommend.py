@@ -1,4 +1,4 @@
-"""Chooses from what was measured: the contender with the highest rate held, or the best mean under the fixed load."""
+"""Recommends a configuration from the trials: the one that held the highest rate, or was best under the fixed load."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
 
 WIDE_SIZES = 4
-"""The largest size seen must be this many times the smallest."""
+"""Largest over smallest batch size that must have been measured before sizes are compared."""
 
 ALIKE, FORMED = 1.15, 1.5
-"""Rates of closed loops that differ by no more than this factor are alike; requests in the mean batch of a server that
+"""Largest factor between rates of closed loops that count as equal; mean requests of a batch above which the server
 does form batches."""
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
-    """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
+    """Return the finding that batching cannot pay: a batch of b rows takes b times as long as one of 1 row.
 
-    By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
-    when larger batches do more rows per second, or when too few sizes were seen.
+    By the server's counters in the trials with the fewest batch threads, whose batches disturb each other least. None:
+    larger batches have more rows/s, or too few sizes were measured.
     """
     times = _execution_times(trials)
     if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
@@ -71,7 +71,8 @@ def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
 
 
 def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
-    """Mean seconds of a batch by its rows, over the trials with the fewest batch threads."""
+    """Rows -> mean seconds of a batch, of sizes executed at least five times, in the trials with fewest batch
+    threads."""
     accounts = [
         (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
         for trial in trials
@@ -97,10 +98,10 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
 def trades(
     configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
 ) -> tuple[Alternative, ...]:
-    """List those of `others` that trade throughput against p95 beyond the noise of both, smallest p95 first.
+    """Return those of `others` that have more throughput for a higher p95, or less for a lower one, least p95 first.
 
-    figures: `throughput_rps` and `p95_s` of the recommended configuration. spread: standard deviation between runs, in
-    logs.
+    Only differences beyond noise count, and only the Pareto front is returned. `figures`: `throughput_rps` and `p95_s`
+    of the recommended `configuration`. `spread`: standard deviation between runs, of the natural log.
     """
     trading = []
     trade = 0.05  # An alternative has this much more throughput, or this much less p95.
@@ -138,7 +139,7 @@ def trades(
 
 
 def _signs(other: Alternative, least: float) -> tuple[int, int]:
-    """Whether throughput and p95 are better (1), worse (-1), or not to be distinguished (0)."""
+    """(throughput, p95) of an alternative: 1 better, -1 worse, 0 closer than `least` in natural logs."""
     ratios = other.throughput_ratio, 1.0 / other.p95_ratio if other.p95_ratio > 0.0 else math.inf
     logs = [math.log(ratio) if ratio > 0.0 else -math.inf for ratio in ratios]
     signs = [0 if abs(log) < least else 1 if log > 0.0 else -1 for log in logs]
@@ -152,11 +153,14 @@ def recommend(
     slo: SloSpec | None = None,
     search: SearchSummary | None = None,
 ) -> Recommendation:
-    """Choose the best of the configurations measured, for the scenario's SLO or another one given later.
+    """Choose the best of the configurations measured, for `slo` (None: the scenario's).
+
+    `search`: the sweep's summary, which the recommendation only contains.
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
-        InconclusiveError: none is known to meet it, but too little was tried to say that none does.
+        InconclusiveError: none met the SLO, but too little was tried to say that none does.
+        MeasurementInvalidError: the client limited every load of several models.
         TargetError: every trial failed.
     """
     promised = slo or scenario.slo
@@ -168,10 +172,8 @@ def recommend(
 
 
 def nearest_first(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
-    """Sort the configurations with figures by how little they miss the SLO, where none is recommended.
-
-    Nothing is gained over any of them, and none is open.
-    """
+    """Return the configurations that have figures, the one that misses the SLO least first; for a search without a
+    recommendation. Their `gain` is None and their `open` False."""
     account = _accounts(trials, scenario, scenario.slo)
     with_runs = [c for c in account.search.contenders.all() if c.runs and not c.is_broken]
     if not with_runs:
@@ -185,7 +187,7 @@ def _accounts(trials: Sequence[Trial], scenario: Scenario, slo: SloSpec) -> Capa
 
 
 def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Search:
-    """Return what a search knows after these trials, judged by the SLO."""
+    """Return a search that has observed these trials, judged by `slo` (None: the scenario's), as after a sweep."""
     judged_by = scenario if slo is None else scenario.model_copy(update={"slo": slo})
     state = search_of(judged_by, budget_s=math.inf)
     state.observe(
@@ -206,7 +208,7 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
 
 
 class _Answer:
-    """Puts the recommendation together."""
+    """Assembles the recommendation of the `chosen` contender."""
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class _Answer:
         self._state: Search = account.search
 
     def nearest_first(self) -> tuple[Compared, ...]:
-        """As the function of that name."""
+        """See the function `nearest_first`."""
         names = {id(contender): name for name, contender in self._references().items()}
         misses = {
             id(c): min(
@@ -369,7 +371,7 @@ class _Answer:
     # Who stands beside the answer.
 
     def _references(self) -> dict[str, Contender]:
-        """Those that were run, in the order in which an answer names them; one that is the answer stays."""
+        """Name -> contender of the references that have figures, also if one is chosen; in the order of the answer."""
         named = ((name, self._state.contenders.of(name)) for name in REFERENCES)
         return {name: c for name, c in named if c is not None and self._has_figures(c)}
 
@@ -377,7 +379,8 @@ class _Answer:
         return not contender.is_broken and bool(self._account.behind(contender)[0])
 
     def _unbatched(self, best: Contender | None) -> Contender | None:
-        """No batching, with as many instances as what it is compared with where that was run."""
+        """The contender without batching to compare `best` with: the one with as many model instances, where it ran;
+        None: none ran."""
         unbatched = self._state.contenders.of("no_batching")
         if unbatched is None or best is None:
             return unbatched if unbatched is not None and unbatched.runs else None
@@ -414,7 +417,7 @@ class _Answer:
         )
 
     def _level_with(self, references: dict[str, Contender]) -> str | None:
-        """The simplest reference over which the gain may be none."""
+        """Name of the simplest reference that may be as good as the chosen contender; None: none may."""
         chosen = self._chosen
         for name, reference in sorted(references.items(), key=lambda pair: pair[1].simplicity):
             if reference is chosen or not self._account.keeps(reference):
@@ -435,7 +438,11 @@ class _Answer:
         *,
         unable: bool,
     ) -> Helps:
-        """By the ends of the brackets; a gain below LEVEL is none."""
+        """Whether batching helps, by the ends of the brackets; a gain below LEVEL counts as none.
+
+        `best`: the best contender with batching that keeps the SLO; `batched`: all with batching that ran; `gain`: best
+        over `unbatched`; `unable`: batching cannot pay on this device.
+        """
         if unbatched is None or unbatched.is_broken or not batched:
             return "not distinguishable"
         account = self._account
@@ -451,7 +458,7 @@ class _Answer:
         return "no" if unable and gain is not None and gain.low < 1.0 else "not distinguishable"
 
     def _unbatched_rows_per_s(self, unbatched: Contender | None) -> float:
-        """What the server does without batching when it is kept busy; NaN: nobody kept it so."""
+        """Median rows/s of the closed loops without batching; NaN: there is none."""
         if unbatched is None:
             return math.nan
         rows = [
@@ -463,7 +470,8 @@ class _Answer:
         return statistics.median(rows) if rows else math.nan
 
     def _missed(self, unbatched: Contender | None) -> tuple[str, float, float] | None:
-        """The limit that no batching misses under the scenario's own load: quantile, seconds, limit."""
+        """(quantile, its seconds, the limit in seconds) that no batching misses under the scenario's own load; None:
+        it keeps the SLO, or the objective is capacity."""
         if unbatched is None or isinstance(self._account, Capacities) or self._account.keeps(unbatched):
             return None
         latency_s = self._latency(self._account.behind(unbatched)[0])
@@ -513,7 +521,7 @@ class _Answer:
     # What else is to be said.
 
     def _may_find_more(self) -> bool:
-        """Whether neighbours of the answer were never run."""
+        """Whether neighbours of the chosen contender did not run."""
         return bool(self._untried_beside())
 
     def _untried_beside(self) -> list[Contender]:
@@ -524,7 +532,7 @@ class _Answer:
         return [c for c in near if not c.runs and c.eligible and not barred(c)]
 
     def _failed_references(self) -> dict[str, str]:
-        """What ended those reference points that were tried and gave no figures."""
+        """Name -> error text of the references that failed."""
         failed = {
             name: [t for t in self._trials if t.configuration == c.configuration and t.state == "failed"]
             for name in REFERENCES
@@ -557,8 +565,11 @@ class _Answer:
             yield coded("outside_is_better", configuration=best.configuration.label())
 
     def _ignored(self) -> Literal["batches", "answers"] | None:
-        """Whether the server ignores what it is given: batches larger than allowed; where none ever form, and nobody
-        can read its parameters back, as many answers under many clients whatever the size."""
+        """What suggests that the server ignores its batching parameters; None: nothing.
+
+        "batches": some are larger than allowed. "answers": the server forms no batches, its parameters cannot be read
+        back, and closed loops answer alike whatever the batch size.
+        """
         means: dict[int, list[float]] = {}
         answered: dict[int, list[float]] = {}
         for contender in self._state.contenders.all():
@@ -581,7 +592,7 @@ class _Answer:
 
 
 def _throughput(runs: Sequence[BracketRun]) -> Estimate:
-    """Of the runs that did not fail."""
+    """Requests/s of the runs that did not fail: median and range."""
     return range_of([run.answered_rps for run in runs if run.latency_s])
 
 
@@ -590,7 +601,7 @@ def _rows_per_s(trial: Trial) -> float:
 
 
 def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:
-    """Over the runs whose server tells; None: none does."""
+    """Mean rows of a batch over these trials; None: the server counts none."""
     servers = [trial.server if trial.measurement is None else trial.measurement.server for trial in trials]
     means = [server.mean_batch_rows for server in servers if server is not None]
     rows = [mean for mean in means if mean is not None]
@@ -598,5 +609,5 @@ def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:
 
 
 def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
-    """One of each code that any of the runs has, as the last of these has it."""
+    """The caveats of all runs, one of each code, with the figures of the last run that has it."""
     return tuple({caveat.code: caveat for measurement in measured for caveat in measurement.caveats}.values())

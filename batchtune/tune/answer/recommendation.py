@@ -1,7 +1,7 @@
-"""Which configuration to deploy, what its runs gave, what it was compared with, and whether that is established.
+"""Defines the recommendation: which configuration to deploy, its figures, what it was compared with, how sure it is.
 
-Every figure is of runs that were made: a capacity is the highest rate held and the lowest missed, anything else the
-median and the range of the runs behind it. Nothing is stated that no run says.
+Every figure comes from runs: a capacity is the highest rate held and the lowest missed, any other figure the median and
+the range of the runs behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
 
 SCHEMA_VERSION = 3
-"""Of recommendation.json; an older one is made anew from the trials."""
+"""Version of recommendation.json; a file of another version is computed again from the trials."""
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
@@ -33,10 +33,10 @@ Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
-    one.
+    """Another configuration that keeps the SLO, with more throughput and a higher p95 than the recommended one, or less
+    of both.
 
-    `trade` reads as `12 % less throughput buys 30 % lower p95`.
+    `throughput_ratio`, `p95_ratio`: over the recommended one. `confirmations`: its confirmation runs.
     """
 
     configuration: Configuration
@@ -48,7 +48,7 @@ class Alternative:
 
     @property
     def trade(self) -> Coded:
-        """What the alternative gives up against the recommended one, and for what."""
+        """The finding on what the alternative costs and gains: `12 % less throughput buys 30 % lower p95`."""
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
         same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
         more = coded("more_throughput" if throughput > 0 else "less_throughput", change_ratio=abs(throughput))
@@ -68,13 +68,14 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The highest rate that held the SLO, in requests/s, and the lowest that missed it (None: none did).
+    """The capacity of a configuration under an SLO.
 
-    `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
-    held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
-    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered. `is_bound`: no run missed
-    at just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more. `crossing_rps`: of
-    streams, between the two, where the latencies of its runs cross the nearest limit.
+    `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: none was), requests/s.
+    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed it or less.
+    `confirmed`: confirmation runs held the rate; else the search did, and less is stated than it held.
+    `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
+    `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
+    `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
     """
 
     held_rps: float
@@ -93,13 +94,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A configuration that was tried, beside the recommended one.
+    """A configuration that was tried, compared with the recommended one.
 
-    `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …). Estimates are median and range of
-    `runs` runs, of which `fresh` were made after the choice; of a capacity those at the rate held. `behind` are the
-    numbers of their trials. `gain` is that of the recommended configuration over this one, as a ratio of brackets;
-    `high` inf: this one never held. `open`: it may still be better. `outside`: it lies outside the space that the
-    user wrote, and is no candidate.
+    `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …).
+    `throughput_rps`, `latency_s` (quantile name -> seconds): median and range over `runs` runs, `fresh` of them
+    confirmation runs; with objective capacity those at the rate held. `behind`: the numbers of their trials.
+    `keeps`: it keeps the SLO. `open`: it may be better than the recommended one. `outside`: the space that the user
+    wrote excludes it. `capacity`: None with another objective.
+    `gain`: the recommended configuration over this one, a ratio of brackets; `high` inf: this one held no rate.
     """
 
     names: tuple[str, ...]
@@ -125,8 +127,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A limit of the SLO, and what the runs behind the answer did: the median and the worst of them, and how many kept
-    it."""
+    """A latency limit of the SLO, and the recommended configuration's runs against it.
+
+    `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit.
+    """
 
     name: str
     limit_s: float
@@ -137,7 +141,7 @@ class Promise:
 
     @property
     def spare_ratio(self) -> float:
-        """How far the worst run stays below the limit, as a share of the limit; negative: it missed."""
+        """1 - worst run / limit: how far the worst run stays below the limit; negative: it missed it."""
         return 1.0 - self.worst_s / self.limit_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,8 +150,11 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What was best for one of several models by itself, of `tried` configurations: the rate that it held, or the
-    largest share of a limit that it took at the stated one."""
+    """The best configuration of one of several models when no other was loaded, of `tried` ones.
+
+    `rate_rps`: the rate that it held, or the stated one. `of_limit`: largest latency over its limit there; None: with
+    objective capacity.
+    """
 
     configuration: Configuration
     rate_rps: float
@@ -157,7 +164,8 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResult:
-    """What one of several models gets beside the others; its promises stand among all. `alone` None: not searched."""
+    """The rate of one of several models while the others are loaded too: stated, and reached with the recommended
+    configuration. `alone` None: it was not searched by itself."""
 
     name: str
     stated_rps: float
@@ -167,11 +175,13 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenQuestion:
-    """What keeps an answer from being established.
+    """A reason why an answer is not established, by its `code`.
 
-    `no_run`: no run at one rate held, closed loops alone. `unconfirmed`: `held` fresh runs held and `missed` missed.
-    `wide`: the bracket ends at `high` (None: nowhere) times what is stated. `rivals`: these `labels` may be better by
-    more than a tenth, the first by up to `high` (None: without bound).
+    `no_run`: no run at one rate held, only closed loops did.
+    `unconfirmed`: `held` confirmation runs held and `missed` missed, which is not enough.
+    `wide`: the rate missed is `high` times the stated one (None: no rate was missed).
+    `rivals`: the configurations `labels` may be better by more than a tenth, the first up to `high` times (None:
+    without bound).
     """
 
     code: Question
@@ -183,29 +193,31 @@ class OpenQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer. As JSON every field stands under its own name, estimates as `{value, low, high}`.
+    """The answer. In JSON every field has its own name, estimates are `{value, low, high}`.
 
-    `configuration`, `names`, `objective`: what to deploy, who named it, and what was asked to be best.
-    `capacity`: for that objective; `capacity_rps` is the same as an estimate, from the rate held to the rate missed; of
-    streams its value is where the limit is crossed.
-    `throughput_rps`, `throughput_rows_per_s`, `latency_s` (by quantile): median and range of the `runs` behind them, in
-    seconds and per second; `behind` are the numbers of their trials. `interval` "prediction": there are five or more,
-    and the ends hold 95 % of further runs.
-    `slo`: the limits by quantile, and the share of requests that may fail as "errors". `promises`: what became of them.
-    `references`: what runs now ("present"), no batching, the server's defaults, as far as they were tried; `contenders`
-    everything else that was. `failed_references`: why one has no figures.
-    `batching_gain`: of the best configuration with batching over none, at equal instances. `batching_helps`, `reason`,
-    `cannot_pay`: whether it does, why, and the finding that no batch can pay.
-    `level_with`: the simplest reference that does as well, as far as was measured; None: it is better than all.
-    `established`; else `open_questions`. `may_find_more`: untried neighbours are left.
-    `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by those runs.
-    `trials`, `seconds`: all that were run. `confirmations`: fresh runs behind the figures; 0: those of the search.
-    `rate_rps`, `concurrency`, `rows_per_request`: the load. `alternatives`: trades of throughput against p95.
-    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer. `drops`: what runs now and is
-    neither kept nor was searched, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches"
-    are larger than allowed, "answers" are as many whatever the size.
-    `models`: of several, what each gets. A rate is then of all of them together, in the mix that their stated rates
-    are, and the limits and latencies of each are named `MODEL:p95`.
+    `configuration`, `names`, `objective`: what to deploy, who named it, and by what it is the best.
+    `throughput_rps`, `throughput_rows_per_s`, `latency_s` (quantile name -> seconds): median with an interval over
+    `runs` runs, `confirmations` of them confirmation runs; `behind`: the numbers of their trials. `interval`: "range"
+    of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
+    `capacity`: with that objective, else None. `capacity_rps`: as an estimate from the rate held to the rate missed
+    (NaN: none), its value the rate held, for streams the crossing rate.
+    `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail. `promises`: each
+    latency limit with the runs against it.
+    `references`: what runs now ("present"), no batching, the server's defaults, as far as they have figures.
+    `failed_references`: name -> error text of those that failed. `contenders`: all others that have figures.
+    `batching_helps`, `reason`: whether it helps, and why. `batching_gain`: the best configuration with batching over
+    none with as many model instances. `cannot_pay`: the finding that no batch can pay; None: not found.
+    `level_with`: the simplest reference that may be as good; None: the answer is better than all.
+    `established`: nothing is open; else `open_questions` says what is. `may_find_more`: neighbours are untried.
+    `rule`: how the throughput × interval rule computes its batch size. `bottleneck`: what limits these runs.
+    `trials`, `seconds`: of all the sweep. `search`: its summary.
+    `rate_rps`, `concurrency`, `rows_per_request`: the load behind the figures.
+    `alternatives`: configurations that trade throughput against p95. `mean_batch_rows`: None: not counted.
+    `caveats`: of the runs. `notes`: what qualifies the answer. `drops`: parameters that the running server has and the
+    answer does not, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches" are larger
+    than allowed, or "answers" are as many whatever the batch size.
+    `models`: of several models the rate of each. Rates are then the sum over all, shared out in proportion to their
+    stated rates, and limits and latencies are named `MODEL:p95`.
     """
 
     configuration: Configuration
@@ -251,17 +263,17 @@ class Recommendation:
 
     @property
     def of_limit(self) -> Estimate:
-        """The share of its limit that the tightest latency takes."""
+        """Largest latency over its limit, with an interval; NaN without limits."""
         return tightest(self.latency_s, self.slo)
 
     @property
     def scale(self) -> float:
-        """Of several models, the factor on the stated rates that was held."""
+        """With several models, the factor on their stated rates that was held; 1 with one model."""
         return self.models[0].rate_rps / self.models[0].stated_rps if self.models else 1.0
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
-        """Gain over each reference, by the reference's name."""
+        """Name of each reference -> gain over it; None: unknown."""
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,7 +300,10 @@ class Recommendation:
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:
-    """Return the latency that takes the largest share of its limit."""
+    """Return the largest latency over its limit: largest value, largest low end, largest high end.
+
+    `latency_s`, `slo`: by quantile name, in seconds. NaN: no latency has a limit.
+    """
     shares = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
     return Estimate(
         value=max((latency.value / limit for latency, limit in shares), default=math.nan),
@@ -298,10 +313,10 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
 
 
 def range_of(values: Sequence[float]) -> Estimate:
-    """Return median, least and most of these values; of five or more the ends of a 95 % prediction interval, on a log
-    scale.
+    """Return the median of these values with their range; with PREDICTION_RUNS or more, with a 95 % prediction
+    interval for a further run. NaN values are left out; all NaN without others.
 
-    Source of the interval: mean ± t(n-1) · s · sqrt(1 + 1/n) of the logarithms.
+    Interval: exp(mean ± t(n-1) · s · sqrt(1 + 1/n)) of the natural logs, widened to contain the median.
     """
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
@@ -322,7 +337,7 @@ def range_of(values: Sequence[float]) -> Estimate:
 
 
 PREDICTION_RUNS = 5
-"""Fresh runs from which a prediction interval is stated."""
+"""Runs from which on a prediction interval is stated instead of the range."""
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
@@ -339,10 +354,9 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
 def capacity_of(
     configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
 ) -> Capacity | None:
-    """Compute the capacity of a configuration from all of its trials, for the scenario's SLO or another one; None: no
-    run of it says anything.
+    """Compute the capacity of a configuration from all of its trials, for `slo` (None: the scenario's).
 
-    None: no run of it says anything.
+    None: none of its runs held or missed a rate.
     """
     space = Space(scenario)
     asked = space.filled(configuration)
@@ -356,8 +370,10 @@ def capacity_of(
 
 
 def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> Capacity | None:
-    """Return the rate that is stated as held, and the lowest that was missed, requests/s; held 0: only misses are
-    known."""
+    """Return the capacity that a bracket states; `held_rps` 0: only misses are known. None: nothing is known.
+
+    `stream_limits_s`: the limits on streams by name, for `crossing_rps`; {} for whole answers.
+    """
     held_rps, missed_rps = bracket.stated_rps, bracket.stated_missed_rps
     by_loops = not held_rps and bracket.loop_rps > 0.0
     if not held_rps:
@@ -385,5 +401,5 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
 
 
 def _is_foreign(trial: Trial) -> bool:
-    """Whether it says nothing of its configuration: a lone request, or a load that compares nodes."""
+    """Whether a trial says nothing about its configuration: a lone client, or a load that compares nodes."""
     return trial.source == "node" or (trial.source == "probe" and trial.request.concurrency == 1)

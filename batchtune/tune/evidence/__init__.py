@@ -1,1 +1,1 @@
-"""What all runs of a configuration say together, and which configuration leads."""
+"""Judges configurations by all of their runs: brackets of capacity, the best point of a load test, bottlenecks."""

@@ -1,4 +1,4 @@
-"""Chooses the best point of a load test, and says why."""
+"""Chooses the best point of a load test with the reason, and finds what limits a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from batchtune.tune.trials.trial import Trial
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
-    """Find what limits a load test by its own figures, a noisy host and a slow client included; None: it measured
-    nothing."""
+    """Find what limits one point of a load test, be it the server, a noisy host or a slow client; None: it has no
+    figures. `scenario` None: the server's flags and CPUs are unknown."""
     if trial.measurement is None:
         return None
     configuration = trial.configuration
@@ -35,10 +35,10 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
 def usual_bottleneck(
     configuration: Configuration, measured: Sequence[Measurement], *, scenario: Scenario | None = None
 ) -> Bottleneck | None:
-    """Find what limits most of the runs, in the words of the last of them; None without runs.
+    """Find what limits most runs of a configuration, with the figures of the last of those runs; None without runs.
 
-    `scenario` tells the server's flags, so that its request threads are known. Noise of the host is left out: it
-    comes and goes between runs and is told as a caveat.
+    `scenario`: gives the server's flags, by which its request threads are known. Noise of the host is left out: it
+    differs from run to run and is a caveat.
     """
     verdicts = [_verdict(configuration, measurement, scenario, blame_host=False) for measurement in measured]
     if not verdicts:
@@ -54,8 +54,10 @@ def searched_bottleneck(
     tried: Iterable[Configuration],
     scenario: Scenario,
 ) -> Bottleneck | None:
-    """Find what limits the runs of what a search chose, without advice to try what was tried (`tried`) and not
-    chosen."""
+    """Find what limits most runs of a configuration that a search chose; None without runs.
+
+    Where it would advise fewer microseconds or more threads, and one of `tried` had them, the advice says so instead.
+    """
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
     # The parameter that is advised to change, and whether it is advised to be less.
     searched = {
@@ -77,9 +79,9 @@ def searched_bottleneck(
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
-    """Return who made a run's figures void, the client or the host; None: nobody, or it has none.
+    """Return whether the client or the host made a run's figures useless; None: neither, or it has no figures.
 
-    A verdict that was reached in spite of a late client or a noisy host stands.
+    A run that has a verdict PASS, FAIL or UNSURE in spite of a late client or a noisy host counts as not spoilt.
     """
     measured = trial.measurement
     if measured is None:
@@ -92,7 +94,7 @@ def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
 
 
 def rows_per_request(measured: Measurement) -> float | None:
-    """Compute the mean rows of a request; None when no request was answered."""
+    """Compute the mean rows of an answered request; None when no request was answered."""
     requests_per_s = measured.throughput_rps.value
     return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
 
@@ -119,23 +121,23 @@ def _verdict(
 
 @cache
 def _cores(cpus: tuple[int, ...] | None) -> float:
-    """CPUs' worth of time on these; the control groups are read once, not for each of a report's 2,000 trials."""
+    """`usable_cpus`, read once: a report asks for up to 2,000 trials, and each look reads the control groups."""
     return usable_cpus(cpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestPoint:
-    """One point of a range, and what makes it the best."""
+    """The best point of a load test, and why it is the best, as a finding."""
 
     point: Trial
     why: Coded
 
 
 def best_point(points: Sequence[Trial]) -> BestPoint | None:
-    """Choose the load point with the most throughput within the SLO; None: no point counts.
+    """Choose the point with the highest throughput of those whose verdict is PASS; None: all are spoilt or failed.
 
-    Of points whose throughput cannot be told apart it is the one with the least load. Where no point keeps the SLO for
-    sure, one that may comes before those that break it; of these the one that breaks it least.
+    Of points whose throughput cannot be distinguished, the one with the least load. Without a PASS, of those with
+    UNSURE; without these, the FAIL that misses the SLO by least; without an SLO, of all.
     """
     counting = [point for point in points if point.measurement is not None and spoilt_by(point) is None]
     if not counting:

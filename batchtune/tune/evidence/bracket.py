@@ -1,8 +1,8 @@
-"""Brackets what a configuration gives under an SLO: what its runs held, and what they missed.
+"""Computes the bracket of a configuration under an SLO: the highest rate that its runs held, the lowest they missed.
 
-A run at one rate holds the SLO or misses it. On a noisy host one run is one vote: a rate is held where more runs held
-it (or more) than missed it (or less), and missed by two misses, or by one that is far. Nothing here weighs, fits or
-assumes: a bracket is a pure function of the runs, and a looser SLO never gives a lower one.
+A run at one rate holds the SLO or misses it. On a noisy host one run is one vote: a rate is held if more runs held it
+or a higher one than missed it or a lower one, and it is missed by two misses, or by one miss by far. A bracket depends
+on nothing but the runs, and a looser SLO never gives a lower one.
 """
 
 from __future__ import annotations
@@ -19,66 +19,69 @@ from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import Trial
 
 FAR_ANSWERED = 0.8
-"""A run that answers less than this share of the rate missed by far: once is enough (noisy.py, host harsh)."""
+"""A run that answers less than this share of its rate misses by far: one is enough (noisy.py, host harsh)."""
 
 FAR_OVER = 2.0
-"""Of several models, whose rates no curve foretells, one that used so many times a limit missed by far."""
+"""With several models, a run also misses by far when a figure of a model is this many times its limit."""
 
 ANSWERED = 0.97
-"""Share of the requests that must be answered in time for a rate to be held, less a Poisson count's own noise."""
+"""A rate is held if at least this share of it is answered, less what the number of Poisson arrivals varies by."""
 
 FRESH = 3
-"""Fresh runs that must hold, and three times as many as miss: fewer, and stated rates are 2-50 % too high."""
+"""Confirmation runs that must hold a rate, and three times as many as miss it: with fewer, stated rates are 2-50 % too
+high."""
 
 
 BACK = 0.85
-"""Of the lowest missed rate: what is believed where runs held, but no rate won its vote."""
+"""Rate taken as held, as a share of the lowest missed one, where runs held but each rate has as many misses."""
 
 UNCONFIRMED = 0.9
-"""Of a rate that the search held, what is stated before fresh runs held it: the best of many is too good."""
+"""Rate stated before confirmation runs, as a share of what the search held: the best of many runs was also lucky."""
 
 STEP_DOWN = 0.95
-"""The next rate of a leader that failed its fresh runs."""
+"""Factor to the next lower rate of a leader whose confirmation runs failed."""
 
 WIDTH, UNSTEADY = 1.14, 1.35
-"""No stated bracket is narrower; nor than the second where runs differ (noisy.py, harsh)."""
+"""Least upper over lower end of a stated bracket; UNSTEADY where runs contradict each other (noisy.py, harsh)."""
 
 WIDEST = 1.15
-"""Missed over held rate of an answer that is established."""
+"""Largest missed over held rate of an established answer."""
 
 RIVAL = 1.03
-"""Rates within this factor are not told apart: what a rival must hope for, times the leader's, to be tried before the
-leader's bracket is closed; closed loops that fill every batch and answer alike agree."""
+"""Rates within this factor count as equal: a rival is tried before the leader's bracket is closed if its hope is this
+many times the leader's, and closed loops agree whose rates are within it."""
 
 LEVEL = 1.05
-"""What is no better than this, times another, changes nothing for the user. No rate above this, times what agreeing
-loops answer, is believed."""
+"""A gain of less than this factor is none to the user. No rate above this many times what agreeing closed loops answer
+is expected to be held."""
 
 CLIMB, STEP = 2.0, 1.06
-"""The next rate above one that was held, times that: at most, and at least."""
+"""Largest and least factor from a rate held to the next rate tried."""
 
 TINY_S = 1e-6
-"""Below this a latency says nothing: tokens that came together are 0 s apart."""
+"""Latencies count as at least this, in seconds: tokens that came together are 0 s apart."""
 
 INVERTED, CONTRADICTIONS = 0.95, 2
-"""So many runs that missed less than this share of a rate that another held: runs differ."""
+"""Runs contradict each other when CONTRADICTIONS of them missed a rate below INVERTED of one that another held."""
 
 CROSSING_RUNS, CROSSING_NEAR, SLOPES = 3, 0.4, (2.0, 20.0)
-"""Runs at a rate that tell where latencies cross a limit; how far from it (in logs) a run counts half; what slopes of
-latency over rate, in logs, are believed. Half or twice these state 37-40 of 40 sweeps within 5 % (virtual_llm.py)."""
+"""For `crossing_rps`: least runs; distance of a latency from its limit (in logs) at which a run's weight is half; least
+and largest slope of log latency over log rate. Half or twice these state 37-40 of 40 sweeps within 5 %
+(virtual_llm.py)."""
 
 SATURATED = 1.3
-"""Times what a closed loop that fills every batch answered: no rate above that is believed."""
+"""Upper end of a bracket, times the most that loads with full batches answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketRun:
     """One load of one configuration, judged by an SLO.
 
-    `rate_rps`: that of an open loop; None: a closed loop of `clients`. `full`: its clients fill every batch, so that
-    `answered_rps` is what the configuration can answer at most. `kept`: within the limits, be it that less was answered
-    than offered. `far`: missed by so much that one run is enough.
-    `fresh`: made after the choice, under a seed of its own.
+    `trial`: its number. `rate_rps`: of an open loop; None: a closed loop of `clients`.
+    `answered_rps`, `latency_s` (quantile name -> seconds), `error_ratio`, `requests`: what was measured.
+    `kept`: latencies and errors are within the limits. `held`: they are, and at a rate enough of it was answered.
+    `far`: missed by so much that one run is enough. `fresh`: it is a confirmation run.
+    `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
     """
 
     trial: int
@@ -97,7 +100,7 @@ class BracketRun:
 
 @dataclass(frozen=True)
 class Bracket:
-    """The capacity of one configuration: the highest rate held, and the lowest missed; requests/s."""
+    """The bracket of one configuration: the highest rate held and the lowest missed, from its runs; requests/s."""
 
     runs: tuple[BracketRun, ...]
 
@@ -106,22 +109,22 @@ class Bracket:
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
-        """Return the runs that held this rate or a higher one."""
+        """Return the number of runs that held this rate or a higher one; `fresh`: of confirmation runs only."""
         return sum(
             run.held and _rate(run) >= 0.999 * rate_rps and run.fresh >= fresh for run in self.open_runs
         )
 
     def missed(self, rate_rps: float, *, fresh: bool = False) -> int:
-        """Return the runs that missed this rate or a lower one."""
+        """Return the number of runs that missed this rate or a lower one; `fresh`: of confirmation runs only."""
         return sum(
             not run.held and _rate(run) <= 1.001 * rate_rps and run.fresh >= fresh for run in self.open_runs
         )
 
     @cached_property
     def held_rps(self) -> float:
-        """Highest rate with more holds at or above it than misses at or below it, requests/s.
+        """Highest rate that more runs held (or a higher one) than missed (or a lower one), requests/s.
 
-        0: no run held. Where runs held, but no rate won its vote, a little below the lowest that was missed.
+        0: no run held. Where runs held, but there is no such rate, BACK times the lowest rate missed.
         """
         held = [_rate(run) for run in self.open_runs if run.held]
         won = [rate for rate in held if self.held(rate) > self.missed(rate)]
@@ -130,19 +133,20 @@ class Bracket:
         return BACK * self.missed_once(0.0)
 
     def missed_once(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one that a run missed, surely or not; inf: none."""
+        """Return the lowest rate above this one that at least one run missed; inf: none."""
         missed = (_rate(run) for run in self.open_runs if not run.held)
         return min((rate for rate in missed if rate > rate_rps), default=math.inf)
 
     @cached_property
     def missed_rps(self) -> float:
-        """Lowest rate above `held_rps` that is surely missed, requests/s; inf: none, and nothing saturated the
-        server."""
+        """Lowest rate above `held_rps` that is missed (`missed_above`), requests/s; inf: none is known."""
         return self.missed_above(self.held_rps)
 
     def missed_above(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one missed by far, or twice and more often than held; else the
-        saturation."""
+        """Return the lowest rate above this one that is missed: by one run by far, or by two and more than held it.
+
+        A closed loop with full batches counts as one miss at what it answered. At most `saturated_rps`.
+        """
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
         missed += [(run.answered_rps, 1) for run in self.runs if run.full]
@@ -154,22 +158,23 @@ class Bracket:
 
     @cached_property
     def saturated_rps(self) -> float:
-        """Rate that the server cannot answer, by loads that fill every batch: closed loops, rates missed by far;
-        inf: none did."""
+        """SATURATED times the most that any run answered, requests/s; inf: no closed loop filled every batch, and no
+        rate was missed by far."""
         if not any((run.full or run.far) and run.answered_rps > 0.0 for run in self.runs):
             return math.inf
         return SATURATED * max(run.answered_rps for run in self.runs)
 
     @cached_property
     def loop_rps(self) -> float:
-        """Most requests/s that were answered within the SLO's limits in a closed loop, or at a rate not answered in
-        full; 0: none."""
+        """Most requests/s answered within the limits by a closed loop, or by a run at a rate that was missed for want
+        of answers only; 0: none."""
         kept = (run for run in self.runs if (run.held if run.rate_rps is None else run.kept and not run.held))
         return max((run.answered_rps for run in kept), default=0.0)
 
     @cached_property
     def confirmed_rps(self) -> float:
-        """Highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
+        """Highest rate that FRESH confirmation runs with 200 requests together held, and three times as many as missed
+        it, requests/s; 0: none."""
         # Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a
         # row).
         confirming = 200
@@ -186,7 +191,7 @@ class Bracket:
         )
 
     def _requests(self, rate_rps: float) -> int:
-        """Of the fresh runs that held this rate or a higher one."""
+        """Number of requests in the confirmation runs that held this rate or a higher one."""
         return sum(
             run.requests
             for run in self.open_runs
@@ -194,20 +199,27 @@ class Bracket:
         )
 
     def has_failed(self, rate_rps: float) -> bool:
-        """Whether fresh runs missed a rate more than a third as often as they held it: those that held it count for a
-        lower one too, so that a step down costs one run, and three times the same rate would cost more."""
+        """Whether more than a third as many confirmation runs missed a rate as held it.
+
+        Runs that held a rate count for lower ones too, so that a step down may cost one run where this rate needs
+        three more.
+        """
         return self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True) / 3
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held: the confirmed one, or less than what the search held."""
+        """Rate that is stated as held, requests/s: the confirmed one, or if higher UNCONFIRMED times the search's.
+
+        The latter stays STEP_DOWN below the lowest rate whose confirmation runs failed.
+        """
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
         return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
 
     @cached_property
     def stated_missed_rps(self) -> float:
-        """Upper end of what is stated, requests/s; no closer to the lower than runs of one configuration differ."""
+        """Rate that is stated as missed, requests/s: at least WIDTH (UNSTEADY where runs differ) times `stated_rps`,
+        and no lower than any rate held; inf: unknown."""
         stated = self.stated_rps
         width = UNSTEADY if self.is_unsteady else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)
@@ -215,13 +227,14 @@ class Bracket:
 
     @cached_property
     def has_fresh_misses(self) -> bool:
-        """Whether fresh runs at the stated rate missed it, and not a quarter as often as they held it."""
+        """Whether more than a quarter as many confirmation runs missed the stated rate as held it."""
         stated = self.stated_rps
         return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
 
     @cached_property
     def is_unsteady(self) -> bool:
-        """Whether fresh runs missed the stated rate, or several runs missed a rate below one that another held."""
+        """Whether runs contradict each other: confirmation runs missed the stated rate, or several runs missed a rate
+        well below one that another held, and there are fewer than 2 * FRESH confirmation runs."""
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
         return self.has_fresh_misses or (
             len(self.fresh) < 2 * FRESH and self.missed(INVERTED * highest) >= CONTRADICTIONS
@@ -229,7 +242,7 @@ class Bracket:
 
     @property
     def fresh(self) -> tuple[BracketRun, ...]:
-        """Fresh runs at the stated rate."""
+        """Confirmation runs at the confirmed rate."""
         return tuple(
             run
             for run in self.open_runs
@@ -238,10 +251,11 @@ class Bracket:
 
 
 def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | None:
-    """Estimate the rate at which the latencies of a configuration's runs reach the nearest of these limits, by a line
-    through their logs; None: too few runs say so, or none of them lies above it.
+    """Estimate the rate, requests/s, at which the first latency reaches its limit, by a line through log latency over
+    log rate; None: fewer than CROSSING_RUNS runs, or none of them above the limit.
 
-    Of streams latencies rise slowly with the rate, so that the rates held and missed lie far apart.
+    `limits_s`: quantile name -> seconds. For streams, whose latencies rise so slowly with the rate that the rates held
+    and missed lie far apart.
     """
     crossings = []
     for name, limit_s in limits_s.items():
@@ -264,11 +278,11 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
 def next_rate(
     bracket: Bracket, limits: Mapping[str, float], *, belief_rps: float = 0.0, most_rps: float = math.inf
 ) -> float:
-    """Choose the rate above the one held that tells most: the believed one, or as much more as the latency leaves room
-    for.
+    """Choose the next rate to try above the one held, requests/s.
 
-    By bisection once a rate was missed; one that was missed, but not surely, is tried again where it is near.
-    `most_rps`: what it can answer at most.
+    Once a rate is missed: by bisection; a near rate with a single miss is tried again. Before: the expected capacity
+    `belief_rps` if it is higher, else a step by how far latencies are below `limits` (quantile name -> seconds).
+    `most_rps`: the most that the configuration can answer; inf: unknown.
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
     once = bracket.missed_once(lo)
@@ -283,7 +297,7 @@ def next_rate(
 
 
 def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
-    """How far the latency at the rate held stays below the limit, as a factor: of the limit that is nearest."""
+    """Limit over latency at the rate held, of the limit that is nearest; 1 without runs that held."""
     rooms = [
         min(
             limit_s / max(run.latency_s[name], TINY_S)
@@ -297,10 +311,10 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
 
 
 def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
-    """Judge every load of these trials by this SLO, each rate of an older search for a capacity included.
+    """Judge the loads of these trials by an SLO; a trial with probes gives a run for each rate tried.
 
-    A trial that failed is a miss by far at the rate that was asked. One of several models is a run of all of them, at
-    the sum of their rates; where the client was the limit of one it says nothing.
+    A failed trial is a miss by far at the rate asked for. A trial of several models is one run at the sum of their
+    rates, left out where the client limited one of them (verdict INVALID).
     """
     runs: list[BracketRun] = []
     for trial in trials:
@@ -327,14 +341,17 @@ def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[B
 
 
 def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
-    """Whether these figures keep every limit; a quantile that is undefined or was not measured keeps none."""
+    """Whether these figures keep every limit; an undefined quantile, or one that was not measured, misses its limit."""
     return error_ratio <= slo.error_ratio and all(
         latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
     )
 
 
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
-    """Return the largest share of its limit that a latency takes; inf where one is not known."""
+    """Return the largest latency over its limit; inf: a latency is unknown; 0 without limits.
+
+    `latency_s`, `limits`: quantile name -> seconds.
+    """
     shares = [latency_s.get(name, math.inf) / limit for name, limit in limits.items()]
     return max((math.inf if math.isnan(share) else share for share in shares), default=0.0)
 
@@ -376,7 +393,8 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
 
 
 def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
-    """A rate is held where each model held its own, and missed by far where one missed its own so."""
+    """Make one run of a trial of several models: it holds where each model held its own rate, and misses by far where
+    one did. Latencies are named `MODEL:QUANTILE`."""
     scenarios = scenario.of_models()
     runs = {name: _run_of(part, scenarios[name].slo, scenarios[name]) for name, part in trial.parts.items()}
     rates = [trial.request.scale * (scenarios[name].load.rate_rps or 0.0) for name in runs]

@@ -378,10 +378,12 @@ class Course:
 
     @property
     def run(self) -> Run:
+        """The run, made on first use."""
         return self.session.require_run(self.session.scenario)
 
     @property
     def view(self) -> View:
+        """Where progress is shown."""
         return self.session.view
 
     @property

@@ -61,6 +61,7 @@ class PlottedRun:
 
     @property
     def measured(self) -> Measurement | None:
+        """The trial's measurement; None where it failed."""
         return self.trial.measurement
 
     def samples(self) -> Samples | None:

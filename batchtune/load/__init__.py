@@ -1,5 +1,5 @@
 """The load: who sends what when, and when the answer came.
 
-Out goes `samples.Samples`: each request's due, send and answer times, and its outcome.
+Produces `samples.Samples`: each request's due, send and answer times, and its outcome.
 Start with `fleet.LoadFleet`, `worker_process.Driver`, `calibration.calibrate`.
 """

@@ -39,9 +39,10 @@ _WINDOW_UPDATE_AT: Final = 2**29
 
 
 class NullServer:
-    """A context manager: the server runs within it, and `endpoint` says where.
+    """A server that gives each request the same answer at once, in a process of its own; a context manager.
 
-    `rest_answer` and `grpc_answer` are the bodies of all answers. `cpus`: where it may run; None: anywhere.
+    `endpoint` is its address within the block. `rest_answer` and `grpc_answer` are the bodies of the answers. `cpus`:
+    numbers of the CPUs that it may run on; None: any.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class NullServer:
         self.endpoint: Endpoint
 
     def __enter__(self) -> Self:
-        """Raises MeasurementInvalidError when the server does not start."""
+        """Start the server; raises MeasurementInvalidError when it does not start."""
         start_undisturbed(self._process)
         self._theirs.close()
         try:
@@ -119,7 +120,7 @@ def _http_answer(body: bytes) -> bytes:
 
 
 def _grpc_answer(message: bytes) -> tuple[bytes, ...]:
-    """HEADERS, DATA and trailers with a gap for the stream id in each."""
+    """Encode HEADERS, DATA and trailers as pieces between which the packed stream id goes."""
     head = h2.header_frames(encode_block([(":status", "200"), ("content-type", "application/grpc")]), 0)
     trailers = h2.header_frames(encode_block([("grpc-status", "0")]), h2.END_STREAM)
     body = struct.pack(">BI", 0, len(message)) + message
@@ -132,7 +133,7 @@ def _grpc_answer(message: bytes) -> tuple[bytes, ...]:
 
 
 class _NullHttp(asyncio.Protocol):
-    """Answers each request when its Content-Length is there; heads repeat, and are looked up."""
+    """Answers each request when as many bytes as Content-Length says have come; heads seen before are looked up."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -224,10 +225,10 @@ WARM_UP_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the client reaches with nothing behind the wire.
+    """How fast the client is against a server that does nothing.
 
-    `client_max_rps` is the rate at which its cores would be fully busy: cores / CPU per request. The rate measured,
-    `reached_rps`, may be lower, since the null server may share those cores.
+    `client_max_rps` is the rate (requests/s) at which its cores would be fully busy: cores / CPU time per request. The
+    rate measured, `reached_rps`, may be lower, because the null server may share those cores.
     """
 
     client_max_rps: float

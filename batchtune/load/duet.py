@@ -1,9 +1,9 @@
-"""The CPU time that a request costs two servers when the load goes from one to the other in short turns.
+"""Measures the CPU time that a request costs two servers, which get the load alternately, in short turns.
 
-On a shared host the CPU time of the same work changes by a fifth from second to second. What is slower than a turn
-has the same part in both turns of a pair and cancels in their ratio: of two equal servers that of a pair of 25 ms
-turns has a standard deviation of 0.15, its mean over a second 0.035, and of runs of a second, one after another, 0.19
-(tests/benchmarks/check/duet.py).
+On a shared host the CPU time of the same work changes by a fifth from second to second. Changes slower than a turn
+affect both turns of a pair alike and cancel in their ratio. Standard deviations of that ratio between two equal
+servers: 0.15 for a pair of 25 ms turns, 0.035 for the mean of such pairs over a second, 0.19 for two successive runs of
+a second each (tests/benchmarks/check/duet.py).
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from batchtune.load.samples import NEVER_NS, Samples, merge
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop
 
 CpuClock = Callable[[], float]
-"""CPU seconds so far; raises psutil.Error once the server has ended."""
+"""Returns a server's CPU seconds so far; raises psutil.Error once the server has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuetPlan:
-    """Turn i is that of server `order[i]`, 0 or 1; the turns 2k and 2k + 1 are a pair. It is sent to for `turn_ns`,
-    then for `gap_ns` nobody is, so that its last answer has come before the clocks are read."""
+    """The turns in which two servers get the load.
+
+    In turn i server `order[i]` (0 or 1) gets it for `turn_ns`; then nobody does for `gap_ns`, so that the last answer
+    has come before the CPU clocks are read. Turns 2k and 2k + 1 are a pair.
+    """
 
     turn_ns: int
     gap_ns: int
@@ -48,8 +51,8 @@ class DuetPlan:
         return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
 
     def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
-        """Return one server's share of the arrivals: clients pause outside its turns, a schedule goes on in its next
-        turn."""
+        """Return the arrivals for one server: clients of a closed loop pause outside its turns; a schedule is cut into
+        its turns, one continuing where the last ended."""
         begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
         duration_s = float(self.begins_ns[-1]) / 1e9
         if isinstance(arrivals, ClosedLoop):
@@ -70,7 +73,7 @@ class DuetPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """CPU seconds of both servers, read between two times after the start."""
+    """CPU seconds so far of both servers, read between `before_ns` and `after_ns` from the start of the load."""
 
     before_ns: int
     after_ns: int
@@ -80,8 +83,9 @@ class Reading:
 def run_duet(
     fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
 ) -> list[tuple[float, float]]:
-    """Measure the CPU seconds a request of two servers, loaded in turns: one (first, second) for each pair of turns
-    that could be measured. `jobs` and `clocks` hold one entry a server.
+    """Measure the CPU seconds per request of two servers, loaded in turns; `jobs` and `clocks` have one entry a server.
+
+    Returns (first server's, second server's) for each pair of turns that could be measured, as `pair_costs`.
 
     Raises:
         MeasurementInvalidError, TargetError, UsageError: as `LoadFleet.run`.
@@ -98,10 +102,10 @@ def run_duet(
 
 
 def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
-    """Compute CPU seconds a request of both servers in each pair of turns.
+    """Return the CPU seconds per request, (first server's, second server's), of each pair of turns.
 
-    Left out: a pair of which a request of either turn was still under way when the clocks were read, or the clocks
-    were read when the next turn had begun.
+    A pair is left out where one of its turns had no request, a request was still under way when the clocks were read,
+    or the clocks were read when the next turn had begun.
     """
     turns = len(plan.order)
     turn_of = np.searchsorted(plan.begins_ns, samples.due_ns, side="right") - 1
@@ -111,7 +115,7 @@ def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) ->
     np.maximum.at(last_done_ns, turn_of, np.where(samples.done_ns == NEVER_NS, never, samples.done_ns))
 
     def cost_s(turn: int) -> float:
-        """0 where it cannot be told."""
+        """Return the CPU seconds per request of a turn; 0 where they are unknown."""
         first, last = readings[turn], readings[turn + 1]
         in_time = all(
             reading.after_ns <= begin_ns
@@ -130,7 +134,10 @@ def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) ->
 
 
 class ClockReader:
-    """A thread that reads the clocks between the turns; it lives in a with block, which waits for its end."""
+    """A thread that reads the CPU clocks between the turns; a context manager, which waits for its end.
+
+    `readings`: one before each turn and one after the last; fewer where a server ended.
+    """
 
     def __init__(self, clocks: Sequence[CpuClock], plan: DuetPlan) -> None:
         # The clocks are read so long before the next turn begins: they have that time to be woken for it.
@@ -143,7 +150,7 @@ class ClockReader:
         self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)
 
     def start(self) -> int:
-        """Start the thread. Returns when the load is to start (CLOCK_MONOTONIC, ns)."""
+        """Start the thread; returns when the load is to start (CLOCK_MONOTONIC, ns)."""
         self._start_ns = time.monotonic_ns() + START_DELAY_NS
         self._thread.start()
         return self._start_ns

@@ -1,7 +1,8 @@
 """Probes a model: whether it answers a request, and ones of twice and eight times its rows, and how long that takes.
 
-Asked one by one before anything is measured, so that what a sweep would trip over is told at once: a shape or a range
-that the signature leaves open, a batch dimension that is fixed. What was left open is guessed and tried.
+The requests are sent one by one before anything is measured, so that the user learns at once what would fail in a
+sweep: a shape or a range that the signature leaves open, a batch dimension that is fixed. What the signature leaves
+open is guessed and tried.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from batchtune.target.endpoint import (
 from batchtune.units import counted
 from batchtune.wire.signature import Signature
 
-# The answers of a server that nobody else asks; batched answers are to be the same.
+# The answers of a server without other load, which batched answers have to equal.
 #
-# Each distinct request is asked once and alone, over httpx and grpcio rather than our own wire.
+# Each distinct request is sent once and alone, over httpx and grpcio rather than our own wire.
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
-    """Return the set with `expected` filled in: the server's own answers to each request, asked one at a time.
+    """Return the set with `expected` filled in: the server's own answer to each request, sent one at a time.
 
     Raises:
-        TargetError: the server does not answer one of them, or with an error or nonsense.
+        TargetError: a request gets no answer, an error, or an answer that does not decode.
     """
     answers = answers_alone(endpoint, requests)
     expected: list[dict[str, NDArray[Any]] | None] = []
@@ -70,7 +71,8 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
     """Send the first request once, so that a wrong URL, body or app is reported before any load.
 
     Raises:
-        TargetError: no answer, one without an end, a redirect, another status, a page, or without what must be in it.
+        TargetError: there is no answer, or it has no end, is a redirect, has a status other than `ok.status`, or, with
+            `is_json`, is no JSON or has nothing at `ok.path`.
     """
     answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
     import httpx
@@ -126,10 +128,10 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
-    """Yield the server's answer to each request of the set, asked one after another.
+    """Yield the bytes of the server's answer to each request of the set, sent one after another.
 
     Raises:
-        TargetError: it does not answer one of them, or with an error.
+        TargetError: a request gets no answer or an error.
     """
     return _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
 
@@ -168,16 +170,16 @@ def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
 
 
 TIMES_LARGER: Final = 8
-"""The larger request tells what a row adds to a batch."""
+"""Rows of the larger request, as a multiple; its time shows how much a row adds to the time of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTries:
-    """What was learnt: `request` is answered, `shapes` and `ranges` are what had to be guessed for it.
+    """What the probe found out. `request` is answered; `shapes` and `ranges` had to be guessed for it.
 
-    `lone_s` is the time of a request alone, `larger_s` of one with TIMES_LARGER times its rows; None: not known, as
-    the model takes no more rows at once than those of one request, or refuses so many (`refusal` says why), or the
-    requests are recorded as they are.
+    `lone_s`: time of a request sent alone. `larger_s`: time of one with TIMES_LARGER times its rows; None where the
+    model takes only the rows of one request, or refuses so many (`refusal` says why), or the requests are recorded and
+    cannot be made larger.
     """
 
     request: RequestSpec
@@ -196,8 +198,9 @@ class FirstTries:
 def first_tries(
     endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
 ) -> FirstTries:
-    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and of larger ones.
-    `batched` False: a model that takes one request's rows only is no error.
+    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a larger one.
+
+    `batched`: whether it is an error that the model takes the rows of one request only.
 
     Raises:
         TargetError: it refuses a request, or one of twice the rows; the hint says what that means.
@@ -238,7 +241,7 @@ class _Asking:
     request: RequestSpec
 
     def settled(self) -> tuple[Shapes, Ranges]:
-        """The dimensions and values with which the model answers; `request.lengths` leave no dimension open.
+        """Return the shapes and ranges with which the model answers; with `request.lengths` no dimension is open.
 
         Raises:
             TargetError: there are none among those guessed.
@@ -259,7 +262,7 @@ class _Asking:
         raise TargetError(f"the model refuses a request: {first_fault}", hint=self._hint(first_fault or ""))
 
     def recorded(self) -> FirstTries:
-        """The first requests of the file, as they are.
+        """Time the first requests of the file, as they are.
 
         Raises:
             TargetError: the model refuses one of them.
@@ -272,7 +275,7 @@ class _Asking:
         return FirstTries(request=self.request, shapes={}, ranges={}, lone_s=lone_s, larger_s=None)
 
     def fault_of(self, request: RequestSpec, *, times: int = 1) -> str | None:
-        """Why a request of so many times the rows is not answered; None where it is."""
+        """Return why a request of `times` times the rows is not answered, or wrongly; None where it is answered."""
         try:
             for answer in answers_alone(self.endpoint, self._requests(request, times=times, distinct=1)):
                 outputs = decode_answer(request.protocol, answer)
@@ -289,14 +292,14 @@ class _Asking:
         return None
 
     def larger(self, request: RequestSpec) -> tuple[float | None, str | None]:
-        """The time of a request of TIMES_LARGER times the rows, or why it is refused: batches may have a limit."""
+        """Return (seconds of a request of TIMES_LARGER times the rows, None), or (None, why the model refuses it)."""
         try:
             return self.seconds_of(request, times=TIMES_LARGER), None
         except TargetError as error:
             return None, _models_words(error)
 
     def seconds_of(self, request: RequestSpec, *, times: int) -> float:
-        """The median time of a request of so many times the rows, asked alone.
+        """Return the median time (s) of requests of `times` times the rows, sent one at a time.
 
         Raises:
             TargetError: it is refused.
@@ -332,7 +335,8 @@ class _Asking:
 
 
 def _rows_lost(outputs: Mapping[str, NDArray[Any]], rows: int) -> str | None:
-    """That an output has not a row for each of the input's, so that no server can deal a batch's answers out."""
+    """Return what is wrong where an output has not as many rows as the input, so that no server can split a batch's
+    answers; None where all have."""
     for name, output in outputs.items():
         if output.shape[:1] != (rows,):
             which = f"output {name!r}" if name else "the output"
@@ -349,7 +353,7 @@ def _is_open(shape: tuple[int | None, ...] | None) -> bool:
 
 
 def _timed(answers: Iterator[bytes]) -> Iterator[float]:
-    """Seconds of each answer, until there are enough."""
+    """Yield the seconds that each answer took, until 1 s is over."""
     timed_s = 1.0  # So long, or so many answers, are timed at most.
     started = before = time.perf_counter()
     for _ in answers:

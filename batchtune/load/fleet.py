@@ -1,4 +1,5 @@
-"""Processes that send the load: started once, each with its slice of every job, merged exactly at the end."""
+"""Sends the load from processes of this machine: started once, each sends its slice of every job, and the samples of
+all are merged without loss."""
 
 from __future__ import annotations
 
@@ -52,10 +53,11 @@ GRACE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveAggregate:
-    """Counts since the start; `throughput_rps` and the quantiles are over the answers of the last second.
+    """How the load is going: counts since the start; throughput and latency quantiles of the last second's answers.
 
     `late`: answers that came after `overdue_after_s`; `overdue`: requests still in flight for longer than that.
-    Together with `errors` they are the misses so far among `done + overdue` requests.
+    Together with `errors` they are the misses so far among `done + overdue` requests. `p50_s`, `p95_s`: nan without
+    answers in the last second.
     """
 
     elapsed_s: float
@@ -95,8 +97,8 @@ class LoadFleet:
     """A context manager around `processes` workers; `run` may be called any number of times, one job at a time.
 
     `cpus`: the CPUs that the workers may use, dealt out in turn; None: all. A fleet whose worker died, or that was
-    closed, starts afresh with the next `run`. Of more than about `kept_max` requests of a job some are drawn, and their
-    samples say so (`Samples.one_in`).
+    closed, starts afresh with the next `run`. Of a job of more than `kept_max` requests one in n is returned, drawn at
+    random (`Samples.one_in`).
     """
 
     def __init__(
@@ -123,8 +125,8 @@ class LoadFleet:
     ) -> Samples:
         """Run one job and return what happened to each request.
 
-        Both callbacks hear at most 4 times a second; `should_stop` ends the sending, and the samples then hold the
-        requests that had become due, `stopped_early` set.
+        Both callbacks are called at most 4 times a second. When `should_stop` returns True the sending ends; the
+        samples then hold the requests that had become due, and `stopped_early` is True.
 
         Raises:
             MeasurementInvalidError: a worker died; its last words are in the message.
@@ -155,11 +157,11 @@ class LoadFleet:
         on_progress: OnProgress | None = None,
         should_stop: ShouldStop | None = None,
     ) -> list[Samples]:
-        """Run as many parts on each worker as there are endpoints, and return the samples of each worker.
+        """Run as many parts on each worker as there are endpoints, and return one `Samples` for each worker.
 
-        `parts` are those of one worker after those of another; samples are offsets from the common start.
-
-        `start_ns` is asked for the start once all are ready; as soon as `stops` is not empty the sending ends.
+        `parts`: all parts of the first worker, then those of the next. `start_ns()` is called when all are ready and
+        returns the common start (CLOCK_MONOTONIC), from which the samples count. The sending ends as soon as `stops` is
+        not empty.
 
         Raises:
             MeasurementInvalidError, TargetError, UsageError: as `run`.
@@ -221,7 +223,7 @@ class LoadFleet:
 
     @property
     def process_ids(self) -> list[int]:
-        """Process numbers of the workers that run now."""
+        """Process ids of the workers that run now."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     @property
@@ -304,7 +306,12 @@ class LoadFleet:
                 worker.pipe.send(message)
 
     def _heard(self, kind: type[Message], limit_s: float) -> dict[int, Message]:
-        """The messages of this kind that arrive until one does or the time is up, by worker."""
+        """Wait until a message comes or `limit_s` is over; returns those of this kind, worker's number -> message.
+
+        Raises:
+            MeasurementInvalidError: a worker died.
+            BatchtuneError: as a worker sent it.
+        """
         by_pipe = {worker.pipe: worker for worker in self._workers}
         heard: dict[int, Message] = {}
         for pipe in wait(list(by_pipe), limit_s):
@@ -323,7 +330,7 @@ class LoadFleet:
 def summed_up(
     job: LoadJob, parts: Sequence[Samples], *, client_cores: int, names: Sequence[str] = ()
 ) -> Samples:
-    """Merge the workers' samples into those of the whole job."""
+    """Merge the workers' samples into those of the whole job; `names`: of the workers, as in `merge`."""
     offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
     return replace(merge(parts, names=names), offered_rps=offered_rps, client_cores=client_cores)
 
@@ -331,7 +338,7 @@ def summed_up(
 def _of_worker(
     tables: Sequence[Columns], done: load_process.Done, share: Sequence[WorkerJob], start_ns: int, one_in: int
 ) -> Samples:
-    """What one worker sent, whichever endpoints it went to."""
+    """Merge the samples of one worker over its endpoints, for each of which it has a table."""
     parts = [
         samples_of(table, report, part, start_ns, one_in=one_in)
         for table, report, part in zip(tables, done.reports, share, strict=True)
@@ -354,7 +361,10 @@ def _death(worker: _Worker) -> MeasurementInvalidError:
 
 @contextlib.contextmanager
 def interrupts_noted_here() -> Iterator[list[int]]:
-    """Within, collect Ctrl-C in a list instead of raising; off the main thread the list stays empty."""
+    """Within the block, append the first Ctrl-C to the yielded list instead of raising; see `interrupts_noted`.
+
+    Off the main thread the list stays empty.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
@@ -368,7 +378,7 @@ RECENT_NS: Final = 1_000_000_000
 
 
 def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
-    """Sum up the live figures of several workers; quantiles are means weighted by the answers of the last second."""
+    """Sum up the live figures of several workers; quantiles are means weighted by the workers' throughput."""
     answering = [live for live in lives if live.throughput_rps > 0.0]
     throughput_rps = sum(live.throughput_rps for live in answering)
 
@@ -392,9 +402,9 @@ def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
 
 
 class LiveView:
-    """Summarises the columns of all workers of a job; `look()` costs the recent requests only, not the whole run.
+    """Summarises the columns of all workers of a job; the cost of `look()` grows with recent requests only.
 
-    `first_tokens`: late and overdue are requests whose first token is, not their end.
+    `first_tokens`: requests count as late and overdue by their first token, not by the end of the answer.
     """
 
     def __init__(
@@ -481,7 +491,7 @@ class _Table:
         return errors, int(np.count_nonzero(late)), pending
 
     def _recent(self, issued: int, oldest: int, now_ns: int) -> NDArray[np.int64]:
-        """Latencies of good answers within the last second."""
+        """Return the latencies (ns) of good answers that came within the last second."""
         start = self._recent_from
         done = self._done[start:issued]
         recent = (done > now_ns - RECENT_NS) & (self._outcome[start:issued] == Status.OK + ENDED)

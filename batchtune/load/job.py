@@ -1,4 +1,4 @@
-"""A load job, the part that each worker has of it, and the samples that come of it."""
+"""Splits a load job into the parts of its workers, checks answers, and makes samples of what the workers recorded."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
 
 
 def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
-    """Compare outputs with the expected ones, to float precision. Returns what differs, "" if nothing.
+    """Compare outputs with the expected ones, to float32 precision; returns what differs, "" if nothing.
 
-    REST does not name a lone output: it is then compared under the name "".
+    An output called "" (REST does not name a single output) is compared with the only expected one.
     """
     if set(outputs) == {""} and len(expected) == 1:
         outputs = {next(iter(expected)): outputs[""]}
@@ -72,10 +72,12 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
 
 
 def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
-    """Decode the outputs of an answer by name; the lone output of a REST answer has no name and is called "".
+    """Decode the outputs of an answer by name; the single output of a REST answer has no name and is called "".
+
+    Of protocol http the answer must be JSON, and {} is returned.
 
     Raises:
-        ValueError: bytes that are no answer of this protocol.
+        ValueError: the bytes are no answer of this protocol, or it is openai, whose tokens are read as they arrive.
     """
     match protocol:
         case "grpc":
@@ -116,15 +118,15 @@ ROWS_MAX: Final = 64_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
-    """One load test: what is sent where, when, and how long an answer is waited for.
+    """One load test: what is sent where and when, and how long to wait for an answer.
 
     `timeout_s`: a request without an answer this long after it was due ends as TIMEOUT; None: the request set's.
-    `drain_s`: after the last request was due, answers are waited for this long; None: `timeout_s`.
+    `drain_s`: how long to wait for answers after the last request was due; None: `timeout_s`.
     `in_flight_max`: requests in flight over all workers; more wait in order, and their wait is recorded.
     `connections`: opened before the start; None: chosen for the protocol and the load.
-    `check_every`: one good answer in so many is decoded after the run, and compared if the set says what is expected;
-    0: none. `overdue_after_s`: what the live aggregate calls late; None: `timeout_s`. `replicas`: where requests go in
-    turn, each with connections of its own; empty: all go to `endpoint`.
+    `check_every`: one good answer in so many is decoded after the run, and compared if the set has expected answers;
+    0: none. `overdue_after_s`: latency from which `LiveAggregate` counts a request as late; None: `timeout_s`.
+    `replicas`: endpoints that get the requests in turn, each over its own connections; (): all go to `endpoint`.
     """
 
     endpoint: Endpoint
@@ -149,7 +151,11 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """What one worker is to do; its i-th request is number `request_order[i % len(request_order)]` of the set."""
+    """One worker's part of a load job, for one endpoint; the other fields are as in `LoadJob`.
+
+    The i-th request is number `request_order[i % len(request_order)]` of the set. `capacity`: most requests that can be
+    recorded.
+    """
 
     endpoint: Endpoint
     requests: RequestSet
@@ -164,7 +170,7 @@ class WorkerJob:
 
     @property
     def gaps_max(self) -> int:
-        """Gaps between tokens that memory is set aside for; 0 where answers are not streams of tokens."""
+        """Most gaps between tokens that can be recorded; 0 where answers are not streams of tokens."""
         return GAPS_MAX if self.requests.protocol == "openai" else 0
 
     def rows(self, count: int) -> NDArray[np.int32]:
@@ -175,7 +181,11 @@ class WorkerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What one process did, beside its columns."""
+    """What one process did, apart from the columns of its requests.
+
+    `issued`: requests that became due. `wall_s`: from the start to the end of the last request. `error_texts`: first
+    text of each status. `pauses_ns`: (start, length) of each time that the process stood still.
+    """
 
     issued: int
     wall_s: float
@@ -188,12 +198,11 @@ class WorkerReport:
 
 
 def split(job: LoadJob, workers: int) -> list[WorkerJob]:
-    """Split a job into the parts of so many workers, which together send the same requests at the same times as one
-    worker would.
+    """Split a job into parts, one for each worker and endpoint, all those of the first worker first.
 
-    An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user. Nothing here needs the
-    workers to be on one machine. A worker has a part for each endpoint, one after another: whatever the number of
-    workers, request i goes to endpoint i mod their number.
+    Together they send the same requests at the same times as one worker would. An open loop is dealt out request by
+    request (`due[k::n]`), a closed loop user by user. Whatever the number of workers, of n endpoints request i goes to
+    endpoint i mod n. The workers need not be on one machine.
     """
     timeout_s = job.timeout_or_default_s
     parts = workers * len(job.endpoints)
@@ -217,7 +226,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
 def samples_of(
     columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int, *, one_in: int = 1
 ) -> Samples:
-    """Copy what a worker recorded out of shared memory: one row of `one_in`, times as offsets from `start_ns`."""
+    """Copy what a worker recorded out of shared memory: of each `one_in` rows one, times as offsets from `start_ns`."""
     issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
     good = np.count_nonzero(columns.outcomes()[: report.issued] == Status.OK + ENDED)
     status = np.array(columns.outcomes()[issued])
@@ -284,7 +293,8 @@ def _parts(arrivals: Arrivals, workers: int) -> list[Arrivals]:
 
 
 def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]:
-    """Worker k sends what a lone client would have sent as requests k, k + n, k + 2n …"""
+    """Return the request numbers that worker k of n sends in turn: those that a single worker would send as requests
+    k, k + n, k + 2n …"""
     if isinstance(job.arrivals, Schedule) and job.arrivals.request_index is not None:
         return np.asarray(job.arrivals.request_index[worker::workers], dtype=np.int32)
     order = np.asarray(job.requests.order, dtype=np.int32)

@@ -29,7 +29,7 @@ COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns"
 TOKEN_COLUMNS = ("prompt_tokens", "output_tokens", "gap_p99_ns")
 
 KEPT_MAX: Final = 20_000_000
-"""Requests of a load that are kept one by one: what makes figures of them holds 180 bytes of each, 3.6 GB in all."""
+"""Most requests of a load whose samples are returned one by one: computing with them takes 180 bytes each, 3.6 GB."""
 
 Number = TypeVar("Number", int, float)
 
@@ -68,7 +68,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one of several workers did: its name and place, and `wall_s` and `cpu_s` as a Samples has them."""
+    """What one of several workers did: its name, and its `wall_s` and CPU time as in `Samples`."""
 
     name: str
     wall_s: float
@@ -77,9 +77,11 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Streams:
-    """What streamed answers have besides: tokens by the server's `usage` (n,), 0 where it told none; `gap_p99_ns` (n,)
-    of the request's own gaps between tokens, 0 of fewer than two; `gaps_ns` (m,) of all of them, each of which ended at
-    `gap_ended_ns`; of `gaps_one_in` in turn one is here.
+    """The tokens of streamed answers, for n requests.
+
+    `prompt_tokens`, `output_tokens` (n,): by the server's `usage`; 0 where it gave none. `gap_p99_ns` (n,): 0.99
+    quantile of the request's own gaps between tokens; 0 with fewer than two tokens. `gaps_ns` (m,): the gaps of all
+    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended.
     """
 
     prompt_tokens: NDArray[np.int64]
@@ -90,7 +92,7 @@ class Streams:
     gaps_one_in: int = 1
 
     def of_rows(self, rows: Any) -> Streams:
-        """Select the requests of `rows`; the gaps stay those of all requests."""
+        """Return the requests of `rows`, an index or a slice; the gaps stay those of all requests."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TOKEN_COLUMNS})
 
 
@@ -101,13 +103,14 @@ class Samples:
     Times are nanoseconds from `started_ns` (CLOCK_MONOTONIC); NEVER_NS where it did not happen.
     `done_ns` is when the request ended in any way but UNFINISHED and UNSENT. `first_byte_ns` equals `done_ns` when
     the answer came in one piece, and for gRPC; of a streamed answer (`streams`) it is when its first token came.
-    `connection_wait_ns` is how long a request waited for a free
-    connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
+    `connection_wait_ns` is how long a request waited for a free connection or stream:
+    `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
-    `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
-    that is off). `worker` (n,) says which of `workers` sent each request, `endpoint` (n,) to which of `endpoints` it
-    went; None and empty: there was but one. `one_in`: of so many requests in turn one is here, drawn at random, and
-    counts are to be multiplied by it; `failures` is then how many of all got no good answer.
+    `pauses_ns`: (start, length) of each time that a worker stood still for longer than 5 ms (not for garbage
+    collection, which is off). `worker` (n,): which of `workers` sent each request; `endpoint` (n,): to which of
+    `endpoints` it went; None and () where there was only one. `one_in`: of each so many requests only one is here,
+    drawn at random, and counts have to be multiplied by it; `failures` is then the number of all requests that got no
+    good answer, else None.
     """
 
     due_ns: NDArray[np.int64]
@@ -154,7 +157,7 @@ class Samples:
         return self.client_cpu_s / available_s if available_s > 0 else 0.0
 
     def between(self, first: int, last: int) -> Samples:
-        """Select rows `first` to `last - 1`; figures of the whole job stay as they are."""
+        """Return rows `first` to `last - 1`; figures of the whole job stay as they are, gaps go with row 0."""
         rows = self._chosen(slice(first, last))
         if first and rows.streams is not None:  # the gaps are of all rows, and go with the first
             none = np.zeros(0, dtype=np.int64)
@@ -162,15 +165,14 @@ class Samples:
         return rows
 
     def thinned(self, one_in: int) -> Samples:
-        """Keep one row of each `one_in` in turn, drawn at random; 1 keeps all."""
+        """Return one row of each `one_in` in turn, drawn at random, and set `failures`; 1 returns all rows."""
         if one_in == 1:
             return self
         failures = int(np.count_nonzero(self.status != Status.OK))
         return replace(self._chosen(drawn_rows(len(self), one_in)), one_in=one_in, failures=failures)
 
     def of_worker(self, number: int) -> Samples:
-        """Select what worker `number` sent, as if it had been alone; pauses are dropped, since they are not known by
-        worker."""
+        """Return what worker `number` sent, as if it had been alone; without pauses, which are not known by worker."""
         share = self.workers[number]
         return replace(
             self._chosen(np.flatnonzero(self.worker == number)),
@@ -199,12 +201,15 @@ class Samples:
 
 
 def kept_one_in(count: int, kept_max: int = KEPT_MAX) -> int:
-    """Return n so that keeping one request of n keeps about `kept_max` of `count`."""
+    """Return the smallest n for which one request in n of `count` makes at most `kept_max`."""
     return max(1, math.ceil(count / kept_max))
 
 
 def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
-    """Draw one row number of each `one_in` in turn. A fixed stride would meet the same payloads again and again."""
+    """Draw one row number of each `one_in` in turn, of `count` rows; equal arguments give equal numbers.
+
+    A fixed stride would always meet the same payloads.
+    """
     firsts = np.arange(0, count, one_in)
     return firsts + np.random.default_rng(count).integers(0, np.minimum(one_in, count - firsts))
 
@@ -219,9 +224,10 @@ def joined(chunks: Sequence[Samples]) -> Samples:
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
-    """Merge what one worker sent to several endpoints at once, one part an endpoint.
+    """Merge what one worker sent to several endpoints at once; one part for each of `endpoints`.
 
-    The parts share one process, and each part notes when that stood still: the longest account is kept.
+    The parts share one process, and each has its own list of that process's pauses: the one with the longest total is
+    taken.
     """
     if len(parts) == 1:
         return parts[0]
@@ -247,7 +253,7 @@ def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:
 
 
 def _all_streams(parts: Sequence[Samples]) -> Streams | None:
-    """Those of all parts, in their order; gaps are thinned to the coarsest."""
+    """Concatenate the streams of all parts, gaps thinned to the coarsest `gaps_one_in`; None where a part has none."""
     streams = [part.streams for part in parts if part.streams is not None]
     if not streams or len(streams) < len(parts):
         return None
@@ -410,11 +416,11 @@ PENDING: Final = 0
 ENDED: Final = 1
 
 ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE = 0, 1, 2, 3, 4
-"""Words of the header: requests issued so far; all before the second have ended; when the job started; gaps in their
-table, of so many in turn one."""
+"""Positions in the header: number of requests issued; index before which all requests have ended; start of the job
+(ns); number of gaps in their table; of how many gaps in turn one is there."""
 
 GAPS_MAX: Final = 2_000_000
-"""Gaps between tokens that are recorded one by one, of a worker: 32 MB."""
+"""Most gaps between tokens that a worker records one by one: 32 MB."""
 
 _HEADER_WORDS: Final = 16
 _TIME_COLUMNS: Final = ("due", "sent", "first_byte", "done", "wait")
@@ -424,13 +430,13 @@ _TOKEN_COLUMNS: Final = ("prompt_tokens", "output_tokens", "gap_p99")
 class Columns:
     """The columns `due`, `sent`, `first_byte`, `done`, `wait` (int64) and `outcome` (uint8), each of `capacity` rows.
 
-    `wait` is the time a request spent without a connection. Memory is taken as rows are touched, not before. Streamed
-    answers, where there is room for `gaps_max` gaps, have `prompt_tokens`, `output_tokens` and `gap_p99` (ns, of the
-    request's own gaps) too, and `gaps` (2, gaps_max): each gap in ns, and when it ended.
+    Times are in ns; `wait` is the time that a request spent without a connection. Memory is taken when rows are
+    touched, not before. Where `gaps_max` > 0, for streamed answers, there are also `prompt_tokens`, `output_tokens` and
+    `gap_p99` (ns, of the request's own gaps), and `gaps` (2, gaps_max): each gap in ns, and when it ended.
     """
 
     def __init__(self, file_descriptor: int, capacity: int, gaps_max: int = 0) -> None:
-        """Map the memory behind `file_descriptor`, of `size_bytes(…)`; the descriptor may be closed after."""
+        """Map the memory behind `file_descriptor`, from `new_memory`; the descriptor may be closed after."""
         self.capacity = capacity
         self._memory = mmap.mmap(file_descriptor, size_bytes(capacity, gaps_max))
         self._view = memoryview(self._memory)
@@ -487,7 +493,7 @@ class Columns:
 
 
 def size_bytes(capacity: int, gaps_max: int = 0) -> int:
-    """Bytes of memory that a table of `capacity` rows takes."""
+    """Return the bytes of memory that a table of `capacity` rows and `gaps_max` gaps takes."""
     columns = len(_TIME_COLUMNS) + (len(_TOKEN_COLUMNS) if gaps_max else 0)
     return 8 * (_HEADER_WORDS + columns * capacity + 2 * gaps_max) + max(capacity, 1)
 
@@ -509,7 +515,10 @@ _monotonic_ns = time.monotonic_ns
 
 
 class Recorder:
-    """The slow path of recording; clients store the outcome of a good answer themselves."""
+    """Records failures, and answers to be checked; the outcome of a good answer is written by the clients themselves.
+
+    `error_texts`: first text of each status. `answers`: request's index -> bytes of its answer.
+    """
 
     def __init__(self, columns: Columns, *, check_every: int) -> None:
         """`check_every`: keep the bytes of one good answer in so many, to be decoded after the run; 0: of none."""
@@ -530,7 +539,7 @@ class Recorder:
             self.error_texts[status] = text[:ERROR_TEXT_MAX_CHARS]
 
     def keep_answer(self, index: int, answer: bytes) -> None:
-        """Keep the answer of request `index` for decoding after the run, within fixed limits."""
+        """Keep the answer of request `index` for `check_answers` after the run; 2,000 answers and 64 MiB at most."""
         checked_bytes_max = 64 * 1024 * 1024
         checked_answers_max = 2_000
         if not self.check_every:

@@ -34,7 +34,7 @@ from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, 
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 
 OF_A_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Ctrl-C, a terminal that goes away, Ctrl-backslash: sent to all that it runs, and for the parent to answer."""
+"""Signals that a terminal sends to all its processes (Ctrl-C, hang-up, Ctrl-backslash); the parent handles them."""
 
 
 def start_undisturbed(process: SpawnProcess) -> None:
@@ -51,30 +51,30 @@ def start_undisturbed(process: SpawnProcess) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Connected, memory touched: the job can start."""
+    """Message from the worker: connected, memory touched, the job can start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start at this CLOCK_MONOTONIC time."""
+    """Message to the worker: start at this CLOCK_MONOTONIC time."""
 
     start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Send nothing more and report what there is."""
+    """Message to the worker: send nothing more and report what there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done of each part."""
+    """Message from the worker: the job has ended; one report for each of its parts."""
 
     reports: tuple[WorkerReport, ...]
 
 
 def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> None:
-    """Serve jobs until the pipe ends; stderr goes to `last_words_file`. Ctrl-C is the parent's business."""
+    """Run jobs until the pipe ends; stderr goes to `last_words_file`. Ctrl-C is ignored: the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     words = os.open(last_words_file, os.O_WRONLY | os.O_APPEND)
     os.dup2(words, 2)
@@ -131,9 +131,9 @@ TICK_S: Final = 0.02
 """How often timeouts are looked for, counters published and the end noticed."""
 DRAIN_AFTER_STOP_S: Final = 1.0
 CLOSING_S: Final = 0.001
-"""A turn or two of the loop, in which connections are closed."""
+"""Time for the event loop to close connections: a turn or two."""
 PAUSE_S: Final = 0.005
-"""A tick that comes later than this after its time tells of a pause: the process did not run, or ran something else."""
+"""A tick that is late by more than this shows a pause: the process did not run, or ran something else."""
 
 _monotonic_ns = time.monotonic_ns
 
@@ -171,9 +171,10 @@ class Driver:
         gc.collect()
 
     async def run(self, start_ns: int, *, ended: asyncio.Barrier | None = None) -> WorkerReport:
-        """Send from `start_ns` (CLOCK_MONOTONIC) on, and return when every request that was due has ended.
+        """Send from `start_ns` (CLOCK_MONOTONIC) on, until every request that was due has ended; returns the report.
 
-        `ended`: where the drivers of one loop wait for each other before they do anything that takes time.
+        `ended`: a barrier at which the drivers of one loop wait for each other before they check answers, which takes
+        time.
         """
         gc.freeze()
         gc.disable()
@@ -194,7 +195,7 @@ class Driver:
         return self._report(wall_s, cpu_s)
 
     def abandon(self) -> WorkerReport:
-        """Close the connections of a job that is not started, and report that nothing was sent."""
+        """Close the connections of a job that is not started; returns a report that nothing was sent."""
         self._pacer.close()
         self._client.close()
         self._stopped = True
@@ -260,7 +261,7 @@ class Driver:
         self._source.wake()
 
     def _tick(self) -> None:
-        """Publish the counters, end what has waited too long, and see whether the job is over."""
+        """Publish the counters, end requests that have waited too long, and finish where the job is over."""
         pauses_max = 1000
         now_ns = _monotonic_ns()
         late_ns = now_ns - self._tick_due_ns

@@ -20,7 +20,7 @@ SEED = 20_200_510
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """How large a transformer is, in whichever framework it is written."""
+    """Sizes of a transformer, the same in every framework; `vocabulary` and `length` in words."""
 
     vocabulary: int = 20_000
     length: int
@@ -32,7 +32,7 @@ class Transformer:
 
 IMDB = Transformer(length=200, embedding=32, heads=2, feed_forward=32)
 SEQUENCE = Transformer(length=256, embedding=128, heads=4, feed_forward=512, blocks=2)
-"""Of the longest sequence, and wide enough that its length, not the call, takes the time."""
+"""`length`: of the longest sequence. Wide enough that the length decides the time, not the overhead of a call."""
 TEXT_LINE = (32, 100)
 """Height and width of a grey line of text to recognise."""
 TEXT_CLASSES = 37
@@ -58,7 +58,7 @@ _PACKAGE: dict[Framework, str] = {"keras": "tensorflow", "torch": "torch", "torc
 
 
 def framework_for(name: str) -> Framework:
-    """The first framework of the model that is installed here; its first when none is."""
+    """Return the model's first framework that is installed; its first one when none is."""
     installed = (
         implementation for implementation in MODELS[name] if find_spec(_PACKAGE[implementation]) is not None
     )
@@ -66,7 +66,7 @@ def framework_for(name: str) -> Framework:
 
 
 def cache_path(name: str, framework: Framework) -> Path:
-    """The base path (holding version directories) where the sample model is or will be exported.
+    """Return the base path (holding version directories) where the sample model is or will be exported.
 
     The framework's version is part of it: what one release exports an older one may not read.
     """

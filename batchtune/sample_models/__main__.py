@@ -35,7 +35,10 @@ def main(arguments: list[str]) -> int:
 
 
 def export(name: str, framework: Framework) -> Path:
-    """Export the model unless the cache holds it; a concurrent or interrupted export is never seen half-done."""
+    """Export the model unless the cache holds it; returns its base path.
+
+    A concurrent or interrupted export is never seen half-done.
+    """
     base_path = cache_path(name, framework)
     if (base_path / "1").is_dir():
         return base_path

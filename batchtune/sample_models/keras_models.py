@@ -30,7 +30,7 @@ def write_saved_model(name: str, version_path: Path) -> None:
 
 
 def keras_model(name: str) -> Any:
-    """The named model; the same weights on every machine."""
+    """Make the named model, with the same weights on every machine."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import keras
 
@@ -39,7 +39,7 @@ def keras_model(name: str) -> Any:
 
 
 def _imdb_transformer() -> Any:
-    """The text classifier of the Keras examples: one transformer block over 200 words, two classes."""
+    """Make the text classifier of the Keras examples: one transformer block over 200 words, two classes."""
     import keras
 
     tokens = keras.Input(shape=(IMDB.length,), dtype="float32", name="tokens")
@@ -59,7 +59,7 @@ def _imdb_transformer() -> Any:
 
 
 def _resnet50() -> Any:
-    """Keras's own ResNet50 behind a transposition, so that it takes the images that the torch one takes."""
+    """Make Keras's own ResNet50 behind a transposition, so that it takes the images that the torch one takes."""
     import keras
 
     image = keras.Input(shape=(3, 224, 224), dtype="float32", name="image")

@@ -1,4 +1,4 @@
-"""The pieces that the two convolutional sample models share."""
+"""The networks of the sample models in PyTorch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Block(nn.Module):  # type: ignore[misc]
 
 
 class WordRelevance(nn.Module):  # type: ignore[misc]
-    """The sum of the words' weights, which of random words is normal with a variance of one, as a probability."""
+    """The sum of the words' weights through a sigmoid; for random words the sum is normal with a variance of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
 
 
 def imdb_transformer() -> Any:
-    """Make the transformer, with embeddings as small as Keras draws them: with torch's own unit variance two classes
-    saturate."""
+    """Make the transformer, with embeddings as small as Keras draws them: with torch's own unit variance the softmax
+    of two classes saturates."""
     model = ImdbTransformer()
     nn.init.uniform_(model.words.weight, -0.05, 0.05)
     nn.init.uniform_(model.positions.weight, -0.05, 0.05)
@@ -134,12 +134,12 @@ def imdb_transformer() -> Any:
 
 
 def _by_head(projected: Any) -> Any:
-    """[batch, places, heads × width] to [batch, heads, places, width]."""
+    """Reshape [batch, places, heads × width] to [batch, heads, places, width]."""
     return projected.unflatten(2, (IMDB.heads, IMDB.embedding)).transpose(1, 2)
 
 
 class Residual(nn.Module):  # type: ignore[misc]
-    """relu(branch(x) + shortcut(x)); the branch ends in a batch normalisation."""
+    """A residual block, relu(branch(x) + shortcut(x)); the branch ends in a batch normalisation."""
 
     def __init__(self, branch: Any, shortcut: Any) -> None:
         super().__init__()
@@ -164,8 +164,10 @@ def convolution(
     padding: int | tuple[int, int] | None = None,
     relu: bool = True,
 ) -> list[Any]:
-    """Make a block of convolution, batch normalisation and ReLU; `padding` None keeps the size at stride 1 where `size`
-    is odd."""
+    """Make the layers of a convolution from `given` to `gives` channels, batch normalisation and, with `relu`, ReLU.
+
+    `padding` None keeps the size of the image at stride 1 where `size` is odd.
+    """
     around = size // 2 if padding is None else padding
     layer = nn.Conv2d(given, gives, size, stride=stride, padding=around, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -173,7 +175,7 @@ def convolution(
 
 
 def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
-    """Make the way around a branch: nothing where the shape stays, else a convolution of size 1."""
+    """Make the way around a branch: the identity where the shape stays, else a convolution of size 1."""
     if given == gives and stride == 1:
         return nn.Identity()
     return nn.Sequential(*convolution(given, gives, 1, stride=stride, relu=False))
@@ -188,7 +190,7 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
 
 
 class TextRecognition(nn.Module):  # type: ignore[misc]
-    """`image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
+    """Maps `image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
 
     def __init__(self, channels: int = 512, classes: int = TEXT_CLASSES) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ def text_recognition() -> Any:
 
 
 def _blocks(given: int, gives: int, count: int) -> list[Any]:
-    """Residual blocks of two convolutions; the first of them changes the number of channels."""
+    """Make `count` residual blocks of two convolutions; the first block changes the number of channels."""
     blocks = []
     for _ in range(count):
         branch = nn.Sequential(*convolution(given, gives), *convolution(gives, gives, relu=False))
@@ -238,10 +240,10 @@ def _blocks(given: int, gives: int, count: int) -> list[Any]:
 # `image` [batch, 3, 224, 224] to `scores` [batch, 1000], which are probabilities.
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""Inner channels and blocks of each stage; each after the first halves the image."""
+"""(inner channels, blocks) of each stage; each after the first halves the image."""
 
 WIDENING = 4
-"""A block gives four times its inner channels."""
+"""A block has this many times its inner channels at its end."""
 
 
 def resnet50(stages: tuple[tuple[int, int], ...] = STAGES) -> Any:

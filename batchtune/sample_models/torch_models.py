@@ -27,14 +27,15 @@ from batchtune.sample_models.torch_layers import (
 from batchtune.sample_models.torch_staged import EmbeddedTransformer, write_stages
 
 TEXT_PLACES = TEXT_LINE[1] // 4 + 1
-"""Where a character may be read: the features of text_recognition are so wide."""
+"""Number of places at which text_recognition may read a character: the width of its features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One model: what builds it, and the names and shapes of its tensors without the batch dimension.
 
-    `length_max`: the first size of its input is open, up to this; None: it is not. `beside` writes what lies beside it.
+    `length_max`: the first dimension of its input is free, up to this; None: it is fixed. `beside` writes further files
+    into the version directory.
     """
 
     build: Callable[[], Any]
@@ -106,7 +107,7 @@ FORMS = {
 
 
 def torch_model(name: str) -> Any:
-    """The named model, not folded, ready for inference; the same weights on every machine."""
+    """Make the named model, not folded, ready for inference, with the same weights on every machine."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return FORMS[name].build().eval()
@@ -115,7 +116,7 @@ def torch_model(name: str) -> Any:
 def write_program(
     name: str, version_path: Path, *, torchscript: bool = False, module: Any | None = None
 ) -> None:
-    """Write the version directory that the server loads; `module` in place of the full-sized model."""
+    """Write the version directory that the server loads; `module`: what is written in place of the full-sized model."""
     form = FORMS[name]
     module = folded(torch_model(name) if module is None else module)
     example = torch.zeros(2, *form.input_shape, dtype=getattr(torch, form.input_dtype))
@@ -137,7 +138,7 @@ def write_program(
 
 
 def folded(module: Any) -> Any:
-    """The module with every batch normalisation merged into the convolution before it; changes the module."""
+    """Merge every batch normalisation of a module into the convolution before it, in place; returns the module."""
     for name, child in list(module.named_children()):
         if isinstance(module, nn.Sequential) and isinstance(child, nn.BatchNorm2d):
             before = str(int(name) - 1)

@@ -1,7 +1,7 @@
-"""A sample model with work of its own on the CPU before its network: the text classifier, given words.
+"""The sample model `text_classifier`, which has stages on the CPU before and after its network.
 
-`text_classifier` takes a text. The network is the transformer of `imdb_transformer` from the embedding on; cleaning,
-the vocabulary of 18,278 pieces and the embedding are stages before it (`text_stages.py`).
+It takes a text. The network is the transformer of `imdb_transformer` from the embedding on; cleaning, the vocabulary of
+18,278 pieces and the embedding are the stage before it (`text_stages.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ request_threads: 1            # Python runs on one CPU at a time
 
 
 class EmbeddedTransformer(ImdbTransformer):
-    """The transformer after its table of words."""
+    """The transformer without its table of words: takes embedded words."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def make_client(
 
 
 def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
-    """Each request of the set as the bytes of a whole HTTP/1.1 request."""
+    """Encode each request of the set as a whole HTTP/1.1 request, head and body."""
     extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
     path = requests.path or http_path(endpoint, requests.protocol)
     return [
@@ -81,7 +81,7 @@ def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
 
 
 def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCall]:
-    """Each request of the set as a prepared call."""
+    """Encode each request of the set as a prepared gRPC call."""
     from batchtune.wire.grpc.prepared_call import prepare_call
 
     return [
@@ -105,7 +105,7 @@ def http_path(endpoint: Endpoint, protocol: Protocol) -> str:
 
 
 def grpc_path(protocol: Protocol) -> str:
-    """The gRPC method that a request of this protocol calls."""
+    """Return the gRPC method that a request of this protocol calls, as "/package.Service/Method"."""
     return PREDICT_PATH if protocol == "grpc" else INFER_PATH
 
 

@@ -14,9 +14,9 @@ from batchtune.target.endpoint import Endpoint
 
 
 class Dialer:
-    """Opens connections to one address, at most `connections_max` of them open or on their way.
+    """Opens connections to one address, at most `connections_max` of them open or being opened.
 
-    `on_failed(reason)` is called for each attempt that fails. The client says `became_ready(protocol)` when it can
+    `on_failed(reason)` is called for each attempt that fails. The client calls `became_ready(protocol)` when it can
     use a connection, and `closed(protocol)` when it has lost one.
     """
 
@@ -63,11 +63,11 @@ class Dialer:
 
     @property
     def on_the_way(self) -> int:
-        """Connections that are being opened, or are open and not ready yet."""
+        """Number of connections that are being opened, or are open and not ready yet."""
         return self.open_count - len(self._ready)
 
     def dial(self, wanted: int) -> None:
-        """Open connections until `wanted` are on their way, within the limits."""
+        """Begin to open connections until `wanted` are on their way, at most 16 and within `connections_max`."""
         # Few, since a server that stands still accepts only as many as its listen queue holds, often 100.
         dials_at_once_max = 16
         loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Dialer:
             task.add_done_callback(self._tasks.discard)
 
     async def dial_all(self, wanted: int) -> None:
-        """Open `wanted` connections, within the limits, and wait for them; the first failure ends it."""
+        """Open `wanted` connections, within `connections_max`, and wait for them; stops after the first failure."""
         wanted = min(wanted, self.connections_max)
         while self.open_count < wanted and not self._failed:
             self.dial(wanted - len(self._ready))
@@ -89,7 +89,7 @@ class Dialer:
         self._ready.add(protocol)
 
     def closed(self, protocol: asyncio.BaseProtocol) -> bool:
-        """Count a lost connection out. Returns whether it had been ready."""
+        """Remove a lost connection from the count; returns whether it had been ready."""
         self.open_count -= 1
         self._transports.pop(protocol, None)
         was_ready = protocol in self._ready
@@ -129,7 +129,10 @@ class Dialer:
 
 
 def descriptors_free() -> int:
-    """How many sockets this process may open, after raising the soft limit as far as it goes."""
+    """Raise the soft limit of open files to the hard one and return how many sockets this process may open, at least 1.
+
+    64 descriptors are left for others.
+    """
     descriptors_reserved = 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:

@@ -28,8 +28,8 @@ _monotonic_ns = time.monotonic_ns
 class GrpcClient:
     """Sends `calls[i % len(calls)]` for request i, with at most `streams_max` in flight over all connections.
 
-    Connections beyond those opened at first are dialled only when requests wait because the peer's limit of
-    streams is reached, or to replace lost ones.
+    After `open`, connections are added only when requests wait because the server's limit of streams is reached, or to
+    replace lost ones.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GrpcClient:
         )
 
     async def open(self, connections: int) -> None:
-        """Connect before the start, and wait for the peers' SETTINGS, so that connecting is not measured."""
+        """Connect before the start, and wait up to 1 s for the server's SETTINGS, so that neither is measured."""
         ready_limit_s = 1.0
         await self._dialer.resolve()
         await self._dialer.dial_all(min(connections, CONNECTIONS_MAX))
@@ -77,7 +77,7 @@ class GrpcClient:
         return len(self._connections)
 
     def try_send(self, index: int) -> bool:
-        """Buffer request `index` on a connection with a free stream, if there is one; `flush` writes."""
+        """Buffer request `index` on a connection with a free stream; returns False without one. `flush` writes it."""
         connection = self._connection_with_room()
         if connection is None:
             return False
@@ -108,7 +108,7 @@ class GrpcClient:
         self.flush()
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all sent: reset their streams."""
+        """Give up on these requests, all of which were sent: reset their streams."""
         for index in indices:
             for connection in tuple(self._connections):
                 before = connection.in_flight
@@ -123,7 +123,7 @@ class GrpcClient:
         self._dialer.hang_up()
 
     def _make_connection(self) -> GrpcClientConnection:
-        """A connection whose answers are recorded by a closure: no look-up through objects on the hot path."""
+        """Make a connection whose answers a closure records, which saves look-ups through objects on the hot path."""
         recorder, source, calls, period = self._recorder, self._source, self._calls, self._period
         done_ns, outcome, sent_ns = recorder.columns.done, recorder.columns.outcome, recorder.columns.sent
         finished = source.finished
@@ -159,7 +159,10 @@ class GrpcClient:
         return connection
 
     def _next(self, now_ns: int) -> int:
-        """Those left out by a GOAWAY come first: the peer has not seen them, so sending them again is safe."""
+        """Return the index of the next request to send, negative if none is due.
+
+        Requests that a GOAWAY excluded come first: the server has not processed them, so they may be sent again.
+        """
         while self._again:
             index = self._again.popleft()
             if self._recorder.columns.outcome[index] == PENDING:

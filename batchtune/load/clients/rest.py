@@ -82,7 +82,7 @@ class RestClient:
         return len(self._connections)
 
     def try_send(self, index: int) -> bool:
-        """Send request `index` now if a connection is free."""
+        """Send request `index` now; returns False where no connection is free."""
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -108,7 +108,7 @@ class RestClient:
         self._dialer.dial(self._source.backlog())
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all sent: close their connections, since HTTP/1.1 has no other way."""
+        """Give up on these requests, all of which were sent: close their connections, the only way in HTTP/1.1."""
         by_tag = {connection.tag: connection for connection in self._connections}
         for index in indices:
             if index in by_tag:
@@ -201,9 +201,9 @@ class RestClient:
 # `bytes.find`: JSON is parsed once an answer, of the line that holds `usage` (tests/benchmarks/llm/chunk_cost.py).
 
 LINE_MAX_BYTES: Final = 1 << 20
-"""Of one server-sent event, which holds a token or a few."""
+"""Largest server-sent event; one holds a token or a few."""
 TOKENS_MAX: Final = 1_000_000
-"""Of one answer whose instants are recorded."""
+"""Most tokens of one answer whose instants are recorded."""
 
 _OTHER_TEXT: Final = re.compile(rb'"(?:text|reasoning_content|reasoning|arguments|refusal)":\s*"[^"]')
 _CONTENT: Final = b'"content":'
@@ -224,7 +224,10 @@ class _Stream:
 
 
 class StreamReader:
-    """The answers in flight, by the number of their request; each `begin` is followed by one `end` that counts."""
+    """Reads the streamed answers in flight: when their tokens come, and how many there are by the server's count.
+
+    Call `begin` for each request, `take` for each piece of its answer, then `end`; a second `end` does nothing.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -233,14 +236,16 @@ class StreamReader:
         self._unique = (time.time_ns() << 16 ^ os.getpid()) & (1 << 64) - 1
 
     def begin(self, index: int, request: bytes) -> bytes:
-        """Return the bytes to send for request `index`: the mark in its prompt, if any, becomes a text that no other
-        request has."""
+        """Begin the answer of request `index`, and return the bytes to send for it.
+
+        UNIQUE_MARK in its prompt, if any, is replaced by a text that no other request has.
+        """
         self._in_flight[index] = _Stream()
         own = b"%016x" % (self._unique + index * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
         return request.replace(UNIQUE_MARK, own, 1)
 
     def take(self, index: int, data: bytes) -> None:
-        """Note the tokens in a piece of an answer."""
+        """Record the instants of the tokens in a piece of an answer, and its `usage` and faults."""
         now_ns = _monotonic_ns()
         stream = self._in_flight[index]
         lines = (stream.rest + data).split(b"\n") if stream.rest else data.split(b"\n")
@@ -298,7 +303,7 @@ def _bears_token(line: bytes) -> bool:
 
 
 def _usage_of(document: bytes) -> dict[str, int]:
-    """The counts in an event or in an answer; none where it tells none."""
+    """Return the `usage` of an event or an answer: token counts by name; {} where it has none."""
     try:
         usage = orjson.loads(document)["usage"] if document else None
     except (orjson.JSONDecodeError, KeyError, TypeError):

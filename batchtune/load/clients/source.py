@@ -1,7 +1,8 @@
-"""Which request is to be sent next, and when: open loop from a schedule, closed loop from users who wait for answers.
+"""Decides which request is sent next, and when: open loop by a schedule, closed loop by users who wait for answers.
 
-Both speak to a client through three calls: `take` (a place is free), `finished` (its request was answered) and
-`failed`/`released` (the place itself is gone). A negative index means: nothing to send now.
+A client asks for the next request when a connection or stream is free (`take`) or its request was answered
+(`finished`), and reports a connection or stream that is gone (`failed`, `released`). A negative index means: nothing to
+send now.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from batchtune.load.samples import PENDING, Columns
 
 NOTHING: Final = -1
 BACK_OFF_NS: Final = 10_000_000
-"""How long a closed-loop user waits after a connection failed under it, so that a dead server is not hammered."""
+"""How long a user of a closed loop waits after its connection failed, so that a dead server is not flooded."""
 
 _monotonic_ns = time.monotonic_ns
 
 
 class Source(Protocol):
-    """What a client asks."""
+    """Where a client gets its requests from; `now_ns` is CLOCK_MONOTONIC."""
 
     def take(self, now_ns: int) -> int:
         """Return the index of the next request for a connection or stream that is free, negative if none is due."""
@@ -66,9 +67,9 @@ class Client(Protocol):
 
 
 class OpenSource:
-    """Sends request i when `columns.due[i]` is reached, whatever became of those before it.
+    """The open loop: request i is sent when `columns.due[i]` is reached, whatever became of those before it.
 
-    Those for which no place is free wait in order; `columns.wait` takes how long.
+    Requests for which no connection or stream is free wait in order; how long (ns) is written to `columns.wait`.
     """
 
     def __init__(self, columns: Columns, count: int, wake_at: Callable[[int], None]) -> None:
@@ -133,10 +134,10 @@ class OpenSource:
 
 
 class ClosedSource:
-    """`users` users, each of whom sends its next request `think_ns` after the answer to its last.
+    """The closed loop: `users` users, each of whom sends its next request `think_ns` after the answer to its last.
 
-    A user's request is due when the user is ready for it. A place that fails costs its user BACK_OFF_NS at least.
-    With `turns_ns`, (begin, end) after the start, users who become ready between two turns wait for the next.
+    A user's request is due when the user is ready for it. A user whose connection failed waits for BACK_OFF_NS at
+    least. `turns_ns`, (begin, end) after the start: users who become ready between two turns wait for the next.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ClosedSource:
         self.sender: Client
 
     def start(self, start_ns: int, end_ns: int) -> None:
-        """Every user is ready at `start_ns`; no request is sent from `end_ns` on."""
+        """Make every user ready at `start_ns`, and send no request from `end_ns` on, or outside `turns_ns` if given."""
         self._ready.extend([start_ns] * self.users)
         if self._turns_ns:
             self._turns.extend((start_ns + begin, start_ns + end) for begin, end in self._turns_ns)
@@ -236,7 +237,7 @@ class ClosedSource:
             self._arm()
 
     def _arm(self) -> None:
-        """Wake when the next turn begins or the next user has thought, whichever is first."""
+        """Set the timer for the begin of the next turn or the end of the next think time, whichever is first."""
         events_ns = [*self._thinking[:1], *(begin_ns for begin_ns, _ in islice(self._turns, 1))]
         if events_ns:
             self._wake_at(min(events_ns))

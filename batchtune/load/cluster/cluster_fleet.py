@@ -1,6 +1,6 @@
 """Sends the load from several machines: hosts, each with its part of every job.
 
-The job is split here, once, as for the processes of one machine; a host is told when to start by its own clock.
+The job is split here, once, as for the processes of one machine; each host gets the start by its own clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from batchtune.units import counted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """A host with the CPU that its worker is kept on, and the name that it is told by."""
+    """A host with the number of the CPU that its worker is pinned to, and the worker's name in messages."""
 
     host: Host
     place: Place
@@ -65,7 +65,7 @@ class LostWorker(Exception):  # noqa: N818  # the fleet makes an error of it
 
 @contextlib.contextmanager
 def blaming(worker: Worker) -> Iterator[None]:
-    """Within, turn whatever makes the measurement void into the loss of this worker."""
+    """Within the block, turn a MeasurementInvalidError into LostWorker for this worker."""
     try:
         yield
     except MeasurementInvalidError as error:
@@ -73,7 +73,7 @@ def blaming(worker: Worker) -> Iterator[None]:
 
 
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
-    """Give each host a CPU of its machine, in turn from the highest number down, and a name.
+    """Give each host a name and a CPU: of `cpus` in turn, or (None) of its machine's from the highest number down.
 
     Raises:
         MeasurementInvalidError: a host that does not say where it is.
@@ -117,16 +117,19 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
 
 
 START_DELAY_NS: Final = 200_000_000
-"""From the reading of the clocks to the start: 100 hosts are told within 100 ms, one after another."""
+"""Time between the comparison of the clocks and the start: to call 100 hosts, one after another, takes 100 ms."""
 CHUNK_ROWS: Final = 500_000
-"""Rows that come back at once: 25 MB, of which the head holds one chunk beside what it has put together."""
+"""Rows of samples that come back in one call: 25 MB; the head holds one such chunk beside what it has joined."""
 
 
 _LOST_HINT: Final = "see the node's own log; what was measured before is saved"
 
 
 class WorkerLostError(MeasurementInvalidError):
-    """A worker was lost under a job, which is void; `left` go on with the next one, 0 where they are too few."""
+    """A worker was lost during a job, whose samples are void.
+
+    `left`: workers for the next job, 0 where they are too few. `left_ratio`: their share of those before the loss.
+    """
 
     def __init__(self, message: str, *, left: int, before: int) -> None:
         super().__init__(message, hint=_LOST_HINT)
@@ -137,8 +140,8 @@ class WorkerLostError(MeasurementInvalidError):
 class ClusterFleet:
     """A context manager around a cluster's hosts; `run` may be called any number of times, one job at a time.
 
-    `cpus`: the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones. `now_ns` and
-    `sleep` are the head's clock.
+    `cpus`: the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones. `on_event`
+    gets a sentence for the user at each event. `now_ns` and `sleep`: the clock of this process.
     """
 
     def __init__(
@@ -181,7 +184,7 @@ class ClusterFleet:
         return self
 
     def _open(self) -> None:
-        """Start every worker; none has measured anything yet, so that the loss of one ends it all."""
+        """Start every worker; raises MeasurementInvalidError for the first that is lost: nothing was measured yet."""
         try:
             for worker in self._workers:
                 with blaming(worker):
@@ -193,7 +196,7 @@ class ClusterFleet:
         self.close()
 
     def close(self) -> None:
-        """End the workers and let go of the cluster."""
+        """End the workers and leave the cluster."""
         for worker in self._workers:
             worker.host.close()
         self._workers.clear()
@@ -201,19 +204,19 @@ class ClusterFleet:
 
     @property
     def processes(self) -> int:
-        """How many workers there are now."""
+        """Number of workers now."""
         return len(self._workers)
 
     @property
     def client_cores(self) -> int:
-        """How many cores the workers can keep busy: each is one thread."""
+        """Number of CPU cores that the workers can keep busy; each worker is one thread."""
         return len({(worker.place.machine, worker.cpu) for worker in self._workers})
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure the highest request rate of all workers together (requests/s), by asking one worker of each machine.
+        """Measure the highest request rate of all workers together (requests/s), by one worker of each machine.
 
         Raises:
-            WorkerLostError: one of them is gone; what is asked next goes to the others.
+            WorkerLostError: one of them is gone; the next call goes to the others.
         """
         by_machine: dict[str, float] = {}
         try:
@@ -232,8 +235,8 @@ class ClusterFleet:
     ) -> Samples:
         """Run one job and return what happened to each request, as LoadFleet.run does.
 
-        Live quantiles are the workers', weighted by their answers. Times are offsets from the worker's own start, by
-        its own clock; `notes` state how each clock stood to the head's.
+        Live quantiles are means of the workers' own, weighted by their answers. Times are offsets from the worker's own
+        start, by its own clock; `notes` state how each clock differs from the head's.
 
         Raises:
             WorkerLostError: a worker died, fell silent or lost its clock; the next `run` goes on without it.
@@ -256,7 +259,7 @@ class ClusterFleet:
         return samples
 
     def retire(self, name: str, why: str) -> bool:
-        """Go on without the worker of this name. Returns False, and keeps it, where too few would be left."""
+        """Go on without the worker of this name; returns False, and does nothing, where too few would be left."""
         worker = next((worker for worker in self._workers if worker.name == name), None)
         if worker is None or len(self._workers) - 1 < self._enough:
             return False
@@ -296,7 +299,7 @@ class ClusterFleet:
         return replace(whole, notes=(*whole.notes, *clocks))
 
     def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
-        """Have every host connect, all at the same time."""
+        """Let every host connect, all at the same time, and wait until they have."""
         ready_step_s = 0.005
         overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
         share = len(job.endpoints)
@@ -363,7 +366,7 @@ class ClusterFleet:
         return accounts
 
     def _collected(self) -> list[Samples]:
-        """What each worker sent; of more requests than are kept some, drawn on their way here."""
+        """Fetch the samples of each worker; of more than `kept_max` requests one in n, drawn by the workers."""
         counts, parts = [], []
         for worker in self._workers:
             with blaming(worker):
@@ -379,7 +382,7 @@ class ClusterFleet:
         return parts
 
     def _lost(self, worker: Worker, why: str) -> WorkerLostError:
-        """Part with a worker; the others are stopped, and go on if they are enough."""
+        """Remove a worker and stop the others; returns the error to raise."""
         before = len(self._workers)
         self._workers.remove(worker)
         worker.host.close()

@@ -1,4 +1,4 @@
-"""What the head of a cluster asks of a place where a worker runs: a Ray node, this machine, a test's fake."""
+"""The calls between the head of a cluster and a host, where a worker runs: a Ray node, this machine, a test's fake."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
 from batchtune.system import schedulable_cpus
 
-# How a host's clock stands to ours, and whether it runs on as ours does.
+# How far a host's clock is ahead of ours, and whether it runs as fast.
 #
 # Each machine counts its own CLOCK_MONOTONIC from its own boot. A round trip bounds the offset between two of them by
 # half its length, whichever leg was the slow one (Cristian, Probabilistic clock synchronization, 1989); the shortest of
 # many is the best bound. Offsets place a worker's start; a latency is the difference of two readings of one clock.
 
 PINGS: Final = 24
-"""On an idle loopback cluster the best of so many round trips is within 20 % of the best of 1,000."""
+"""Round trips for one comparison: on an idle loopback cluster the best of 24 is within 20 % of the best of 1,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAccount:
-    """A host's clock over one job, from readings before and after it."""
+    """A host's clock during one job, from comparisons with ours before and after it."""
 
     before: ClockReading
     after: ClockReading
@@ -50,10 +50,12 @@ class ClockAccount:
 
     @property
     def drift_ppm(self) -> float:
+        """How much faster than ours the clock ran, parts per million; negative: slower."""
         return (self.after.offset_ns - self.before.offset_ns) / self._elapsed_ns * 1e6
 
     @property
     def drift_uncertainty_ppm(self) -> float:
+        """Uncertainty of the drift, ± parts per million."""
         return (self.before.uncertainty_ns + self.after.uncertainty_ns) / self._elapsed_ns * 1e6
 
     @property
@@ -79,8 +81,10 @@ class ClockAccount:
 def read_clock(
     theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, pings: int = PINGS
 ) -> ClockReading:
-    """Read the other clock `pings` times and return the reading with the least uncertainty; `theirs_ns` makes a round
-    trip to it."""
+    """Compare the other clock with ours `pings` times; returns the reading with the least uncertainty.
+
+    `theirs_ns` makes a round trip to the other clock.
+    """
     readings = []
     for _ in range(pings):
         asked_ns = ours_ns()
@@ -98,14 +102,15 @@ def read_clock(
 
 
 class HostLostError(MeasurementInvalidError):
-    """A host that has died, does not answer, or cannot run its part any more."""
+    """A host that has died, does not answer, or cannot run its part of a job any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a host is, and on which CPUs; `node` is for people, equal `machine`s share their loopback and CPUs.
+    """Where a host is, and the numbers of the CPUs that it may use.
 
-    `niceness`: of the host's process and its worker, 0 to 19; above 0 whatever else runs there goes first.
+    `node`: a name for people. `machine`: hosts with equal ones share loopback and CPUs. `niceness`: of the host's
+    process and its worker, 0 to 19; above 0 other processes there go first.
     """
 
     node: str
@@ -116,25 +121,25 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a part is; `live` None: not started."""
+    """How far a host is with its part of a job; `live` None: no figures yet."""
 
     live: LiveAggregate | None
     ended: bool
 
 
 class Host(Protocol):
-    """One worker and its place. Every call returns soon; a part runs between `start` and `Progress.ended`.
+    """One worker, somewhere. Every call returns soon; its part of a job runs between `start` and `Progress.ended`.
 
-    Each method raises HostLostError when the host is gone, TargetError and UsageError as the worker found them.
+    Each method raises HostLostError when the host is gone, and TargetError and UsageError as its worker raises them.
     """
 
     def place(self) -> Place: ...
 
     def open(self, cpu: int) -> None:
-        """Start the worker, kept on this CPU; once, before all that follows."""
+        """Start the worker, pinned to the CPU of this number; once, before every other call but `place`."""
 
     def clock_ns(self) -> int:
-        """CLOCK_MONOTONIC there, now."""
+        """Read the host's CLOCK_MONOTONIC, nanoseconds."""
 
     def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         """Begin to connect, with one part of the job for each endpoint; a part that is still running is ended."""
@@ -151,16 +156,16 @@ class Host(Protocol):
     def look(self) -> Progress: ...
 
     def count(self) -> int:
-        """Requests recorded in the part that has ended."""
+        """Number of requests recorded in the part that has ended."""
 
     def rows(self, first: int, last: int, one_in: int) -> Samples:
-        """Rows `first` to `last`, without `last`, of the ended part, or one of so many of them, drawn at random.
+        """Return rows `first` to `last - 1` of the ended part, of each `one_in` of them one, drawn at random.
 
-        Times are from the start, by the host's own clock.
+        Times are offsets from the start, by the host's own clock.
         """
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure this worker's highest request rate (requests/s), against a server beside it that does nothing."""
+        """Measure this worker's highest request rate (requests/s) against a server on its machine that does nothing."""
 
     def close(self) -> None:
         """End the worker; never raises."""
@@ -170,13 +175,14 @@ Hosts = Callable[[], list[Host]]
 
 
 def at_usual_priority() -> None:
-    """Run this process, and what it starts, at niceness 0: Ray starts its actors at 15. It takes CAP_SYS_NICE."""
+    """Set the niceness of this process, and of what it starts, to 0 (Ray starts actors at 15), where CAP_SYS_NICE
+    allows it."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def this_place() -> Place:
-    """Describe where this process runs; a container with a loopback of its own counts as a machine of its own."""
+    """Return where this process runs; a container with a loopback of its own counts as a machine of its own."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/net")
     machine = socket.gethostname()

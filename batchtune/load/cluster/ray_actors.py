@@ -21,10 +21,10 @@ from batchtune.system import INTERRUPTS
 from batchtune.units import counted
 
 CALL_LIMIT_S: Final = 10.0
-"""A call that only hands over a message; an idle actor answers in 1 ms."""
+"""Time limit of a call that only passes a message; an idle actor answers in 1 ms."""
 PLACE_LIMIT_S: Final = 60.0
 JOIN_LIMIT_S: Final = 20.0
-"""Nodes that are started together with the head join some seconds after it."""
+"""How long to wait for nodes to join: those that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
 _REASON_MAX_CHARS: Final = 300
 
@@ -36,9 +36,9 @@ def require_ray(key: str) -> None:
 
 
 class RayActors:
-    """A context manager: connects to a cluster, where actors are then started; all of it ends with it.
+    """A context manager around a connection to a Ray cluster; on exit its actors end too.
 
-    `key` is the scenario's that asks for it, as errors name it; `thing` is what each actor is to people.
+    `key`: the scenario key that asks for it, for errors. `thing`: what an actor is called in messages.
     """
 
     def __init__(
@@ -86,15 +86,17 @@ class RayActors:
             self._connected = False
 
     def total(self, resource: str) -> float:
-        """The amount of a resource that the whole cluster has."""
+        """Return the amount of a Ray resource, such as "CPU", of the whole cluster, in use or not; 0.0: none."""
         total: float = self._ray.cluster_resources().get(resource, 0.0)
         return total
 
     def start(
         self, make: Callable[[], Any], bundle: Mapping[str, float], count: int | None, *, placement: str
     ) -> Iterator[RayActor]:
-        """Start `count` actors, each with the resources of `bundle`, and let each call `make`. None: one actor on each
-        node that has room.
+        """Start `count` actors (None: one on each node that has room), and yield each.
+
+        `bundle`: resource -> amount for each actor. `make` is called in each actor, and makes the object whose methods
+        `RayActor.ask` calls. `placement`: Ray's strategy, in lower case.
 
         Raises:
             UsageError: no room in the cluster.
@@ -135,7 +137,7 @@ class RayActors:
             yield RayActor(self._ray, actor)
 
     def _rooms(self, needs: Mapping[str, float], count: int | None) -> list[int]:
-        """How many each node can take; where that is too few in all, nodes that join are waited for."""
+        """Return how many actors each node can take; where that is too few in all, wait for further nodes to join."""
         deadline_s = None
         while True:
             rooms = [_room(node["Resources"], needs) for node in self._ray.nodes() if node["Alive"]]
@@ -163,7 +165,7 @@ class RayActor:
         """Call a method of the object in the actor and return its result.
 
         Raises:
-            HostLostError: the actor is gone, or silent for so long.
+            HostLostError: the actor is gone, or has not answered for `limit_s`.
             BatchtuneError: as the method raised it.
         """
         try:
@@ -185,7 +187,7 @@ class RayActor:
 
 
 class _Actor:
-    """What runs in the actor's process; expected errors are answers, as they are between a fleet and its processes."""
+    """Runs in the actor's process; a method's BatchtuneError is returned, not raised, and `RayActor.ask` raises it."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         # A spawned process first runs the main file of its parent: Ray's, and so all of Ray.
@@ -223,7 +225,7 @@ def _connect(ray: Any, address: str, *, key: str) -> None:
 
 
 def _keep_stdout_clean() -> None:
-    """Ray tells a driver of a lost node on stdout, which is for our own answer; send that to stderr."""
+    """Send to stderr what Ray prints of lost nodes: stdout is for our own answer."""
     from ray._private import worker
 
     print_lines = getattr(worker, "print_to_stdstream", None)
@@ -238,7 +240,7 @@ def _keep_stdout_clean() -> None:
 
 
 def _require_listener(address: str, *, key: str) -> None:
-    """Ray itself waits for a minute for a cluster that is not there."""
+    """Raise UsageError within 5 s where nobody listens at `address`; Ray itself would wait for a minute."""
     reach_limit_s = 5.0
     if address == "auto":
         return
@@ -254,7 +256,7 @@ def _require_listener(address: str, *, key: str) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray sets handlers of its own; ours come back."""
+    """Restore our signal handlers after the block, in which Ray sets its own."""
     before = {number: signal.getsignal(number) for number in INTERRUPTS}
     try:
         yield
@@ -265,12 +267,12 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    """How many workers a node can take when nothing else runs on it."""
+    """Return how many actors with these resources fit on a node when nothing else runs on it."""
     return min(int(resources.get(name, 0.0) / need + 1e-9) for name, need in bundle.items())
 
 
 def _reason(error: Exception) -> str:
-    """The first line that tells something, with the last where the first only announces a traceback; shortened."""
+    """Return the first line of an error, with the last where the first only announces a traceback; shortened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         return f"{lines[0]} {lines[-1]}"[:_REASON_MAX_CHARS]

@@ -21,18 +21,18 @@ from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.load import FleetSpec, LoadSpec
 
-# A station: parts of jobs for a head elsewhere, in a worker process of a local fleet, the same as at home.
+# A station runs parts of jobs for a head on another machine, in a worker process of a local fleet.
 #
 # The process of the station itself (a Ray actor's) only waits and answers the head: nothing of Ray runs in the process
 # that sends.
 
 START_LIMIT_S: Final = 120.0
-"""How long a part that is ready waits for the head to name the instant: longer than any other host takes to connect."""
+"""How long a part that is ready waits for the head to name the start: longer than any other host takes to connect."""
 ENDING_S: Final = 5.0
 
 
 class Station:
-    """A Host in this process, around one worker process."""
+    """A Host in this process, around one worker process; `host.Host` describes the methods."""
 
     def __init__(self) -> None:
         at_usual_priority()
@@ -100,7 +100,7 @@ class Station:
 
 
 class _RunningPart:
-    """One part on its way, on a thread that waits for the worker process."""
+    """One host's part of a job, on a thread that waits for the worker process."""
 
     def __init__(self, fleet: LoadFleet, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         self._ready = threading.Event()
@@ -137,7 +137,7 @@ class _RunningPart:
         return self._samples
 
     def end(self) -> None:
-        """Stop it, wherever it is, and wait for that."""
+        """Stop the part in any state and wait for its end; raises HostLostError where it lasts longer than ENDING_S."""
         self.stop()
         self._named.set()
         self._thread.join(ENDING_S)
@@ -171,7 +171,7 @@ class _RunningPart:
 
 
 class RayCluster:
-    """A context manager: connects to a cluster and starts an actor for each worker; all of it ends with it."""
+    """A context manager: connects to a Ray cluster and starts an actor for each worker; on exit all of them end."""
 
     def __init__(self, spec: FleetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
         self._spec = spec
@@ -179,7 +179,7 @@ class RayCluster:
         self._actors = RayActors(spec.ray, key="load.fleet", thing="worker", on_event=on_event)
 
     def __enter__(self) -> list[Host]:
-        """The hosts, one for each worker.
+        """Connect, and return the hosts, one for each worker.
 
         Raises:
             UsageError: no cluster at that address, or no room in it.
@@ -202,7 +202,7 @@ class RayCluster:
 
 
 class RayHost:
-    """A Host by way of an actor: each of its methods is asked of the Station there."""
+    """A Host whose methods call those of the Station in a Ray actor."""
 
     def __init__(self, actor: RayActor) -> None:
         self._actor = actor
@@ -220,8 +220,7 @@ AnyFleet = LoadFleet | ClusterFleet
 
 
 def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
-    """Make the load fleet that the scenario's `load` section asks for: local processes or workers on Ray. It is not
-    started yet.
+    """Make, but do not start, the fleet that the scenario's `load` section asks for: local processes or Ray workers.
 
     Raises:
         UsageError: Ray is asked for and not installed.

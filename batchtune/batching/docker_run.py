@@ -30,7 +30,7 @@ _NAMED: Final = re.compile(_PROGRAMS)
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 _EXPANDED: Final = re.compile(r"[$`]|^~")
-"""Matches characters by which a shell makes another path."""
+"""Matches what a shell expands in a path: a variable, a command, `~`."""
 
 _SWITCHES: Final = frozenset(
     {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}

@@ -175,8 +175,8 @@ class Configuration:
         return {name: text for name, text in self.flags if self.flag_word(name) != name}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for JSON: `batching` is null where it is off, and "unknown" where the server does not
-        tell."""
+        """Return plain types for JSON: `batching` is null where it is off, "unknown" where the server does not report
+        it."""
         known = None if self.batching is None else to_dict(self.batching)
         fields: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
         if self.models:
@@ -297,7 +297,7 @@ def require_ports(flags: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(word: object, known: Iterable[str], *, otherwise: str = "known are") -> str:
-    """Write a hint that names the known word nearest to `word`, or all known words when none is near."""
+    """Return a hint that names the known word nearest to `word`, or, after `otherwise`, all of them when none is near."""
     names = list(known)
     near = get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise}: {', '.join(names)}"
@@ -458,5 +458,5 @@ class BatchingFile:
 
 
 def requests_a_batch(max_batch_size: int | None, rows_per_request: int) -> int:
-    """Number of requests that fill a batch, at least 1; `max_batch_size` None is TensorFlow Serving's default."""
+    """Return how many requests fill a batch, at least 1; `max_batch_size` None is TensorFlow Serving's default."""
     return max(1, (max_batch_size or DEFAULT_MAX_BATCH_SIZE) // rows_per_request)

@@ -245,12 +245,13 @@ def calibrate(
     answer_bytes: int | None = None,
     server_cpus: Sequence[int] | None = None,
 ) -> Calibration:
-    """Send the same requests, in a closed loop, to a null server for `duration_s` after a short warm-up.
+    """Measure how fast the client is: send `requests` to a null server, in a closed loop, after a short warm-up.
 
-    `answer_bytes`: the size of the real server's answers, if known.
+    `answer_bytes`: size of the real server's answers, which the null server then gives; None: small ones.
+    `server_cpus`: numbers of the CPUs for the null server; None: any.
 
     Raises:
-        MeasurementInvalidError: the client cannot even talk to the null server.
+        MeasurementInvalidError: a request failed, or none was answered.
     """
     rest_answer, grpc_answer = REST_ANSWER, GRPC_ANSWER
     if answer_bytes is not None:

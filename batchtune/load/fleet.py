@@ -48,7 +48,7 @@ LIVE_INTERVAL_S: Final = 0.25
 EXIT_LIMIT_S: Final = 2.0
 
 GRACE_S: Final = 30.0
-"""How much longer than it should take a worker may be silent before it counts as hung."""
+"""A worker counts as hung when its part takes this much longer than it should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

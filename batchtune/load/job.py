@@ -174,7 +174,7 @@ class WorkerJob:
         return GAPS_MAX if self.requests.protocol == "openai" else 0
 
     def rows(self, count: int) -> NDArray[np.int32]:
-        """Rows of the first `count` requests, shape (count,)."""
+        """Return the number of rows of each of the first `count` requests, shape (count,)."""
         rows_of = np.asarray(self.requests.rows, dtype=np.int32)[self.request_order]
         return np.resize(rows_of, count)
 

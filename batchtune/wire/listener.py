@@ -101,7 +101,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         backlog: int = 4_096,
     ) -> None:
-        """Listen on host:port (0: any free port, see `port`); raises OSError where that cannot be."""
+        """Listen on host:port (0: any free port, see `port`); raises OSError where that fails."""
         loop = asyncio.get_running_loop()
         self._connect = connect
         server = await loop.create_server(connect, host, port, ssl=tls, backlog=backlog)
@@ -114,7 +114,7 @@ class Listener:
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 
     async def listen_unix(self, path: str, tls: ssl.SSLContext | None) -> None:
-        """Listen on a Unix socket too; raises OSError where that cannot be."""
+        """Listen on a Unix socket too; raises OSError where that fails."""
         server = await asyncio.get_running_loop().create_unix_server(self._connect, path, ssl=tls)
         self._sockets.append(server)
 

@@ -34,6 +34,8 @@ def make_client(
 ) -> Client:
     """Make the client for the set's transport; request i is number `request_order[i % len(request_order)]` of the set.
 
+    `in_flight_max`: connections of a REST client, streams of a gRPC one. `timeout_s`: to open a connection.
+
     Raises:
         UsageError: the endpoint has no port for the protocol.
     """

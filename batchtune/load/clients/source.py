@@ -40,7 +40,7 @@ class Source(Protocol):
         """Note that a request failed with its connection, or never got one."""
 
     def backlog(self) -> int:
-        """Requests that could be sent now if connections or streams were free."""
+        """Return how many requests could be sent now if connections or streams were free."""
 
 
 class Client(Protocol):

@@ -234,7 +234,7 @@ class GrpcClientConnection(asyncio.Protocol):
         self._close_if_retired()
 
     def close(self) -> None:
-        """Say GOAWAY and close; calls in flight are reported lost."""
+        """Send GOAWAY and close; calls in flight are reported by `on_lost`."""
         self._out.append(h2.goaway_frame(0, ErrorCode.NO_ERROR))
         self._lose("closed by the client")
 

@@ -287,11 +287,11 @@ class OutgoingFlow:
 
     @property
     def waiting(self) -> int:
-        """Count the streams whose body has not been written entirely."""
+        """Number of streams whose body has not been written entirely."""
         return len(self._waiting)
 
     def waits(self, stream_id: int) -> bool:
-        """Tell whether part of this stream's body has not been written."""
+        """Whether part of this stream's body has not been written."""
         return stream_id in self._waiting
 
     def extend(self, stream_id: int, data: bytes, tail: bytes | None) -> None:

@@ -55,7 +55,7 @@ def encode_infer_json(inputs: Mapping[str, NDArray[Any]], *, binary: bool = Fals
 
 
 def json_length(body: bytes) -> int:
-    """Return the bytes of the JSON at the start of a body, after which binary data may follow.
+    """Return the length, in bytes, of the JSON at the start of a body, after which binary data may follow.
 
     This is the value of the header `JSON_LENGTH_HEADER`, found without it. Raises ValueError where there is no JSON.
     """

@@ -297,7 +297,7 @@ def require_ports(flags: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(word: object, known: Iterable[str], *, otherwise: str = "known are") -> str:
-    """Return a hint that names the known word nearest to `word`, or, after `otherwise`, all of them when none is near."""
+    """Return a hint that names the known word nearest to `word`; where none is near, `otherwise` and all words."""
     names = list(known)
     near = get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise}: {', '.join(names)}"

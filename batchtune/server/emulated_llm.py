@@ -30,9 +30,11 @@ _OBJECTS: Final = {"chat": b"chat.completion.chunk", "completions": b"text_compl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a step takes, and what is held in memory, which is counted in tokens of keys and values.
+    """The time of a step and the size of the memory, which is counted in tokens of keys and values.
 
-    `sequence_tokens` and `batched_token_tokens`: what each of max_num_seqs and of max_num_batched_tokens sets aside.
+    A step takes step_ms, sequence_ms for each running sequence and prefill_token_ms for each prompt token in
+    it. sequence_tokens, batched_token_tokens: memory reserved for each of max_num_seqs and of
+    max_num_batched_tokens.
     """
 
     step_ms: float = 4.0
@@ -43,14 +45,18 @@ class Device:
     batched_token_tokens: int = 8
 
     def kv_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-        """Tokens of keys and values that fit into memory beside the rest; below 1 the server cannot start."""
+        """Return how many tokens fit beside the reserved memory; below 1: the server cannot start."""
         aside = self.sequence_tokens * max_num_seqs + self.batched_token_tokens * max_num_batched_tokens
         return self.memory_tokens - aside
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request: `computed` tokens of it are in memory, `produced` were answered; `owner` hears of each."""
+    """A request, all counts in tokens.
+
+    prompt, output: to read and to produce; computed: in memory; produced: so far. owner: connection that gets
+    each token; gone: its client has left.
+    """
 
     prompt: int
     output: int
@@ -66,7 +72,11 @@ class Sequence:
 
 
 class Scheduler:
-    """Which tokens does each step compute? Sequences that decode come first, then those that prefill, then new ones."""
+    """Chooses the tokens that a step computes: of decoding sequences, of prefilling ones, then of new ones.
+
+    At most max_num_seqs sequences run, a step has at most max_num_batched_tokens tokens, and memory is
+    limited.
+    """
 
     def __init__(self, device: Device, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.device = device
@@ -86,10 +96,7 @@ class Scheduler:
         return not (self.waiting or self.running)
 
     def step(self) -> tuple[float, list[Sequence]]:
-        """Compute one step.
-
-        Returns its seconds, 0 where nothing is to be done, and the sequences that get a token at its end.
-        """
+        """Compute a step; returns (its seconds, sequences that get a token at its end); (0.0, []): idle."""
         for sequence in [running for running in self.running if running.gone]:
             self._release(sequence)
         budget, decoding, prefilled = self.max_num_batched_tokens, 0, 0
@@ -139,7 +146,7 @@ class Scheduler:
             answered.append(sequence)
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Set memory aside for more tokens, preempting the newest sequences; False: this one itself had to go."""
+        """Reserve memory for more tokens, preempting the newest sequences; False: `sequence` itself was."""
         while tokens > self.kv_tokens - self.used_tokens:
             newest = self.running[-1]
             self._release(newest)
@@ -157,7 +164,7 @@ class Scheduler:
 
 
 class Engine(threading.Thread):
-    """Runs the steps on their timetable, so that late wake-ups do not add up, and hands tokens to the event loop."""
+    """The thread that runs the steps, on a timetable, so that late wake-ups do not add up."""
 
     def __init__(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="emulated-llm", daemon=True)
@@ -196,7 +203,7 @@ class Engine(threading.Thread):
 
 
 def _hand_out(answered: list[tuple[Sequence, int]]) -> None:
-    """The engine may be steps ahead by now: each token comes with its number."""
+    """Give each (sequence, number of its token) to its owner; the engine may be steps ahead by now."""
     for sequence, produced in answered:
         if not sequence.gone:
             sequence.owner.token(sequence, produced)
@@ -261,7 +268,7 @@ class Connection(asyncio.Protocol):
                 self._fail(404, "no such path")
 
     def token(self, sequence: Sequence, produced: int) -> None:
-        """Send the client its token number `produced`."""
+        """Accept token number `produced`; send a chunk that it completes, or at the last the whole answer."""
         per_chunk = self._options.tokens_per_chunk
         done = produced >= sequence.output
         if self._document.get("stream"):
@@ -276,7 +283,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        """Close where the client asked for that."""
+        """End an answer: close the connection if the client asked for that."""
         if not self._keep_alive:
             self._transport.close()
 
@@ -361,7 +368,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def options_of(words: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; flags have vLLM's names where it has them."""
+    """Parse the command line (None: sys.argv); flags have vLLM's names where vLLM has such flags."""
     parser = argparse.ArgumentParser(prog="batchtune.server.emulated_llm", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -401,7 +408,7 @@ async def _serve(options: argparse.Namespace, scheduler: Scheduler) -> None:
 
 
 def main() -> int:
-    """Serve until SIGTERM; 1: the settings do not fit into memory."""
+    """Serve until SIGTERM or SIGINT; returns the exit code, 1 where the settings do not fit into memory."""
     options = options_of()
     time.sleep(options.startup_s)
     scheduler = Scheduler(

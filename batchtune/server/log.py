@@ -1,7 +1,7 @@
-"""Writes what the server says on stderr.
+"""Writes the server's messages to stderr.
 
-To say something never raises: who reads it may have gone, its disk may be full, and neither is a reason to stop
-serving.
+None of these functions raises: the reader of stderr may have gone or its disk may be full, and the server
+goes on.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import sys
 from contextlib import suppress
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n"}
-"""Control characters, with which a name or path that a client chose would write lines of its own or move the cursor."""
+"""Control characters in a name or path of a client could write lines of their own or move the cursor."""
 
 
 def say(line: str) -> None:
-    """Write a line about what the server does to stderr."""
+    """Write a line about what the server does; control characters are escaped."""
     name = "batchtune-model-server"
     _write(f"{name}: {line.translate(_ESCAPES)}\n")
 
 
 def note(line: str) -> None:
-    """Write a line about what may surprise whoever measures this server."""
+    """Write a line, "note: …", about something that affects measurements or that the user may not expect."""
     say(f"note: {line}")
 
 
 def warn(line: str) -> None:
-    """Write a line about what went wrong and did not end the process."""
+    """Write a line, "warning: …", about an error that does not end the process."""
     say(f"warning: {line}")
 
 
 def say_error(message: str, *, hint: str = "") -> None:
-    """Write why the process ends."""
+    """Write "error: …", and "hint: …" if there is one: why the process ends."""
     _write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
@@ -41,8 +41,10 @@ def flush() -> None:
 
 
 def let_go() -> None:
-    """Flush stderr before Python exits, or point it at /dev/null: Python's own flush would fail (exit code 120) where
-    nobody reads it."""
+    """Flush stderr before Python exits; where that fails point it at /dev/null.
+
+    Otherwise Python's own flush would fail, with exit code 120.
+    """
     stream = sys.stderr
     if stream is None:
         return

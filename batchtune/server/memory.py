@@ -1,9 +1,9 @@
-"""Gives the memory that a peak took back to the system.
+"""Gives memory that was used at a peak back to the system.
 
-By itself it stays, for two reasons. glibc gives each thread a heap of its own, and what is free at the end of one goes
-back only beyond a threshold that grows with the blocks a program frees, up to 64 MiB; `malloc_trim` gives back all that
-is free in the heap of the main thread, but not what is at the end of the others. Python keeps freed small objects, and
-those that refer to each other until a full collection, which the server puts off.
+The process would keep it, for two reasons. glibc has a heap for each thread and returns free memory at its
+end only above a threshold, which grows up to 64 MiB with the blocks that a program frees; `malloc_trim`
+returns all free memory of the main thread's heap, but not that at the end of the others. Python keeps freed
+small objects, and objects in reference cycles until a full collection, which the server delays.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _libc = ctypes.CDLL(None)
 def share_one_heap() -> None:
     """Let all threads use the main thread's heap; call it before there are other threads.
 
-    64 kB answers that nobody took left 75 MB in the heaps of 8 threads, and 9 so. Fixed thresholds would do as well,
-    but then a batch of 2 MB costs 1 ms of page faults. Other C libraries have one heap, or none of these functions.
+    After answers of 64 kB that clients did not read, 8 threads' heaps kept 75 MB, one heap 9 MB. Fixed
+    thresholds would do too, but cost a batch of 2 MB 1 ms of page faults. Does nothing where the C library
+    has no mallopt.
     """
     mallopt = getattr(_libc, "mallopt", None)
     m_arena_max = -8  # malloc.h
@@ -42,7 +43,7 @@ def trim() -> None:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 where /proc does not tell."""
     statm = Path("/proc/self/statm")
     try:
         return int(statm.read_text().split()[1]) * _PAGE_BYTES
@@ -51,7 +52,10 @@ def resident_bytes() -> int:
 
 
 class Trimming:
-    """Gives free memory back after a peak; only for the thread of one event loop."""
+    """Gives free memory back after a peak; only for the thread of one event loop.
+
+    trim: gives free memory back; resident_bytes: the memory that the process has.
+    """
 
     def __init__(
         self, *, trim: Callable[[], None] = trim, resident_bytes: Callable[[], int] = resident_bytes
@@ -63,7 +67,7 @@ class Trimming:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check the memory every few seconds, until `close`."""
+        """Call `look` every 2 s until `close`."""
         self._timer = loop.call_later(_LOOK_S, self._look_on, loop)
 
     def close(self) -> None:
@@ -72,7 +76,11 @@ class Trimming:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Give memory back if much more is held than in use, and it no longer grows."""
+        """Give memory back if the process has 4 MiB more than it uses, and has stopped growing.
+
+        Where that brings less than 1 MiB it is tried again after 2, 4, 8, 16 and 32 s, then the memory counts
+        as used.
+        """
         before_bytes, self._before_bytes = self._before_bytes, self._resident_bytes()
         self._used_bytes = min(self._used_bytes, self._before_bytes)
         change_bytes = self._before_bytes - before_bytes

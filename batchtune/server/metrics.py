@@ -1,7 +1,7 @@
-"""What the server has done so far: TensorFlow Serving's metrics under their own names, and those it lacks.
+"""The server's metrics: TensorFlow Serving's under their names, and more under /batchtune/serving/.
 
-The front ends count requests (event loop), batching sessions report batches (batch threads, locked once per
-batch), models report when they run, a thread asks the GPU's driver. All micros are microseconds.
+The front ends count requests (on the event loop), batching sessions report batches (on batch threads, locked
+once per batch), models report their runs, a thread samples the GPU's driver. "micros" are microseconds.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from batchtune.server.sessions.batched import BatchRecord
 # Counters and histograms that are kept cheaply, and written as TensorFlow Serving writes them.
 
 FOLDED_AT = 256
-"""20 µs of the event loop."""
+"""Values that a Timings collects before it adds them to its histogram, which takes 20 µs of the loop."""
 
 Labels = tuple[tuple[str, str], ...]
 _Metric = tuple[str, str, tuple[str, ...], Mapping[Any, Any]]
-"""Name, kind (counter, gauge or histogram), names of its labels, and values by those of the labels."""
+"""(name, kind: counter, gauge or histogram, label names, label values -> value of the metric)."""
 
 
 class Histogram:
-    """Counts per bucket; a value equal to a bound belongs to the bucket above it, as in TensorFlow (histogram.cc),
-    whatever Prometheus' `le` means. Not locked."""
+    """Counts of values per bucket, and their sum; not locked.
+
+    bounds: ascending, without the last, infinite one. A value equal to a bound counts in the bucket above it,
+    as in TensorFlow (histogram.cc), although Prometheus' `le` means otherwise.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -43,7 +46,7 @@ class Histogram:
         self.total += value * times
 
     def add_all(self, values: Sequence[float], times: int = 1) -> None:
-        """Add many values, each `times` times, with a few bisections for all of them."""
+        """Add many values, each `times` times; faster than `add` for each."""
         ordered = sorted(values)
         at, end = 0, len(ordered)
         while at < end:
@@ -56,7 +59,7 @@ class Histogram:
 
 
 class Timings(list[float]):
-    """Values that are put into their histogram FOLDED_AT at once, which costs less than half as much each."""
+    """Collects values and adds FOLDED_AT at once to a histogram, at less than half the cost of each alone."""
 
     __slots__ = ("_histogram",)
 
@@ -70,7 +73,7 @@ class Timings(list[float]):
             self.fold()
 
     def fold(self) -> Histogram:
-        """Return the histogram of all values so far."""
+        """Return the histogram, with all values so far."""
         if self:
             self._histogram.add_all(self)
             self.clear()
@@ -78,7 +81,7 @@ class Timings(list[float]):
 
 
 def exponential_bounds(first: float, growth: float, count: int) -> tuple[float, ...]:
-    """Return the `count` bounds first, first·growth, …, as tensorflow::monitoring::Buckets::Exponential."""
+    """Return `count` bounds: first, first·growth, … (tensorflow::monitoring::Buckets::Exponential)."""
     return tuple(first * growth**power for power in range(count))
 
 
@@ -128,10 +131,10 @@ def _number(value: float) -> str:
 
 
 class LoopLagSampler:
-    """Measures from its own thread, 20 times a second, how long the loop takes to run what it is handed.
+    """Measures, 20 times a second, how many microseconds the event loop takes to call a function.
 
-    That is what an answer waits after its batch has ended. `run_soon` hands it a function; `record(micros)` is called
-    on the loop.
+    An answer waits as long after its batch has ended. run_soon: has the loop call a function, from any
+    thread; record(micros): called on the loop.
     """
 
     def __init__(
@@ -147,7 +150,7 @@ class LoopLagSampler:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; call before the loop is closed."""
+        """End the sampling thread; call it before the loop is closed."""
         self._ended.set()
         self._thread.join()
 
@@ -162,7 +165,10 @@ class LoopLagSampler:
 
 
 class Sums:
-    """Figures of batches or calls, summed for each combination of labels; safe from any thread."""
+    """Figures of batches or calls, summed for each combination of label values; any thread may add to them.
+
+    name: prefix of the metrics; labels: names of the labels; figures: names of the figures.
+    """
 
     def __init__(self, name: str, labels: tuple[str, ...], figures: tuple[str, ...]) -> None:
         self._name = name
@@ -172,14 +178,14 @@ class Sums:
         self._sums: dict[tuple[str, ...], list[float]] = {}
 
     def add(self, key: tuple[str, ...], *amounts: float) -> None:
-        """Add an amount to each figure, in their order."""
+        """Add amounts to the figures, in their order, for the label values `key`."""
         with self._lock:
             sums = self._sums.setdefault(key, [0] * len(self._figures))
             for at, amount in enumerate(amounts):
                 sums[at] += amount
 
     def metrics(self) -> Iterable[_Metric]:
-        """Yield each figure as a counter, `<name>_<figure>_total`."""
+        """Yield a counter `<name>_<figure>_total` for each figure."""
         with self._lock:
             sums = {key: list(own) for key, own in self._sums.items()}
         for at, figure in enumerate(self._figures):
@@ -201,14 +207,14 @@ _LAG_BOUNDS = exponential_bounds(10, 2, 16)
 
 
 class Queues(Protocol):
-    """Who knows how much waits to be batched, and where."""
+    """Knows the batching queues in use."""
 
     def queue_depths(self) -> tuple[int, int]:
-        """Batches and rows that wait now, over all queues."""
+        """Return (batches, rows) that wait for a batch thread, over all queues."""
         ...
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Length boundaries in force, by the name of each session that has queues by length."""
+        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
         ...
 
 
@@ -238,14 +244,18 @@ class DeviceActivity(AbstractContextManager["DeviceActivity"]):
                 self._busy_ns += time.monotonic_ns() - self._busy_since_ns
 
     def busy_micros(self) -> float:
-        """Microseconds with at least one run in progress, the present one included."""
+        """Return the microseconds during which at least one run was in progress, up to now."""
         with self._lock:
             current_ns = time.monotonic_ns() - self._busy_since_ns if self.in_flight else 0
             return (self._busy_ns + current_ns) / 1000
 
 
 class Metrics:
-    """All counters of the process. `emulated` becomes true when an emulated device is loaded."""
+    """All metrics of the process; a BatchObserver.
+
+    emulated: an emulated device has been loaded; emulated_parallel: the last one runs batches at once, none
+    slower. queues, gpus: set by the server; None: their metrics are 0 or absent.
+    """
 
     def __init__(self) -> None:
         self.device = DeviceActivity()
@@ -285,13 +295,17 @@ class Metrics:
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
     def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
-        """Return the timings that take the microseconds of each request that ended OK; TF Serving's api is "Predict"
-        over GRPC, "predict" over REST."""
+        """Return the timings to which the microseconds of each successful request are added.
+
+        api: TF Serving's "Predict" for entrypoint "GRPC", "predict" for "REST"; so for the others.
+        """
         return _times(self._request_latencies, (model_name, api, entrypoint))
 
     def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
-        """Return the timings that take the microseconds of each request from the session's submit to its outputs,
-        queueing included."""
+        """Return the timings to which each request's microseconds from submission to outputs are added.
+
+        Time in the queue is included. runtime: TF Serving's "TF1".
+        """
         return _times(self._runtime_latencies, (model_name, api, runtime))
 
     def example_count(self, model_name: str, examples: int) -> None:
@@ -305,7 +319,7 @@ class Metrics:
     # -- BatchObserver, on batch threads --
 
     def on_batch(self, record: BatchRecord) -> None:
-        """Count a batch that has run, or failed."""
+        """Count a batch that has run or failed."""
         # Counted at once: between two batches the caches are cold. 0.2 µs a request in batches of 32.
         batches_max = 16
         with self._lock:
@@ -314,9 +328,9 @@ class Metrics:
                 self._fold_batches()
 
     def on_unbatched_run(self, rows: int, execution_micros: float) -> None:
-        """Count a request that ran alone, batching being off; TF Serving has no metric of it.
+        """Count a request that ran without batching; TF Serving has no metric for it.
 
-        Of more than 128 rows the next power of two is counted.
+        More than 128 rows are counted as the next power of two.
         """
         if rows > 128:  # a client may send any number: at most 150 series, 16 kB of the page
             rows = 1 << (rows - 1).bit_length()
@@ -324,14 +338,14 @@ class Metrics:
             self._count_execution(rows, execution_micros)
 
     def on_rejected(self, reason: str) -> None:
-        """Count a request that was refused or dropped; `reason`: queue_full, too_large or expired."""
+        """Count a request that was refused or dropped; reason: "queue_full", "too_large" or "expired"."""
         with self._lock:
             _count(self._rejections, reason)
 
     # -- reading --
 
     def first_values(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the first value of each counter or gauge, by its name with slashes; 0 where there is none."""
+        """Return name -> first value of that counter or gauge, 0 where it has none; names have slashes."""
         values_by_name: dict[str, int] = {}
         for line in self.render().splitlines():
             mangled = line.partition("{")[0]
@@ -437,7 +451,7 @@ def _times(times_by_key: dict[_Key, Timings], key: _Key) -> Timings:
 
 
 def _folded(times_by_key: Mapping[_Key, Timings]) -> dict[_Key, Histogram]:
-    """The histograms that have values: a request that failed may have asked for its own."""
+    """Return the histograms that have values; requests that failed may have made empty ones."""
     histograms = {key: times.fold() for key, times in times_by_key.items()}
     return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}
 
@@ -448,7 +462,7 @@ def _render(name: str, kind: str, labels: tuple[str, ...], values: Mapping[Any, 
 
 
 def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:
-    """Metric values keyed by their label pairs; a key that is no tuple stands for a single label."""
+    """Return a metric's values by (label name, label value) pairs; a key that is no tuple is one value."""
     return {
         tuple(zip(names, map(str, key if isinstance(key, tuple) else (key,)), strict=True)): value
         for key, value in values.items()
@@ -463,7 +477,7 @@ def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One GPU: its number in NVML's order, busy time since the start of the sampler, memory in use by all."""
+    """One GPU: its number in NVML's order, busy time since the start, memory in use by all processes."""
 
     index: int
     busy_micros: float
@@ -471,10 +485,10 @@ class GpuReading:
 
 
 class GpuSampler:
-    """Samples the GPUs that this process can see until `close`; none where NVML is missing or finds none.
+    """Samples the GPUs that this process can see, from `start` to `close`; none where NVML is missing.
 
-    `device` as in --device: on cpu there is nothing to sample, cuda:N samples that one alone. `nvml`: the module
-    pynvml. `clock_s`: a monotonic clock.
+    device: as --device; "cpu": no GPU, "cuda:N": that one, else all. nvml: the module pynvml, None: import
+    it. clock_s: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -490,14 +504,14 @@ class GpuSampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Sample from now on."""
+        """Begin to sample, every 100 ms on a thread, if there is a GPU."""
         if self._handles:
             self.sample()
             self._thread = threading.Thread(target=self._run, name="gpu_sampler", daemon=True)
             self._thread.start()
 
     def sample(self) -> None:
-        """Ask the driver once; a GPU that does not answer keeps its last figures."""
+        """Sample each GPU once; one whose driver does not answer keeps its last figures."""
         now_s = self._clock_s()
         passed_s, self._sampled_at_s = now_s - self._sampled_at_s, now_s
         nvml = self._nvml
@@ -514,7 +528,7 @@ class GpuSampler:
         ]
 
     def close(self) -> None:
-        """End the thread."""
+        """End the sampling thread and release NVML."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -537,7 +551,7 @@ def _nvml() -> Any | None:
 
 
 def _handles(nvml: Any, device: str) -> list[tuple[int, Any]]:
-    """(NVML's number, handle) of each GPU that CUDA shows this process, in CUDA's order where that was set."""
+    """Return (NVML's number, handle) of each GPU that CUDA shows this process, in CUDA's order if set."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -555,7 +569,7 @@ def _handles(nvml: Any, device: str) -> list[tuple[int, Any]]:
 
 
 def _visible(count: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES: numbers or UUIDs; CUDA stops at the first that it does not know."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, numbers or UUIDs, up to the first unknown; unset: all."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(index) for index in range(count)]

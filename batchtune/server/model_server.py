@@ -1,7 +1,7 @@
-"""One server process: its parts put together, and its end.
+"""One server process: makes its parts, loads the models, serves, and ends.
 
-The ports are bound first, so that a port in use is known before a model is loaded and the status of a model can be
-asked while it loads; then the models are loaded; then the ready line is written.
+The ports are bound first: so a port in use is an error before any model is loaded, and clients can ask for a
+model's status while it loads. The line "… ready" is written when the models are loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from batchtune.wire.status import StatusError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnds:
-    """What listens; None: that protocol is off. `end` is called once all have drained."""
+    """The listeners of gRPC and REST; None: that protocol is off.
+
+    announce_stop: called before they drain; end: called when they have drained.
+    """
 
     host: str
     grpc: Listener | None
@@ -59,7 +62,7 @@ class FrontEnds:
         return ", ".join(f"{name} on {self.host}:{end.port}" if end else f"{name} off" for name, end in named)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more requests, let those under way end, close; cut off what is left after `grace_s`."""
+        """Take no more requests, answer those under way, close; abort what is left after `grace_s`."""
         self.announce_stop()
         ends = [end.drain(grace_s) for end in (self.grpc, self.rest) if end is not None]
         await asyncio.gather(*ends)
@@ -76,10 +79,12 @@ async def listen(
     grpc_limits: ServerLimits,
     tls: ssl.SSLContext | None,
 ) -> FrontEnds:
-    """Bind the ports and the socket that the flags name.
+    """Bind the ports and the Unix socket that the flags name, and begin to serve.
+
+    monitoring_path None: no metrics page; tls None: gRPC is not encrypted.
 
     Raises:
-        OSError: one cannot be bound; the message says which.
+        OSError: an address cannot be bound; the message says which.
     """
     grpc_options = GrpcOptions(
         serialize_as_content=flags.enable_serialization_as_tensor_content,
@@ -120,7 +125,7 @@ async def listen(
 
 
 def _nothing() -> None:
-    """There is no such front end to tell."""
+    """Do nothing: stands for the functions of a front end that is off."""
 
 
 _DRAIN_LIMIT_S = 25.0
@@ -152,7 +157,11 @@ class ModelServer:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT. Returns the exit code."""
+        """Serve until SIGTERM or SIGINT; returns the exit code: 0, or 1 where a port cannot be bound.
+
+        Ends the process at once, without returning, where models fail to load (1), the signal comes before
+        they are loaded (0), it comes twice (128 + its number), or models do not end in time (0).
+        """
         _allow_many_connections()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -319,13 +328,13 @@ class ModelServer:
 
 
 def _models_unwatched() -> None:
-    """The models would never change again; whoever runs the process can start it anew."""
+    """End the process, whose models would never change again, so that it is started anew."""
     say_error("the thread that watches the models has ended", hint="start the server again")
     _exit_now(1)
 
 
 def _allow_many_connections() -> None:
-    """Raise the soft limit of open files, often 1,024, to the hard one."""
+    """Raise the soft limit of open files, often 1,024, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,7 +1,8 @@
 """Parses the server's command line.
 
-The flags are tensorflow_model_server's, with its defaults (main.cc, server.h), and some of our own. Those without
-a meaning here are accepted with a note; those that promise protection we do not give, and unknown ones, are refused.
+The flags are tensorflow_model_server's, with its defaults (main.cc, server.h), and some of our own. Flags
+without effect here are accepted with a note; unknown ones are refused, as are those that promise a protection
+we lack.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _flag(default: Any, meaning: str, *, choices: tuple[str, ...] = (), ours: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFlags:
-    """Every flag that has an effect; field names are flag names."""
+    """The value of every flag that has an effect, by the flag's name."""
 
     port: int = _flag(8500, "gRPC port; 0: no gRPC")
     grpc_socket_path: str = _flag("", "Unix socket on which gRPC is served too")
@@ -155,7 +156,10 @@ _REFUSED: dict[str, type] = {"use_alts_credentials": bool}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """What was asked: the flags, or only help or the version; `notes` are for stderr, one line each."""
+    """A parsed command line.
+
+    wants: "serve", "help" or "version"; with the last two `flags` are the defaults. notes: lines for stderr.
+    """
 
     flags: ServerFlags
     notes: tuple[str, ...] = ()
@@ -163,10 +167,10 @@ class CommandLine:
 
 
 def parse_flags(arguments: Sequence[str]) -> CommandLine:
-    """Read `--flag=value`, `--flag value`, `--switch`; dashes and underscores within a name are the same.
+    """Parse `--flag=value`, `--flag value` and `--switch`; names may be written with dashes or underscores.
 
     Raises:
-        UsageError: an unknown flag, a value of another type, or flags that contradict each other.
+        UsageError: an unknown flag, a value of a wrong type or range, or flags that contradict each other.
     """
     known: dict[str, type] = {flag.name: type(flag.default) for flag in fields(ServerFlags)}
     known |= {name: kind for name, (kind, _) in _WITHOUT_EFFECT.items()}
@@ -194,7 +198,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
 
 
 def help_text() -> str:
-    """Write all flags with their defaults."""
+    """Return the text of --help: all flags with their defaults."""
     lines = [
         "usage: batchtune-model-server --model_base_path=DIR [--model_name=NAME] [flags]",
         "",

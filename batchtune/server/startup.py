@@ -1,4 +1,4 @@
-"""Checks what the flags, and the files that they name, ask of the server: all that can be wrong before it starts."""
+"""Makes the server's settings from the flags and the files that they name, or finds what is wrong there."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
     """Make the batching settings to start with.
 
     Raises:
-        UsageError: a file that cannot be read, parameters that TF Serving refuses, more threads than a system has,
-            length buckets that do not rise.
+        UsageError: a file that cannot be read, parameters that TF Serving refuses, more than THREADS_MAX
+            threads, length buckets that do not ascend.
     """
     parameters = BatchingParameters()
     if flags.batching_parameters_file:
@@ -59,7 +59,7 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
     """Read and check a text BatchingParameters file.
 
     Raises:
-        UsageError: with TF Serving's texts.
+        UsageError: a file that cannot be read or parsed, or values that TF Serving refuses, in its words.
     """
     text = _read_text(path, f"{path}", hint="give a text BatchingParameters file")
     parameters = parse_tfserving_text(text, source=str(path))
@@ -74,7 +74,7 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
     """Read a version's batching_params.pbtxt; None where there is none.
 
     Raises:
-        StatusError: INVALID_ARGUMENT.
+        StatusError: INVALID_ARGUMENT where the file is wrong.
     """
     path = version_directory / "batching_params.pbtxt"
     if not path.is_file():
@@ -89,7 +89,8 @@ def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStag
     """Read a version's stages.yaml and check that the flags allow it; None where there is none.
 
     Raises:
-        StatusError: INVALID_ARGUMENT, or FAILED_PRECONDITION where --allow_model_code is needed.
+        StatusError: INVALID_ARGUMENT where the file is wrong, FAILED_PRECONDITION without a needed
+            --allow_model_code.
     """
     declared = read_stages_file(version_directory)
     if declared is not None:
@@ -98,10 +99,10 @@ def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStag
 
 
 def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
-    """The models of --model_config_file, else the one of --model_base_path.
+    """Return the models of --model_config_file, else the one of --model_base_path.
 
     Raises:
-        UsageError: a configuration file that cannot be used.
+        UsageError: a configuration file or base path that cannot be used.
     """
     if flags.model_config_file:
         return read_model_config_file(Path(flags.model_config_file), may_be_empty=True)
@@ -113,7 +114,7 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
 
 
 def backend_options(flags: ServerFlags) -> BackendOptions:
-    """Make the options by which frameworks are set up."""
+    """Make the options with which backends set up their frameworks."""
     parallelism = flags.tensorflow_session_parallelism
     return BackendOptions(
         device=flags.device,
@@ -127,7 +128,7 @@ def backend_options(flags: ServerFlags) -> BackendOptions:
 
 
 def repository_options(flags: ServerFlags) -> RepositoryOptions:
-    """Make the options by which versions are looked for and loaded."""
+    """Make the options that say when and how versions are loaded."""
     return RepositoryOptions(
         poll_wait_s=max(flags.file_system_poll_wait_seconds, 0),
         load_threads=flags.num_load_threads or 1,
@@ -138,10 +139,10 @@ def repository_options(flags: ServerFlags) -> RepositoryOptions:
 
 
 def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> ConcurrencyLimit | None:
-    """Make Cortex's limit of requests in work; None: no limit.
+    """Make Cortex's limit on the requests inside the server; None: no limit.
 
     Raises:
-        UsageError: a max_batch_size that could never fill.
+        UsageError: a max_batch_size above the limit, so that no batch could ever be full.
     """
     if not flags.processes_per_replica:
         return None
@@ -156,8 +157,7 @@ def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> Concurr
 
 
 def monitoring_path(flags: ServerFlags) -> str | None:
-    """Return the path at which metrics are served, from prometheus_config of --monitoring_config_file; None: not
-    served.
+    """Return the URL path of the metrics page, by --monitoring_config_file; None: no page.
 
     Raises:
         UsageError: a file that is no text MonitoringConfig.
@@ -212,10 +212,10 @@ def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
 
 
 def grpc_limits(flags: ServerFlags) -> ServerLimits:
-    """Make the limits that --grpc_channel_arguments asks for; a note is written of arguments without effect.
+    """Make the limits of gRPC from --grpc_channel_arguments; writes a note for each argument without effect.
 
     Raises:
-        UsageError: not `key=value,key=value`, or a limit that is no positive number.
+        UsageError: text other than `key=value,key=value`, or a limit that is no positive number.
     """
     channel_arguments = {
         "grpc.max_concurrent_streams": "max_concurrent_streams",

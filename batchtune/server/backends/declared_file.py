@@ -1,6 +1,6 @@
-"""Reads small YAML files beside a model, with the line of each key.
+"""Reads small YAML files beside a model, with the line of each key, and checks their values.
 
-Its size, and what its aliases stand for, are bounded before any of it is put together.
+The size of a file, with every alias expanded, is checked before any object is made of it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ _DTYPES = (
 
 
 class FaultError(Exception):
-    """`key: what; expected …`, before the path is known."""
+    """A fault `key: what; expected …`; `DeclaredFile.fault` makes it a StatusError with path and line."""
 
 
 def tensor_specs(
     document: Mapping[str, Any], section: str, *, wildcard_allowed: bool
 ) -> tuple[TensorSpec, ...]:
-    """Read the tensors of a section `{name: {dtype: float32, shape: [200]}}`, in the file's order.
+    """Return the tensors of a section `{name: {dtype: float32, shape: [200]}}`, in the file's order.
 
-    The batch dimension is put before the shape; -1 or null stand for any size where `wildcard_allowed`.
+    The shapes returned begin with None, for the batch dimension. wildcard_allowed: sizes may be -1 or null,
+    for any.
 
     Raises:
-        FaultError: naming the key.
+        FaultError: naming the key that is missing or wrong.
     """
     tensors = document.get(section)
     if not isinstance(tensors, Mapping) or not tensors:
@@ -66,7 +67,10 @@ def _size(size: Any, key: str, *, wildcard_allowed: bool) -> int | None:
 
 
 def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
-    """Check that a section is a table with known keys only, and return it; raises FaultError."""
+    """Check that a section is a table with known keys only, and return it; raises FaultError if not.
+
+    key: dotted path of the section, "": the whole file.
+    """
     if not isinstance(section, dict):
         raise FaultError(f"{key or 'the file'}: {section!r}; expected a table with {', '.join(known)}")
     for name in section:
@@ -79,14 +83,14 @@ def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def number(value: Any, key: str) -> float:
-    """Read a finite number of at least 0; raises FaultError."""
+    """Return a value as float; raises FaultError unless it is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise FaultError(f"{key}: {value!r}; expected a number ≥ 0")
     return float(value)
 
 
 def whole_number(value: Any, key: str, *, least: int, most: int | None = None) -> int:
-    """Read a whole number of at least `least`, and of at most `most`; raises FaultError."""
+    """Return a value if it is a whole number from `least` to `most` (None: no limit); raises FaultError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise FaultError(f"{key}: {value!r}; expected a whole number ≥ {least}")
     if most is not None and value > most:
@@ -101,14 +105,14 @@ def did_you_mean(word: Any, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredFile:
-    """The document, and the line of each key by its dotted path, such as lookup.redis.url."""
+    """The content of a YAML file, and the line of each key by its dotted path, such as lookup.redis.url."""
 
     path: Path
     data: Any
     lines: Mapping[str, int]
 
     def fault(self, what: str, *, code: str = "INVALID_ARGUMENT") -> StatusError:
-        """Make an error `<path>:<line>: <key>: <what>`, with the line of the key that `what` begins with."""
+        """Return an error `<path>:<line>: <what>`, with the line of the key that begins `what`, else 1."""
         named = [key for key in self.lines if what.startswith(key) and what[len(key) : len(key) + 1] in ".:["]
         line = self.lines[max(named, key=len)] if named else 1
         return _fault(self.path, line, what, code)
@@ -118,7 +122,8 @@ def read_declared(path: Path) -> DeclaredFile:
     """Read a small YAML file, with the line of each key.
 
     Raises:
-        StatusError: INVALID_ARGUMENT: it cannot be read, has a key twice, or is too large; with the line.
+        StatusError: INVALID_ARGUMENT where it cannot be read, has a key twice, or is too large; with the
+            line.
     """
     import yaml
 
@@ -150,7 +155,10 @@ def _text_of(path: Path) -> str:
 
 
 def _check_size(path: Path, events: Iterable[Any]) -> None:
-    """Count what the events stand for, without putting it together; what is left open is the parser's to tell."""
+    """Raise StatusError if a file is too large or nested too deep, each alias counted as its content.
+
+    Reads only the parser's events; faults of syntax are left to the parser.
+    """
     import yaml
 
     counts: dict[str, int] = {}
@@ -187,7 +195,7 @@ def _check_size(path: Path, events: Iterable[Any]) -> None:
 
 
 def _lines_of(path: Path, root: Any) -> dict[str, int]:
-    """The line of each key; YAML takes the last of a key that is given twice without a word."""
+    """Return dotted path -> line of each key; raises StatusError for a double key or an unreadable value."""
     import yaml
 
     lines: dict[str, int] = {}
@@ -205,7 +213,7 @@ def _lines_of(path: Path, root: Any) -> dict[str, int]:
 
 
 def _keys(node: Any, prefix: str) -> Iterator[tuple[str, int, Any]]:
-    """Each key and list item with its line and its value."""
+    """Yield (dotted path, line, node of the value) of each key and list item, at all depths."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):

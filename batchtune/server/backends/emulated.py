@@ -77,7 +77,7 @@ _slack_lowered = threading.local()
 
 
 def sleep_until(deadline_ns: int) -> None:
-    """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; return at once when it has passed."""
+    """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; returns at once when it has passed."""
     wake_ns = deadline_ns - _WAKE_EARLY_NS
     timer_abstime = 1
     if time.monotonic_ns() < wake_ns:
@@ -92,7 +92,7 @@ def sleep_until(deadline_ns: int) -> None:
 
 
 class EmulatedFile(TypedDict):
-    """The checked content: numbers in range, tensors in the file's order."""
+    """The checked content of an `emulated.yaml`: numbers in range, tensors in the file's order."""
 
     service_time: dict[str, Any]
     memory: dict[str, int]
@@ -153,12 +153,12 @@ def _steps(table: Any) -> tuple[tuple[int, float], ...]:
 
 
 _BURNT = bytes(4096)
-"""Hashed in some 5 µs; of 2 KiB or less the lock would be kept."""
+"""Hashed to use CPU time, in some 5 µs; hashlib holds the interpreter lock for data below 2 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedServiceTime:
-    """How long a batch holds the device; see the module for each term."""
+    """How long a batch occupies the device; the module's docstring explains each field."""
 
     base_ms: float = 0.0
     per_row_ms: float = 0.0
@@ -174,7 +174,7 @@ class EmulatedServiceTime:
     contention_ratio: float = 0.0
 
     def mean_ns(self, rows: int, elements: int = 0) -> int:
-        """The mean time, in nanoseconds, of a batch of `rows` rows and `elements` elements in all."""
+        """Return the mean time, in nanoseconds, of a batch of `rows` rows and `elements` elements in all."""
         return round((self._of_rows_ms(rows) + self.per_element_ms * elements) * 1e6)
 
     def _of_rows_ms(self, rows: int) -> float:
@@ -188,11 +188,11 @@ class EmulatedServiceTime:
 
 
 class SharedTimetable:
-    """When do batches end that slow each other down? Times in ns; each batch is one entry, known by its number.
+    """Computes when batches end that run at once and slow each other down; times in ns, batches by number.
 
-    All running batches get the same share of the device, so one clock of work done serves them all: a batch ends when
-    that clock has moved on by its time alone on the device. Ends are taken in order of time, however late somebody
-    looks, so late wake-ups do not add up.
+    All running batches get an equal share of the device, so one work clock serves them all: a batch ends when
+    that clock has moved on by the time that the batch would take alone. Ends are computed in order of time,
+    however late `advance` is called, so late wake-ups do not add up.
     """
 
     def __init__(self, contention_ratio: float) -> None:
@@ -211,11 +211,11 @@ class SharedTimetable:
         return self._batches
 
     def next_end_ns(self) -> int:
-        """When the next batch ends (ns) if none is started before; no batch ends sooner."""
+        """Return when the next batch ends (ns) if no other starts before; there must be a running batch."""
         return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
 
     def advance(self, now_ns: float) -> None:
-        """Move on to instant `now_ns`, ending the batches that were due until then."""
+        """Move on to instant `now_ns`, and end the batches that were due by then."""
         while self._running and self.next_end_ns() <= now_ns:
             self._at_ns = self.next_end_ns()
             self._work_ns, number = heapq.heappop(self._running)
@@ -225,7 +225,7 @@ class SharedTimetable:
         self._at_ns = now_ns
 
     def has_ended(self, number: int) -> bool:
-        """Whether batch `number` has ended; it is forgotten once the answer was True."""
+        """Whether batch `number` has ended; returns True only once for a batch, which is then forgotten."""
         ended = number in self._ended
         self._ended.discard(number)
         return ended
@@ -235,11 +235,11 @@ class SharedTimetable:
 
 
 class EmulatedDevice:
-    """A device known only by its service time. A call holds it; the calling thread sleeps without the lock of
-    the interpreter.
+    """A device that is known only by its service time; a call occupies it, without the interpreter lock.
 
-    A serial device keeps a timetable instead of a lock: a batch starts when it arrives or when the one before
-    it is due, whichever is later, so late wake-ups do not add up while several threads keep it busy.
+    rows_max: rows that fit into its memory, None: any number. A serial device has a timetable instead of a
+    lock: a batch starts when it arrives or when the one before is due to end, whichever is later. So late
+    wake-ups do not add up while several threads keep it busy.
     """
 
     def __init__(
@@ -258,10 +258,10 @@ class EmulatedDevice:
         self._burnt_ns = time.process_time_ns()
 
     def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        """The outputs of a batch, after its service time.
+        """Return the `expected_outputs` of a batch, once its service time has passed.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED for more rows than fit in the memory.
+            StatusError: RESOURCE_EXHAUSTED for more rows than fit into the memory.
         """
         arrived_ns = time.monotonic_ns()
         first = next(iter(inputs.values()))
@@ -293,7 +293,7 @@ class EmulatedDevice:
         self._burnt_ns = time.process_time_ns()
 
     def _hold_shared(self, shared: SharedTimetable, rows: int, elements: int) -> None:
-        """Sleep from one end of a batch to the next until it is this one's."""
+        """Start a batch on a shared device, and sleep until it has ended."""
         with self._lock:
             number = shared.start(time.monotonic_ns(), self._held_ns(rows, elements))
             next_end_ns = shared.next_end_ns()
@@ -317,7 +317,7 @@ class EmulatedDevice:
             return self._free_at_ns
 
     def _held_ns(self, rows: int, elements: int) -> int:
-        """The time of one batch alone on the device; where anything is drawn, under the lock."""
+        """Draw the time of a batch alone on the device, in ns; needs the lock where anything is random."""
         factor = 1.0
         if self._sigma > 0.0:
             factor *= math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma))
@@ -327,16 +327,17 @@ class EmulatedDevice:
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
-    """Compute what the emulated device answers: output[i, j] = sum of row i over all inputs + j.
+    """Return the outputs of an emulated device, by name: output[i, j] = sum of row i over all inputs + j.
 
-    Sums are of float64, then take the output's dtype; j counts the output's elements in row-major order.
+    Sums are computed in float64, then converted to the output's dtype; j counts a row's elements in row-major
+    order.
     """
     sums = sum(_row_sums(array) for array in inputs.values())
     return {spec.name: _output(spec, np.asarray(sums)) for spec in outputs}
 
 
 def _burn_cpu(nanoseconds: float) -> None:
-    """Keep this thread's CPU busy for so long, without the lock of the interpreter."""
+    """Use so much CPU time on this thread, most of it without the interpreter lock."""
     end_ns = time.thread_time_ns() + nanoseconds
     while time.thread_time_ns() < end_ns:
         hashlib.sha256(_BURNT)
@@ -346,7 +347,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     """Load the emulated device that `emulated.yaml` describes, with one signature, serving_default.
 
     Raises:
-        StatusError: INVALID_ARGUMENT naming the file, the key and what was expected.
+        StatusError: INVALID_ARGUMENT naming the file, the key and the expected value.
     """
     document = read_emulated_file(version_directory / "emulated.yaml")
     inputs, outputs = by_name(document["inputs"]), by_name(document["outputs"])

@@ -1,4 +1,4 @@
-"""What a backend hands over when it has loaded a version of a model, and the options that it is given."""
+"""The interface of backends: the loaded model that a backend returns, and the options that it is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchtune.wire.tfserving.rest_json import GraphBatching
 
 
 def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
-    """Make a batch of zeros, or of empty strings; a free dimension has length 1."""
+    """Return an input of `rows` rows of zeros, or of empty strings; an open dimension has length 1."""
     sizes = (spec.shape or (None,))[1:]
     length_of_free_dimension = 1
     shape = (rows, *(length_of_free_dimension if size is None else size for size in sizes))
@@ -41,14 +41,14 @@ Prepare = Callable[[Sequence[int], int | None], None]
 
 
 class Runner(Protocol):
-    """Runs batches. One that has `empty(shape, dtype)` gives the memory itself in which a batch is best gathered."""
+    """Runs batches; may have `empty(shape, dtype)`, which allocates the memory to gather a batch in."""
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
+        """Return all outputs of the signature, given all inputs; on a batch thread; raises StatusError."""
 
 
 def _nothing_to_close() -> None:
-    """Most backends free everything with their last reference."""
+    """Do nothing: most backends free everything with their last reference."""
 
 
 def nothing_to_prepare(sizes: Sequence[int], at_once: int | None) -> None:
@@ -57,14 +57,16 @@ def nothing_to_prepare(sizes: Sequence[int], at_once: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """One version, ready to run: for each signature what it takes and gives, and how to run it.
+    """One version of a model, ready to run.
 
-    A run takes all inputs and gives all outputs of its signature, is called on batch threads, several at a
-    time, and raises StatusError. Signatures that share one run share one batching queue. `metadata` is a
-    serialised tensorflow.serving.SignatureDefMap; "": made from the signatures. `empty(shape, dtype)` gives the
-    array in which a batch is best gathered. `prepare(sizes, at_once)` makes ready for batches of these row counts,
-    so many (None: unknown) at a time; it takes from milliseconds to seconds, fails never, and may be called again.
-    `inside` are the batchers in its own graph, which wait for requests that run at the same time.
+    signatures, runs: by signature name. A run takes all inputs and returns all outputs of its signature;
+    several batch threads may call it at once; it raises StatusError. Signatures with one run share a batching
+    queue. metadata: a serialised tensorflow.serving.SignatureDefMap, b"": it is made from `signatures`.
+    emulated: there is no model, only a service time; parallel: an emulated device that runs batches at once,
+    none slower for it. empty(shape, dtype): allocates the array to gather a batch in. prepare(sizes,
+    at_once): prepares for batches of these numbers of rows, `at_once` of them at a time (None: unknown);
+    takes milliseconds to seconds, never fails, and may be called again. inside: the batchers in the model's
+    own graph.
     """
 
     platform: str
@@ -81,11 +83,12 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
-    """How to set up a framework; a thread count of 0 means the framework's own choice for the process's affinity.
+    """How to set up a framework.
 
-    `device` is auto, cpu, cuda or cuda:N; `torch_dtype` as_exported, float32, float16 or bfloat16.
-    `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a
-    text ConfigProto, from which the other options start.
+    device: auto, cpu, cuda or cuda:N. intra_op_threads, inter_op_threads: within an operation and over
+    operations, 0: the framework's choice. session_config_file: path of a text ConfigProto, over which the
+    other options are set, "": none. memory_fraction: per_process_gpu_memory_fraction, 0: grow as needed.
+    torch_dtype: as_exported, float32, float16 or bfloat16.
     """
 
     device: str = "auto"
@@ -98,7 +101,7 @@ class BackendOptions:
 
     @property
     def wants_cuda(self) -> bool:
-        """Whether a GPU is required, not only used if present."""
+        """Whether a GPU is required; with `auto` it is only used if there is one."""
         return self.device.startswith("cuda")
 
     @property
@@ -108,9 +111,9 @@ class BackendOptions:
 
 
 def out_of_memory(message: str) -> StatusError:
-    """Make the error of a batch that did not fit into memory; other batches are not affected.
+    """Return the error of a batch that did not fit into memory: RESOURCE_EXHAUSTED.
 
-    Not every exhausted resource is memory: a tuner looks for "out of memory" or "OOM" in the text.
+    Full queues have that code too; a tuner tells them apart by "out of memory" or "OOM" in the text.
     """
     text = message if "out of memory" in message or "OOM" in message else f"out of memory: {message}"
     return StatusError("RESOURCE_EXHAUSTED", text)

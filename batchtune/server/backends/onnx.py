@@ -1,4 +1,4 @@
-"""Loads ONNX models and runs them from batch threads. ONNX Runtime, one session, one signature.
+"""Loads ONNX models and runs them from batch threads: one ONNX Runtime session, one signature a model.
 
 `InferenceSession.run` releases the interpreter lock and may be called from several threads at once. With
 onnxruntime-gpu installed the graph runs on a GPU, which copies its inputs and outputs itself.
@@ -35,20 +35,20 @@ from batchtune.wire.status import StatusError
 # ours. (To map the file would do too, until somebody truncates it.) The fields are those of onnx.proto.
 
 WEIGHT_BYTES_MIN = 1 << 16
-"""Smaller initializers stay where they are."""
+"""Smaller initializers stay in the graph."""
 _FIXED_BYTES = {1: 8, 5: 4}
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _OP_TYPE = 1, 4
 _WITH_GRAPHS = {"If", "Loop", "Scan"}
-"""What their graphs read of ours is not among their inputs."""
+"""Operators with subgraphs, which may read initializers that are not among the operator's inputs."""
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-"""By TensorProto.DataType: all but strings, complex numbers and what packs several values in a byte."""
+"""TensorProto.DataType -> bytes of an element; without strings, complex numbers and types below a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """An initializer whose values lie in the file at `position`; `data_type` is TensorProto's."""
+    """An initializer whose values are `size` bytes at `position` of the file; data_type: TensorProto's."""
 
     name: str
     data_type: int
@@ -59,14 +59,14 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutModel:
-    """A ModelProto whose large tables say only where in the file their values lie."""
+    """A serialised ModelProto in which the tables `weights` refer to their values in the model file."""
 
     proto: bytes
     weights: tuple[Weight, ...]
 
 
 class _Field(NamedTuple):
-    """Of a message in the file: from its tag to its end; `value` is a varint's, or 0."""
+    """A field of a message in the file: positions of its tag, content and end; value: of a varint, else 0."""
 
     number: int
     begin: int
@@ -76,8 +76,9 @@ class _Field(NamedTuple):
 
 
 def cut_weights(path: Path) -> CutModel | None:
-    """Cut the large look-up tables out of a model file; None where ONNX Runtime should read the file itself: it has no
-    such tables, has some in other files, or is no model.
+    """Return a model without the values of its large look-up tables; None: ONNX Runtime shall read the file.
+
+    None where the file has no such tables, has weights in other files, has subgraphs, or is no model.
 
     Raises:
         OSError: the file cannot be read.
@@ -99,7 +100,7 @@ def cut_weights(path: Path) -> CutModel | None:
 
 
 def read_weights(path: Path, weights: tuple[Weight, ...]) -> list[NDArray[Any]]:
-    """Read the tables' values from the file, as arrays of unsigned integers of their element size.
+    """Return the values of tables, in order, as arrays of unsigned integers of their element size.
 
     Raises:
         OSError: the file cannot be read, or has become shorter.
@@ -130,7 +131,7 @@ def _cut_graph(file: BinaryIO, graph: _Field, file_name: str, weights: list[Weig
 
 
 def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
-    """The names that only nodes of look-ups read."""
+    """Return the names that only Gather nodes read; raises ValueError where the graph has subgraphs."""
     looked_up: set[str] = set()
     others: set[str] = set()
     for node in fields:
@@ -149,7 +150,7 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
 
 
 def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | None:
-    """What is cut out, if the initializer is a large and plain one of `tables`."""
+    """Return an initializer as a Weight if it is one of `tables`, large and plain, else None."""
     name, data_type, shape, raw = "", 0, [], None
     for field in _fields(file, initializer.content, initializer.end):
         if field.number == _DIMS:
@@ -171,7 +172,7 @@ def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | N
 
 
 def _elsewhere(weight: Weight, file_name: str) -> bytes:
-    """A TensorProto of external data, at a place that exists, or ONNX Runtime refuses the model."""
+    """Return a TensorProto with external data, in this file: ONNX Runtime checks that the place exists."""
     place = {"location": file_name, "offset": str(weight.position), "length": str(weight.size)}
     pieces = [varint(_DIMS << 3 | VARINT) + varint(dimension) for dimension in weight.shape]
     pieces.append(varint(_DATA_TYPE << 3 | VARINT) + varint(weight.data_type))
@@ -184,7 +185,7 @@ def _elsewhere(weight: Weight, file_name: str) -> bytes:
 
 
 def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
-    """The fields of a message, without their contents; raises ValueError or IndexError where it is none."""
+    """Yield the fields of a message, without their contents; raises ValueError or IndexError for others."""
     position = begin
     head_bytes_max = 20  # a tag and a length
     while position < end:
@@ -208,7 +209,7 @@ def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
 
 
 def _numbers(file: BinaryIO, field: _Field) -> list[int]:
-    """Whole numbers, packed or a single one."""
+    """Return the integers of a field, which may hold several (packed) or one."""
     packed = _read(file, field.content, field.end)
     return read_varints(packed) if packed else [field.value]
 
@@ -243,7 +244,8 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
     """Load `model.onnx` as signature serving_default, with the graph's own input and output names.
 
     Raises:
-        StatusError: onnxruntime is missing, or does not take the file.
+        StatusError: FAILED_PRECONDITION where onnxruntime or its GPU is missing, INVALID_ARGUMENT for a file
+            that it refuses, UNIMPLEMENTED for an unsupported type.
     """
     path = version_directory / "model.onnx"
     try:
@@ -281,7 +283,7 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
 
 
 def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | bytes, list[Any]]:
-    """What a session is made of: the path, or the graph without large tables, and these, which must outlive it."""
+    """Return (path or serialised model for a session, tables that must live as long as the session)."""
     cut = cut_weights(path) if path.exists() else None
     if cut is None:
         return str(path), []
@@ -309,7 +311,7 @@ class _GraphRun:
         self._failures = failures
 
     def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """The outputs of a batch; raises StatusError INVALID_ARGUMENT or, out of memory, RESOURCE_EXHAUSTED."""
+        """Return a batch's outputs; raises StatusError: RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
         feeds = {name: _text(array) if array.dtype == object else array for name, array in inputs.items()}
         try:
             outputs = self._session.run(self._output_names, feeds)
@@ -339,7 +341,7 @@ def _providers(onnxruntime: Any, options: BackendOptions) -> list[str | tuple[st
 
 
 def _check_device(path: Path, session: Any, options: BackendOptions) -> None:
-    """Where CUDA's libraries are missing or of another version, ONNX Runtime goes on without a GPU."""
+    """Raise StatusError if a GPU is required and ONNX Runtime has silently fallen back to the CPU."""
     if options.wants_cuda and _CUDA not in session.get_providers():
         raise StatusError(
             "FAILED_PRECONDITION",
@@ -349,7 +351,7 @@ def _check_device(path: Path, session: Any, options: BackendOptions) -> None:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a session raises: the classes of its C++ status codes, and Python's for unusable arguments."""
+    """Return the exceptions that a session raises: ONNX Runtime's own, and Python's for bad arguments."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented")
@@ -370,7 +372,7 @@ def _specs(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _text(array: NDArray[Any]) -> NDArray[Any]:
-    """Strings as ONNX Runtime wants them: str, not bytes."""
+    """Return an array of strings as ONNX Runtime takes them: str, not bytes."""
     flat = [
         element.decode("utf-8", "replace") if isinstance(element, bytes) else element
         for element in array.ravel()

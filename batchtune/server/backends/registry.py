@@ -1,8 +1,7 @@
-"""Chooses the backend that loads the version in a directory.
+"""Chooses the backend of a version by the files in its directory.
 
-`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or
-`model.pt` PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its
-own file.
+`saved_model.pb`: TensorFlow; `model.onnx`: ONNX Runtime; `model.pt2`, `model.pt`: PyTorch; `emulated.yaml`: a
+device that is emulated by its service time. A framework is imported only for its own file.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from batchtune.wire.status import StatusError
 
 
 def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """Load the model of a version directory by the backend that its files call for.
+    """Load the model of a version directory with the backend that its files call for.
 
     Raises:
-        StatusError: NOT_FOUND without a model file we know; otherwise what the backend says of the file.
+        StatusError: NOT_FOUND without a known model file; else the backend's error.
     """
     if (version_directory / "emulated.yaml").is_file():
         from batchtune.server.backends.emulated import load_emulated_model

@@ -1,10 +1,10 @@
 """Loads TensorFlow SavedModels and runs them from batch threads.
 
-As TensorFlow Serving does it: the graph of the tags in a Session, variables restored, each signature run by its
-tensor names. A call goes through `Session._make_callable_from_options`, which takes numpy arrays, releases the
-interpreter lock while the graph runs, and costs least: 80 µs for a two-layer model and 32 rows, of which about 60
-are TensorFlow's executor; `Session.run` and `make_callable` 165 µs, a concrete function of `tf.saved_model.load`
-175 µs (2 virtual CPUs, TF 2.21; medians of 3,000).
+As in TensorFlow Serving, the graph with the given tags is loaded into a Session, and each signature is run by
+its tensor names. `Session._make_callable_from_options` takes numpy arrays, releases the interpreter lock
+while the graph runs, and costs least: 80 µs for a two-layer model and 32 rows, of which about 60 are
+TensorFlow's executor. `Session.run` and `make_callable` cost 165 µs, a concrete function of
+`tf.saved_model.load` 175 µs (2 virtual CPUs, TF 2.21; medians of 3,000).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _SWAPPING = threading.Lock()
 
 @contextmanager
 def native_log_lines_dropped() -> Iterator[None]:
-    """Within, collect what is written to file descriptor 2; afterwards write all of it but native log lines.
+    """Hold back what the process writes to file descriptor 2; write it at the end without native log lines.
 
-    Of the whole process: other threads' lines come late, not never. One thread at a time.
+    Lines of other threads are held back too. Only one thread at a time is inside.
     """
     with _SWAPPING, tempfile.TemporaryFile() as collected:
         kept = os.dup(2)
@@ -62,10 +62,11 @@ _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}
 
 
 def load_saved_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """Load all usable signatures of a SavedModel; one whose tensors cannot travel (sparse, resources) is left out.
+    """Load a SavedModel with all signatures but those with tensors that cannot be sent (sparse, resources).
 
     Raises:
-        StatusError: the file cannot be loaded, or has no signature.
+        StatusError: FAILED_PRECONDITION where TensorFlow, the GPU or every usable signature is missing; else
+            why the file cannot be loaded.
     """
     with nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else native_log_lines_dropped():
         tf = _import_tensorflow(version_directory, options)
@@ -110,7 +111,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
 
 
 class _SignatureRun:
-    """One prepared call: feeds in the order of the input names, fetches in that of the output names."""
+    """A prepared call of one signature; inputs, outputs: (name in the signature, tensor in the graph)."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class _SignatureRun:
         self._call = session._make_callable_from_options(options)
 
     def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """The outputs of a batch; raises StatusError with TensorFlow's own code and message."""
+        """Return the outputs of a batch; raises StatusError with TensorFlow's own code and message."""
         try:
             fetched = self._call(*(inputs[name] for name in self._input_names))
         except self._op_error as error:
@@ -224,7 +225,7 @@ def _load_failure(error: Exception, version_directory: Path) -> StatusError:
 
 
 def _reason(error: Exception) -> str:
-    """The first line that says what is wrong: TensorFlow may put a heading and the graph's node before it."""
+    """Return the first line of an error that says what is wrong, past TensorFlow's headings and nodes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     beside_the_reason = (
         "Graph execution error:",

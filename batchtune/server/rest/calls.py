@@ -1,6 +1,7 @@
-"""Answers each call of the REST API. Routing and HTTP are `rest_api`'s and `connection`'s.
+"""Finds the call that a REST path names, and answers predict, classify, regress, status and metadata.
 
-Model calls are started on the event loop and answered through a callback.
+Predict, classify and regress are started on the event loop and answered through a callback. `rest_api`
+decides which requests come here; `connection` speaks HTTP.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ Action = Literal["classify", "regress", "predict", "status", "metadata"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A call of the API on a model; `model_name` is "" when the path names none."""
+    """A call of the API on a model.
+
+    model_name "": the path names none; version, label None: not given, then the highest AVAILABLE version.
+    """
 
     action: Action
     model_name: str
@@ -83,15 +87,15 @@ class Route:
 
 
 def is_api_path(raw_path: bytes) -> bool:
-    """Whether a path belongs to the API, if only to be answered with an error."""
+    """Whether a path begins with /v1/, so that the API answers it, perhaps with an error."""
     return _API.fullmatch(raw_path) is not None
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """Find the call that a request names.
+    """Return the call that a request's method and path name.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for any other request, and for a version beyond int64.
+        StatusError: INVALID_ARGUMENT for a path or method without a call, and for a version beyond int64.
     """
     if method == "POST" and (match := _CALL.fullmatch(raw_path)):
         name, version, label, action = match.groups()
@@ -117,7 +121,10 @@ def _route(action: str, name: bytes | None, version: bytes | None, label: bytes 
 
 
 def status_answer(models: ModelRepository, route: Route) -> bytes:
-    """Write the states of a model's versions as JSON; a label is ignored, as TensorFlow Serving does."""
+    """Return the states of a model's versions as JSON; a label is ignored, as TensorFlow Serving does.
+
+    Raises StatusError: INVALID_ARGUMENT without a model's name, NOT_FOUND for an unknown model or version.
+    """
     _require_model_name(route)
     document = {
         "model_version_status": [
@@ -133,7 +140,10 @@ def status_answer(models: ModelRepository, route: Route) -> bytes:
 
 
 def metadata_answer(models: ModelRepository, route: Route) -> bytes:
-    """Write the signatures of a model, as protobuf's JSON of a SignatureDefMap."""
+    """Return the signatures of a model as JSON (protobuf's JSON of a SignatureDefMap).
+
+    Raises StatusError: INVALID_ARGUMENT without a model's name, else as `ModelRepository.find`.
+    """
     from google.protobuf.json_format import MessageToDict
 
     _require_model_name(route)
@@ -162,7 +172,7 @@ def _require_model_name(route: Route) -> None:
 _logger = logging.getLogger(__name__)
 
 Respond = Callable[[int, bytes], None]
-"""Takes the HTTP status and the JSON body; called exactly once."""
+"""Answers a request with an HTTP status and a JSON body; called exactly once."""
 
 
 def _reply(respond: Respond, answer: bytes) -> None:
@@ -174,8 +184,11 @@ def _refuse(respond: Respond, error: StatusError) -> None:
 
 
 class RestCalls:
-    """The calls on models. `timeout_s` bounds each model call (0: no bound); `check_methods` is
-    --enable_signature_method_name_check."""
+    """Answers calls on models.
+
+    timeout_s: limit of a predict, classify or regress call, 0: none. check_methods: check the signatures'
+    method names (--enable_signature_method_name_check).
+    """
 
     def __init__(
         self, models: ModelRepository, metrics: Metrics, *, timeout_s: float, check_methods: bool = False
@@ -195,7 +208,7 @@ class RestCalls:
         self._bindings: Memo[int, _ModelBinding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
-        """Start a predict, classify or regress call."""
+        """Start a predict, classify or regress call; `respond` is called later, or now for an error."""
         started_ns = time.monotonic_ns()
         is_predict = route.action == "predict"
         if len(body) > (PREDICT_ON_LOOP_BYTES_MAX if is_predict else EXAMPLES_ON_LOOP_BYTES_MAX):
@@ -217,7 +230,7 @@ class RestCalls:
             self._pending.refuse(respond, route.model_name, StatusError("INTERNAL", FAULT))
 
     def close(self) -> None:
-        """End the process that reads large bodies, if it runs."""
+        """End the process that parses large bodies, if it runs."""
         self._large_bodies.close()
 
     async def _start_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
@@ -253,7 +266,7 @@ class RestCalls:
         self._submit_predict(route, servable, name, inputs, by_row, respond, started_ns)
 
     def _predict_float_rows(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> bool:
-        """Start a call whose body is a matrix of floats, where the model takes just that; False: it is another."""
+        """Start a call whose body is only a matrix of numbers, as is the model's input; False: it is not."""
         try:
             servable = self._models.find(route.model_name, version=route.version, label=route.label)
         except StatusError:  # what is wrong with the body is told first
@@ -355,10 +368,10 @@ class RestCalls:
         return self._models.find(route.model_name, version=route.version, label=route.label)
 
     def account(self, route: Route) -> bytes:
-        """Answer a request for a model's status or metadata, and count it.
+        """Return the answer of a status or metadata call as JSON, and count the call.
 
         Raises:
-            StatusError: there is no such model.
+            StatusError: INVALID_ARGUMENT without a model's name, NOT_FOUND for an unknown model or version.
         """
         answer = status_answer if route.action == "status" else metadata_answer
         try:
@@ -372,8 +385,10 @@ class RestCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ModelBinding:
-    """What calls on a version have in common; it keeps no version alive. `input_name`: of the default signature's
-    only input, if that is a matrix of floats, else ""."""
+    """State that the calls on a version share; refers to the version only weakly.
+
+    input_name: the default signature's only input, if that is a matrix of float32, else "".
+    """
 
     servable: weakref.ref[Servable]
     input_name: str

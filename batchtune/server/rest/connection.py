@@ -1,4 +1,4 @@
-"""A client's connection to the REST API: HTTP/1.1 at a few microseconds per request."""
+"""A client's connection to the REST API: HTTP/1.1 at a few microseconds of CPU per request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our a
 
 
 class RestConnection(asyncio.Protocol):
-    """One client. `listener` counts what all clients make the server keep."""
+    """One client's connection; answers one request at a time, in order.
+
+    listener: counts the bytes that all clients together make the server hold, and lets connections take
+    turns.
+    """
 
     def __init__(self, service: RestApi, *, limits: RestLimits, listener: Listener) -> None:
         self._service = service
@@ -51,32 +55,32 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether we do not read from the client for now."""
+        """Whether the server has stopped reading from the client for now."""
         return self._paused
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have arrived and are not parsed."""
+        """Number of bytes that have arrived and are not parsed."""
         return len(self._unparsed)
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes held of requests that are not whole, and of those that wait for their turn."""
+        """Number of bytes held of incomplete requests and of requests that wait for their turn."""
         parser = self._parser
         return len(self._unparsed) + (parser.arrived_bytes if parser.arriving else 0)
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes held of answers that the client has not taken."""
+        """Number of bytes held of answers that the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether an answer is under way, or not taken, or others have their turn: nothing else is read meanwhile."""
+        """Whether the client waits for the server: for an answer, for room to write it, or for its turn."""
         return self._answering is not None or self._clogged or self._waits_turn
 
     def refuse_arriving(self) -> None:
-        """Refuse the request that is not whole; close the connection where another is being answered."""
+        """Refuse the incomplete request with 503; abort the connection where another is being answered."""
         if self._answering is not None or self._clogged or self._parser.ready:
             self.abort()
         else:
@@ -85,18 +89,22 @@ class RestConnection(asyncio.Protocol):
             self._advance()
 
     def drain(self) -> None:
-        """Answer the requests that have arrived, take no more, then close."""
+        """Answer the requests that have arrived, accept no more, then close."""
         self._draining = True
         if not self._is_busy() and not self._parser.arriving:
             self._close()
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is under way."""
+        """Close the connection at once; requests under way get no answer."""
         if self._transport is not None:
             self._transport.abort()
 
     def close_if_due(self) -> None:
-        """Close a connection that idles, stalls or trickles; cut off one that takes nothing of its answer."""
+        """Close the connection if it exceeds the times of RestLimits; the listener calls it now and then.
+
+        Too long without a request, or without a byte of one; a request that arrives too slowly; an answer of
+        which the client reads nothing.
+        """
         transport, limits, now_s = self._transport, self._limits, self._loop.time()
         if transport is None:
             return
@@ -131,12 +139,12 @@ class RestConnection(asyncio.Protocol):
         self._listener.closed(self)
 
     def eof_received(self) -> bool:
-        """Answer what a client sent that sends no more (`nc -N`), then close. Returns whether answers are still due."""
+        """Answer the requests of a client that sends no more (`nc -N`), then close; True while any is due."""
         self._draining = True
         return self._is_busy()
 
     def pause_writing(self) -> None:
-        """Read and start no more requests of a client that does not read our answers."""
+        """Read and start no more requests while the client does not read its answers."""
         self._clogged = True
         self._pause_reading()
         self._listener.unsent.note(self, self.unsent_bytes)
@@ -170,7 +178,11 @@ class RestConnection(asyncio.Protocol):
         self._advance()
 
     def respond(self, status: int, answer: bytes, *header_lines: bytes) -> None:
-        """Write the answer to the request under way, in one piece, and go on with the next."""
+        """Write the answer to the request under way, in one piece, and go on with the next request.
+
+        header_lines: in place of the API's own, each with its line end. Does nothing where the connection is
+        closed.
+        """
         head, self._answering = self._answering, None
         transport = self._transport
         if head is None or transport is None or transport.is_closing():
@@ -194,7 +206,7 @@ class RestConnection(asyncio.Protocol):
             self._advance()
 
     def _note_head(self, head: Head) -> None:
-        """Remember the bytes of a model call's head, if they came at once."""
+        """Find a head's model call, and remember the head by its bytes if they came at once."""
         written, self._written_head = self._written_head, b""
         head.route = self._service.find_model_call(head.method, head.target)
         if written and head.route is not None:
@@ -207,11 +219,11 @@ class RestConnection(asyncio.Protocol):
             self._listener.arriving.note(self, arriving_bytes)
 
     def _is_busy(self) -> bool:
-        """Whether what arrives has to wait for its turn."""
+        """Whether arriving bytes have to wait: for an answer, for room to write it, or for earlier bytes."""
         return self._answering is not None or self._clogged or bool(self._unparsed or self._parser.ready)
 
     def _advance(self) -> None:
-        """Start what has arrived, parse what is not parsed, until one answer has to be waited for."""
+        """Parse and start requests that have arrived, until one has no answer yet or the time slice ends."""
         if self._advancing or self._waits_turn:
             return
         self._advancing = True
@@ -250,7 +262,7 @@ class RestConnection(asyncio.Protocol):
                 self._wait_turn()
 
     def _wait_turn(self) -> None:
-        """Read and do nothing until it is this connection's turn."""
+        """Stop reading, and do nothing until it is this connection's turn."""
         if not self._waits_turn:
             self._waits_turn = True
             self._pause_reading()
@@ -283,7 +295,7 @@ class RestConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _close(self) -> None:
-        """Close; a client that is refused while it sends may first read why."""
+        """Close the connection; a client that was refused while it sends has 2 s to read why."""
         self._closing = True
         self._unparsed.clear()
         transport = self._transport
@@ -299,7 +311,9 @@ class RestConnection(asyncio.Protocol):
 
 
 async def serve_rest(service: RestApi, host: str, port: int, *, limits: RestLimits | None = None) -> Listener:
-    """Listen on host and port (0: any free one) in the running loop.
+    """Listen on host and port (0: any free port) in the running loop, and return the listener.
+
+    limits None: the defaults.
 
     Raises:
         OSError: the address cannot be bound.

@@ -1,7 +1,7 @@
-"""HTTP/1.1 requests out of the bytes of a connection, and the heads of answers.
+"""Parses HTTP/1.1 requests from the bytes of a connection.
 
-httptools (llhttp in its strict mode) refuses what is ambiguous: two lengths, a length beside chunks, bare line feeds,
-control characters. Sizes are bounded here, while they arrive.
+httptools (llhttp in strict mode) refuses ambiguous requests: two lengths, a length beside chunks, bare line
+feeds, control characters. The sizes of heads and bodies are checked here, as they arrive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTED_FIELDS = PROXY_FIELDS.union(
         b"upgrade",
     }
 )
-"""The header fields that change what the server does."""
+"""The header fields that the server reads; all others are dropped."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {
@@ -48,7 +48,11 @@ _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t
 
 
 class Head:
-    """The head of one request; `route` is the model call that it names, if any."""
+    """The head of one request.
+
+    fields: those of NOTED_FIELDS, by name in lower case. body_bytes: its content-length, -1 without one.
+    route: the model call that it names, None: another request.
+    """
 
     __slots__ = ("body_bytes", "fields", "is_http_1_0", "keep_alive", "method", "route", "target")
 
@@ -86,14 +90,17 @@ class Head:
         return self.fields.get(b"expect", b"").lower() == b"100-continue"
 
     def without_upgrade(self) -> bytes:
-        """Write the head anew, as of a client that wants no other protocol."""
+        """Return the head as bytes, without the field that asks for another protocol."""
         lines = [b"%b: %b\r\n" % field for field in self.fields.items() if field[0] != b"upgrade"]
         version = b"1.0" if self.is_http_1_0 else b"1.1"
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))
 
 
 class HttpRequest:
-    """A request on its way in: its head and the pieces of its body, or why it is `refused` (status and text)."""
+    """A request: its head, and the pieces of its body that have arrived (`size` bytes).
+
+    refused: (HTTP status, text) of the error to answer it with, None: it is well formed.
+    """
 
     __slots__ = ("head", "pieces", "refused", "size")
 
@@ -104,7 +111,7 @@ class HttpRequest:
         self.refused = refused
 
     def add(self, piece: bytes) -> None:
-        """Add the next piece of the body; many pieces are put together, since each may have a single byte."""
+        """Add the next piece of the body; from the 1,025th on they are joined: each may be a single byte."""
         self.size += len(piece)
         # Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many.
         pieces_max = 1024
@@ -116,13 +123,15 @@ class HttpRequest:
         self.pieces[-1] += piece
 
     def body(self) -> bytes:
-        """The body, put together."""
+        """Return the whole body."""
         return bytes(self.pieces[0]) if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class KnownHeads:
-    """Heads of model calls by their bytes; bounded at 1 MiB, then begun anew. Those with a field of `but_with` are
-    not kept."""
+    """Remembers heads of model calls by their bytes, to parse them once; at 1 MiB it begins anew.
+
+    but_with: fields whose presence keeps a head from being remembered.
+    """
 
     def __init__(self, *, but_with: set[bytes]) -> None:
         self._fields_of_others = _FIELDS_OF_OTHERS | but_with
@@ -130,7 +139,7 @@ class KnownHeads:
         self.get = self._heads.get
 
     def keep(self, written: bytes, head: Head) -> None:
-        """Remember a head that is short, keeps its connection, and names the length of the body that follows."""
+        """Remember a head by its bytes if it is short, a POST with a content-length, and keeps the connection."""
         kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
         if (
             len(written) > kept_bytes_max
@@ -145,8 +154,10 @@ class KnownHeads:
 
 
 def origin_form(target: bytes) -> bytes:
-    """Return the path and query of a request's target, which may be an absolute URL; a target that is no URL stays as
-    it is."""
+    """Return the path and query of a request's target, which may be an absolute URL.
+
+    A target that is no URL is returned as it is.
+    """
     if target.startswith(b"/") and b"#" not in target:
         return target
     try:
@@ -158,10 +169,12 @@ def origin_form(target: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestLimits:
-    """What a connection may take: `idle_s` between two requests; `stalled_s` without a byte either way while one is
-    under way; for a whole request `stalled_s`, and a second for every `bytes_per_s_min` bytes of it. A head may have
-    `head_bytes_max` bytes and `fields_max` fields.
-    `shared` bounds what all connections hold together."""
+    """Limits of a connection, in seconds and bytes.
+
+    idle_s: between two requests. stalled_s: without a byte in either direction while a request or answer is
+    under way; a whole request may take stalled_s + its bytes / bytes_per_s_min. head_bytes_max, fields_max:
+    of one head. shared: limits of what all connections hold together.
+    """
 
     idle_s: float = 3600.0
     stalled_s: float = 60.0
@@ -172,10 +185,11 @@ class RestLimits:
 
 
 class RequestParser:
-    """Appends each request that is complete, or refused, to `ready`.
+    """Parses the requests of a connection; appends each that is complete, or refused, to `ready`.
 
-    `arriving`: a request has begun and not ended. `ended`: one was refused, and nobody knows where the next begins.
-    `owes_continue`: the client waits for a 100 before it sends the body. `on_head` is called with each head.
+    arriving: a request has begun and not ended. ended: a request was refused, so no further one can be found.
+    owes_continue: the client waits for a 100 before it sends the body. on_head: called with each head. now_s:
+    the event loop's clock.
     """
 
     def __init__(
@@ -204,7 +218,7 @@ class RequestParser:
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes to feed next: the rest of the body that is arriving, and little of what follows it."""
+        """Number of bytes to feed next: the rest of the arriving body, and at most 512 of what follows it."""
         read_bytes = 1 << 14
         request = self._request
         # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is
@@ -218,7 +232,7 @@ class RequestParser:
         return min(read_bytes, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
-        """Parse bytes. Returns those to be fed again, before all else that has arrived."""
+        """Parse bytes; returns bytes that are to be fed again, ahead of the rest that has arrived."""
         if self.ended or self._parser is None:
             return b""
         events = self._events
@@ -234,11 +248,14 @@ class RequestParser:
         return b""
 
     def refuse(self, status: int, text: str) -> None:
-        """Answer the request that is arriving, if none was refused before, and take no more."""
+        """Append a refused request (HTTP status, text) to `ready` in place of the arriving one; end parsing.
+
+        Only the first refusal of a connection counts.
+        """
         self._refuse(status, text)
 
     def close(self) -> None:
-        """Drop what has arrived, and the references to us that would keep the connection in memory."""
+        """Drop what has arrived, and every reference that would keep the connection in memory."""
         self._parser = self._request = None
         self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()
@@ -256,7 +273,7 @@ class RequestParser:
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head; one of the trailer only counts."""
+        """Record a field of the head; fields of a trailer are only counted."""
         self._events += 1
         self._field_count += 1
         self._count_head(len(name) + len(value) + 4)
@@ -310,7 +327,7 @@ class RequestParser:
             self.ready.append(request)
 
     def _check_fields(self, *, is_http_1_0: bool) -> None:
-        """Refuse what RFC 9112 has refused: HTTP/1.1 without one Host (3.2), a coding that is not known here (6.1)."""
+        """Refuse HTTP/1.1 without exactly one Host (RFC 9112, 3.2) and an unknown transfer coding (6.1)."""
         host = self._fields.get(b"host")
         *codings, last = self._fields.get(b"transfer-encoding", b"").lower().split(b",")
         if (host is None and not is_http_1_0) or (host and re.search(rb"[\s,/@?#]", host)):
@@ -336,7 +353,7 @@ class RequestParser:
         raise _RefusedError
 
     def _refuse(self, status: int, text: str) -> None:
-        """Put an answer in line after which the connection ends; the first reason is told."""
+        """Append a refused request to `ready`, unless there was one before, and end parsing."""
         if not self.ended:
             head = Head("", b"", {}, keep_alive=False, is_http_1_0=False)
             self.ready.append(HttpRequest(head, (status, text)))
@@ -345,7 +362,7 @@ class RequestParser:
         self.arriving = self.owes_continue = False
 
     def _without_upgrade(self) -> bytes:
-        """The head of a request that asks for another protocol, written anew without that, as HTTP lets a server."""
+        """Return the head of a request for another protocol without that wish, which a server may ignore."""
         head, self._upgrading = self._upgrading, None
         if head is None or head.method == "CONNECT":
             self._refuse(400, "Malformed request: CONNECT")
@@ -354,8 +371,8 @@ class RequestParser:
 
 
 def _nobody(_head: Head) -> None:
-    """Takes the heads of a connection that is closed."""
+    """Do nothing with the head of a closed connection."""
 
 
 class _RefusedError(Exception):
-    """Raised in a callback: the parser stops in the middle of what it was fed."""
+    """Raised in a callback of httptools to stop parsing at once."""

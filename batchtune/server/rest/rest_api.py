@@ -1,7 +1,7 @@
-"""Routes HTTP requests to the calls on models, the metrics, or the tuning API.
+"""Dispatches HTTP requests to calls on models, the metrics page and the tuning API.
 
-Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes; paths outside /v1/ are 404, as is the
-monitoring path unless it was asked for.
+Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes. Paths outside /v1/ are answered with
+404, but for the metrics page where --monitoring_config_file enables it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::
 
 
 def check_client(peer: str, head: Head) -> None:
-    """Let only programs of this machine in, no page, its own name made to point here (DNS rebinding) or not, and no
-    proxy, which lets others in: one that adds no field of its own is known by HTTP/1.0, as nginx speaks unless told.
+    """Check that a client of the tuning API is a program of this machine.
 
-    `peer` is the client's address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
+    Refused are other machines, web pages (also with a name of their own that points here: DNS rebinding), and
+    proxies, by the fields that they add or by HTTP/1.0, which nginx speaks by default. peer: the client's
+    address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
     """
     if (peer and not is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
         raise StatusError(
@@ -55,12 +56,15 @@ def check_client(peer: str, head: Head) -> None:
 
 
 def in_force(control: BatchingControl) -> bytes:
-    """Write the parameters in force as JSON."""
+    """Return the parameters in force as JSON."""
     return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
 
 
 async def tune(control: BatchingControl, body: bytes) -> bytes:
-    """Put the parameters of a JSON object in force; returns those that then are, as JSON. Raises StatusError."""
+    """Put the parameters of a JSON object in force, and return those then in force, as JSON.
+
+    Raises StatusError INVALID_ARGUMENT for a body or parameters that are wrong; then nothing changes.
+    """
     if len(body) > _BODY_BYTES_MAX:
         raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {_BODY_BYTES_MAX} bytes")
     try:
@@ -85,14 +89,18 @@ def _names_this_machine(host: bytes) -> bool:
 
 
 class BodyTooLargeError(Exception):
-    """An inflated body beyond the limit."""
+    """A request body that has more than `limit` bytes when it is inflated."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the inflated request body exceeds {limit} bytes")
 
 
 def plain_body(outcome: Outcome, limit: int) -> bytes:
-    """Return the inflated body; raises StatusError for what is no gzip, BodyTooLargeError beyond `limit` bytes."""
+    """Return an inflated body; outcome: it, or why it failed.
+
+    Raises StatusError INVALID_ARGUMENT for a body that is no gzip, BodyTooLargeError for one beyond `limit`
+    bytes, any other error as it is.
+    """
     if isinstance(outcome, bytes):
         return outcome
     if isinstance(outcome, TooLargeError):
@@ -103,7 +111,7 @@ def plain_body(outcome: Outcome, limit: int) -> bytes:
 
 
 def deflate(answer: bytes) -> bytes:
-    """Compress an answer with gzip."""
+    """Return an answer compressed with gzip, at the fastest level."""
     level = 1  # 9 takes five times as long for an eighth fewer bytes of JSON numbers
     return gzip.compress(answer, level, mtime=0)
 
@@ -119,7 +127,7 @@ _ORIGIN = re.compile(rb"https?://")
 
 
 def check_preflight(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Accept an OPTIONS request that names its origin.
+    """Check that a CORS preflight (an OPTIONS request) names its origin.
 
     Raises:
         StatusError: FAILED_PRECONDITION without an http or https `Origin`.
@@ -136,9 +144,14 @@ Respond = Callable[..., None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOptions:
-    """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
-    tuning API; `gzip_answers`: to clients that accept it. A body may have `body_bytes_max` bytes, one that comes as
-    gzip also `inflated_bytes_max` (TensorFlow Serving's, gzip_zlib.h) once it is inflated."""
+    """Flags of the REST API.
+
+    timeout_ms: --rest_api_timeout_in_ms, 0: none. cors: --rest_api_enable_cors_support. monitoring_path: of
+    the metrics page, None: no page. tuning: None: no tuning API. check_methods:
+    --enable_signature_method_name_check. gzip_answers: compress answers to clients that accept it.
+    body_bytes_max: of a request body as sent; inflated_bytes_max: of one sent as gzip, once inflated
+    (TensorFlow Serving's limit, gzip_zlib.h).
+    """
 
     timeout_ms: int = 30_000
     cors: bool = False
@@ -151,7 +164,7 @@ class RestOptions:
 
 
 class RestApi:
-    """Answers requests; everything is called on the event loop."""
+    """Answers HTTP requests; all methods are called on the event loop."""
 
     def __init__(self, models: ModelRepository, metrics: Metrics, options: RestOptions) -> None:
         self.options = options
@@ -173,7 +186,7 @@ class RestApi:
         self._monitoring_path = (options.monitoring_path or "").encode()
 
     def share(self, unsent: SharedBytes) -> None:
-        """Count the bytes of `unsent` answers with what is kept of inflated requests."""
+        """Count the bytes of inflated requests together with those of `unsent` answers, under one limit."""
         self._inflating.unsent = unsent
 
     def close(self) -> None:
@@ -181,7 +194,7 @@ class RestApi:
         self.calls.close()
 
     def find_model_call(self, method: str, target: bytes) -> Route | None:
-        """Find the model call that a request names; None for any other request."""
+        """Return the predict, classify or regress call that a request names; None for any other request."""
         if method != "POST":
             return None
         try:
@@ -190,7 +203,10 @@ class RestApi:
             return None
 
     def start(self, request: HttpRequest, peer: str, respond: Respond) -> None:
-        """Start any request; `respond(status, answer, *header_lines)` is called once."""
+        """Start any request; `respond(status, answer, *header_lines)` is called once, now or later.
+
+        peer: the client's address, "" for a Unix socket.
+        """
         head = request.head
         if self.options.gzip_answers and head.takes_gzip:
             respond = partial(self._respond_in_gzip, respond)
@@ -202,7 +218,7 @@ class RestApi:
             self._or_refuse(lambda: self._start_call(head, request.body(), peer, respond), head, respond)
 
     def _or_refuse(self, start: Callable[[], None], head: Head, respond: Respond) -> None:
-        """Start to answer, or tell the client why not."""
+        """Call `start`; where it raises, answer the client with the error."""
         try:
             start()
         except (StatusError, BodyTooLargeError) as error:
@@ -212,7 +228,7 @@ class RestApi:
             respond(500, error_answer(FAULT))
 
     def _inflate(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
-        """Inflate a body, now or later, and start its call."""
+        """Inflate a body, now or later, then start its call."""
         bytes_max = min(self.options.body_bytes_max, self.options.inflated_bytes_max)
 
         def go_on(outcome: Outcome, release: Callable[[], None]) -> None:
@@ -235,7 +251,7 @@ class RestApi:
         respond(200, await tune(control, body))
 
     def _answer(self, head: Head, peer: str) -> tuple[Any, ...]:
-        """Status, body and header lines of what is answered at once."""
+        """Return (HTTP status, body[, header lines]) of a request that is answered at once."""
         path, _, query = head.target.partition(b"?")
         text_type = b"content-type: text/plain\r\n"
         if path == self._monitoring_path and head.method in {"GET", "HEAD"}:
@@ -281,7 +297,7 @@ class RestApi:
 
 
 def make_app(repository: ModelRepository, metrics: Metrics, *, options: RestOptions | None = None) -> RestApi:
-    """Make the REST API."""
+    """Make the REST API of a repository; options None: the defaults."""
     return RestApi(repository, metrics, options or RestOptions())
 
 
@@ -304,7 +320,7 @@ def _release_and_respond(release: Callable[[], None], respond: Respond, *answer:
 
 
 def _failure(error: BaseException) -> tuple[int, bytes]:
-    """What a client hears of an exception."""
+    """Return (HTTP status, body) of the answer to a request that ended with `error`."""
     if isinstance(error, StatusError):
         return HTTP_CODES[error.code], error_answer(error.message)
     if isinstance(error, BodyTooLargeError):

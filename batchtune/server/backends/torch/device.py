@@ -1,8 +1,9 @@
-"""What batches need of the device under PyTorch: host memory, copies, streams, waiting, graphs.
+"""The device under PyTorch: host memory, copies, streams, waiting, recorded graphs.
 
-`HostDevice` offers it on the CPU, where memory is shared, copies are not needed and a stream is the calling thread;
-`CudaDevice` on an NVIDIA GPU: so one path runs on both. Nothing there waits for a whole device: a batch waits for an
-event of its own stream, with the interpreter lock released and the thread asleep.
+One code path runs batches on both implementations of `TorchDevice`: `HostDevice` for the CPU, where memory is
+shared, no copies are needed and a stream is the calling thread, and `CudaDevice` for an NVIDIA GPU. Nothing
+waits for a whole device: a batch waits for an event of its own stream, with the interpreter lock released and
+the thread asleep.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _INT16 = np.dtype(np.int16)
 
 
 def from_numpy(torch: Any, array: NDArray[Any]) -> Tensor:
-    """Make a tensor over the array's memory; raises TypeError or ValueError for what torch has no type for."""
+    """Return a tensor over an array's memory; raises TypeError or ValueError for a dtype that torch lacks."""
     return retyped(torch, torch.from_numpy(array.view(carried(array.dtype))), array.dtype)
 
 
 def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
-    """Make an array over a host tensor's memory."""
+    """Return an array over a host tensor's memory."""
     if tensor.dtype != torch.bfloat16:
         array: NDArray[Any] = tensor.numpy()
         return array
@@ -41,7 +42,7 @@ def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
 
 
 def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype as which an array's bits travel to torch: int16 for numpy's bfloat16, else its own."""
+    """Return the dtype with which an array's bits are passed to torch: int16 for bfloat16, else its own."""
     return _INT16 if _is_bfloat16(dtype) else dtype
 
 
@@ -54,73 +55,76 @@ def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 
 Forward = Callable[[Sequence[Tensor]], list[Tensor]]
-"""Device tensors in, in the order of the model's arguments; device tensors out."""
+"""Runs a model: device tensors in the order of its arguments -> device tensors."""
 
 
 class Graph(Protocol):
-    """A recorded run: `replay` reads `inputs` and fills `outputs`, always the same tensors."""
+    """A recorded run of a model; `replay` reads the tensors `inputs` and overwrites the tensors `outputs`."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
 
     def replay(self) -> None:
-        """Start the run on the current stream."""
+        """Start the recorded run on the current stream."""
 
 
 class TorchDevice(Protocol):
-    """Where a model runs. Tensors come from one call to the next on the thread that runs the batch."""
+    """Where a model runs; a batch's thread calls staged, to_device, to_host and wait in this order."""
 
     name: Any
     lanes_max: int | None
-    """Batches in work at once where the settings name no number; None: as many as come."""
+    """Most batches that run at once where the settings give no number; None: no limit."""
     records: bool
-    """Whether graphs are recorded at all."""
+    """Whether the device can record graphs."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Allocate host memory to gather a batch in."""
 
     def staged(self, array: NDArray[Any]) -> Tensor:
-        """Return the array as a host tensor from which `to_device` copies without waiting."""
+        """Return the array as a host tensor from which `to_device` can copy without blocking."""
 
     def to_device(self, staged: Tensor) -> Tensor:
-        """Start the copy of an input; the same tensor where memory is shared."""
+        """Start the copy of an input to the device and return it; the tensor itself if memory is shared."""
 
     def to_host(self, output: Tensor) -> Tensor:
-        """Start the copy of an output; it is there after `wait`."""
+        """Start the copy of an output to the host and return the copy, which is complete after `wait`."""
 
     def new_stream(self) -> Any:
-        """Make a stream: batches on different streams run beside one another."""
+        """Make a stream; batches on different streams run at once."""
 
     def new_event(self) -> Any:
-        """Make an event, which `wait` waits with."""
+        """Make an event for `wait`."""
 
     def new_pool(self) -> Any:
         """Make a memory pool for graphs that never run at the same time."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Run what follows on this stream."""
+        """Return a context in which the device's work goes to this stream."""
 
     def wait(self, event: Any) -> None:
-        """Return when everything started on the current stream is done."""
+        """Block until all work started on the current stream is done; `event` is one of `new_event`."""
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
-        """Record one run with `inputs`, host tensors as `staged` gives them, on the current stream."""
+        """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
+
+        inputs: host tensors of `staged`; pool: of `new_pool`.
+        """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether this failure means that the batch is too large."""
+        """Whether an error means that memory was too small for the batch."""
 
     def has_failed(self, error: BaseException) -> bool:
-        """Whether the device, and not the request, is at fault."""
+        """Whether an error comes from the device, not from the request."""
 
     def end_if_lost(self, error: BaseException) -> None:
-        """End the process, with a word, if after this failure nothing will run here any more."""
+        """End the process with a message if, after this error, the device runs nothing any more."""
 
     def free_cache(self) -> None:
-        """Give memory back that is kept for later but not in use."""
+        """Give back memory that the framework caches and does not use."""
 
 
 class HostDevice:
-    """The CPU, on which nothing is recorded."""
+    """The CPU; it records no graphs."""
 
     records = False
 
@@ -156,7 +160,7 @@ class HostDevice:
         return nullcontext(stream)
 
     def wait(self, event: Any) -> None:
-        """Return at once: on the CPU everything is done by now."""
+        """Return at once: work on the CPU is done when its call returns."""
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
         raise NotImplementedError
@@ -177,7 +181,7 @@ class HostDevice:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error of PyTorch, before its advice and its stack."""
+    """Return the first line of a PyTorch error, without the advice and the stack that follow."""
     return str(error).strip().partition("\n")[0]
 
 
@@ -192,9 +196,9 @@ _OWNING = threading.Lock()
 
 
 class _OwnStream:
-    """A stream of PyTorch that nobody else is given while this lives.
+    """A PyTorch stream that `new_stream` gives to nobody else while this object lives.
 
-    Weak references point here and never at PyTorch's own object: until 2.11 at least it leaves them dangling.
+    Weak references point to this object, since PyTorch (2.11) leaves those to its own streams dangling.
     """
 
     __slots__ = ("__weakref__", "stream")
@@ -242,7 +246,7 @@ class CudaDevice:
         return copy.copy_(output, non_blocking=True)
 
     def new_stream(self) -> Any:
-        """Take a stream that nobody else has; where none is left, one on which no graph is recorded."""
+        """Return a stream that nobody else has; when all are taken, a shared one, on which `record` fails."""
         with _OWNING:
             for _ in range(_STREAMS):
                 own = _OwnStream(self._torch.cuda.Stream(self.name))
@@ -290,7 +294,7 @@ class CudaDevice:
             self._torch.cuda.empty_cache()
 
     def _is_lost(self) -> bool:
-        """After a kernel's failed assertion or a wild address every call fails, whatever it asks for."""
+        """Whether every call fails now, as after a kernel's failed assertion or illegal address."""
         try:
             self.wait(self.new_event())
         except RuntimeError as error:
@@ -303,10 +307,10 @@ class CudaDevice:
 
 
 class _CudaGraph:
-    """Recorded on the current stream, which is not the default one, in the calling thread alone.
+    """A CUDA graph of `forward`, recorded when it is made, on the current stream (not the default one).
 
-    capture_error_mode thread_local: other threads may allocate and run meanwhile. torch.cuda.graph() is not used
-    because it waits for the whole device first.
+    Other threads may allocate and run meanwhile (capture_error_mode thread_local). torch.cuda.graph() is not
+    used because it waits for the whole device first.
     """
 
     def __init__(self, torch: Any, forward: Forward, inputs: list[Tensor], pool: Any) -> None:
@@ -342,7 +346,7 @@ def _abandon(torch: Any, graph: Any, stream: Any, pool: Any) -> None:
 
 
 def _stop_allocating(torch: Any, stream: Any, pool: Any) -> None:
-    """Before 2.12 a recording that failed went on allocating from its pool, and the cache could not be emptied."""
+    """End allocation from a failed recording's pool: before 2.12 it goes on, and the cache stays full."""
     older_name = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
     stop = getattr(torch._C, "_cuda_endAllocateToPool", older_name)
     if stop is not None:

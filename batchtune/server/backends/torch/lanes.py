@@ -1,9 +1,9 @@
-"""Runs batches beside one another on a device, each on its own stream, by replay where that is possible.
+"""Runs several batches at once on a device, each on its own stream, by recorded graphs where possible.
 
-A lane is what one batch in work needs: a stream, an event, and the graphs recorded on that stream. A batch thread
-takes the free lane of the lowest number for each batch, so that as many threads use as many lanes. Recorded graphs
-spare the launch of every kernel, which for small models is most of the time; they exist for exact shapes only, so
-`allowed_batch_sizes`, to which batches are padded, decide what can be replayed.
+A lane is what a running batch needs: a stream, an event, and the graphs recorded on that stream. For each
+batch a thread takes the free lane of the lowest number, so n threads use n lanes. A recorded graph saves the
+launch of every kernel, for small models most of the time. It fits exact shapes only, so
+`allowed_batch_sizes`, to which batches are padded, decide which batches can be replayed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchtune.wire.status import StatusError
 Arrays = Sequence[NDArray[Any]]
 
 RECORDING_LIMIT_S = 15.0
-"""A change of the parameters is awaited by who asked for it; the tuner waits for 30 s."""
+"""Most time for recording graphs: whoever changes the parameters waits for it; the tuner for at most 30 s."""
 
 # One at a time in a process, and no replay meanwhile: older PyTorch keeps one state of random numbers for all graphs,
 # which refuses a replay while any graph is recorded, and which graphs change unguarded when they are freed.
@@ -31,7 +31,7 @@ _RECORDING = threading.Lock()
 
 
 class Lanes:
-    """Runs `forward` on `device` for batch threads; `failures` are what `forward` may end with: StatusError too."""
+    """Runs `forward` on `device` for batch threads; failures: the exceptions that `forward` may raise."""
 
     def __init__(
         self, torch: Any, device: TorchDevice, forward: Forward, *, failures: tuple[type[Exception], ...]
@@ -45,7 +45,10 @@ class Lanes:
         self._prepared: tuple[frozenset[Any], int | None] | None = None
 
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
-        """Run one batch and return its outputs; waits for a free lane, then for the device without the GIL."""
+        """Run one batch and return its outputs; blocks for a free lane, then for the device, without the GIL.
+
+        Raises StatusError UNAVAILABLE after `close`, else what `forward` raises.
+        """
         device, torch = self._device, self._torch
         lane = self._free.take()
         try:
@@ -63,12 +66,13 @@ class Lanes:
             self._free.add(lane)
 
     def prepare(self, examples: Sequence[Arrays], *, at_once: int | None) -> None:
-        """Have `at_once` lanes with a graph for the shapes of each example, and no other graphs.
+        """Make `at_once` lanes (None: the device's lanes_max), each with a graph for each example's shapes.
 
-        Smaller batches follow larger ones, whose memory they share. None: as many lanes as the device likes. Waits for
-        the batches under way; until all is recorded those that come run without a graph. What cannot be recorded, or
-        not within RECORDING_LIMIT_S, is noted on stderr and runs without a graph. What is asked for again stays as it
-        is: a sweep that changes the timeout alone records nothing anew.
+        They replace the present lanes and graphs, unless those are for equal shapes and number: a sweep that
+        changes only the timeout records nothing again. Blocks until running batches have ended and graphs are
+        recorded, the largest first, since smaller ones share their memory; batches that come meanwhile run
+        without a graph. So do, with a note on stderr, shapes that cannot be recorded, or not within
+        RECORDING_LIMIT_S.
         """
         asked = frozenset(_shapes(arrays) for arrays in examples), at_once
         if not self._device.records or asked == self._prepared:
@@ -88,12 +92,12 @@ class Lanes:
                     self._free.add(lane)
 
     def close(self) -> None:
-        """Free the graphs, once the batches under way have ended; later batches are refused."""
+        """Free the lanes and graphs once the running batches have ended; later batches are refused."""
         with _RECORDING:
             self._free.end()
 
     def _record(self, lane: _Lane, examples: Sequence[Arrays], due_s: float) -> list[Arrays]:
-        """Record graphs; the examples that are worth another try on another lane."""
+        """Record a lane's graphs, until `due_s`; returns the examples that succeeded, for the next lane."""
         device, good = self._device, []
         with device.on(lane.stream), self._torch.inference_mode():
             lane.pool = device.new_pool()
@@ -142,7 +146,7 @@ class _Lane:
 
 
 class _FreeLanes:
-    """The lanes of a model, to begin with `device.lanes_max`; None: as many as are asked for."""
+    """The lanes of a model; at first `device.lanes_max` of them, None: one is made whenever none is free."""
 
     def __init__(self, device: TorchDevice) -> None:
         self._device = device
@@ -155,7 +159,7 @@ class _FreeLanes:
             self.add(lane)
 
     def take(self) -> _Lane:
-        """The free lane of the lowest number, for one batch; waits while there is none.
+        """Take the free lane of the lowest number for one batch; blocks while there is none.
 
         Raises:
             StatusError: UNAVAILABLE after `end`.
@@ -173,7 +177,7 @@ class _FreeLanes:
             return self._lanes[heapq.heappop(self._numbers)]
 
     def add(self, lane: _Lane) -> None:
-        """Give a lane back."""
+        """Give back a lane, which is then free."""
         with self._lock:
             self._taken -= 1
             if self._closed:
@@ -183,12 +187,15 @@ class _FreeLanes:
                 self._added.notify()
 
     def end(self) -> None:
-        """Await the batches under way; there are no lanes any more."""
+        """Wait for running batches, then drop all lanes; from now on `take` raises."""
         self._ended = True
         self.renew(0)
 
     def renew(self, count: int | None) -> list[_Lane]:
-        """New lanes, which count as taken, in place of all others, whose batches are awaited; one caller at a time."""
+        """Wait for running batches, then replace all lanes by `count` new ones, which are returned as taken.
+
+        None: no lane now, and one whenever none is free. One caller at a time.
+        """
         with self._lock:
             self._numbers: list[int] = []
             self._closed, self._grows = True, False

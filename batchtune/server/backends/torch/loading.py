@@ -1,7 +1,7 @@
 """Loads PyTorch models and runs them from batch threads.
 
-`model.pt2` (torch.export) tells its inputs and outputs itself; `model.pt` (TorchScript) does not, so a
-`signature.yaml` must lie beside it. Where there is one it is used for both, and gives tensors better names:
+`model.pt2` (torch.export) describes its inputs and outputs; `model.pt` (TorchScript) does not, so it needs a
+`signature.yaml` beside it. Where there is one it is used for both, and gives tensors better names:
 
     inputs: {x: {dtype: float32, shape: [200]}}     # in the order of forward's arguments; batch dimension left out
     outputs: {y: {dtype: float32, shape: [2]}}      # in the order of what forward returns; for a dict its keys
@@ -39,14 +39,14 @@ from batchtune.wire.status import StatusError
 
 Specs = tuple[TensorSpec, ...]
 FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, MemoryError)
-"""What a module may end with; torch's OutOfMemoryError and AcceleratorError are RuntimeErrors."""
+"""The exceptions that a module may raise; torch's OutOfMemoryError and AcceleratorError are RuntimeErrors."""
 
 
 class Forward:
-    """A module on tensors of its device: a tensor, a tuple or a dict that comes back is made a list.
+    """Calls a module on tensors of its device; returns its tensor, tuple or dict as a list.
 
-    `dtype`: the precision of a converted module, to which floating-point inputs are cast; the outputs take the dtypes
-    of the signature again. `around`: what the module is called within.
+    dtype: precision of a converted module, to which floating-point inputs are cast; outputs are cast back to
+    the dtypes of the signature. around: makes the context in which the module is called, None: none.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Forward:
         self.names = tuple(spec.name for spec in outputs)
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Raises what the module raises; StatusError INTERNAL for outputs that the signature does not have."""
+        """Return the outputs; raises the module's errors, StatusError INTERNAL for a wrong number of them."""
         if self._dtype is not None:
             tensors = [tensor.to(self._dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
         with nullcontext() if self._around is None else self._around():
@@ -83,7 +83,7 @@ class Forward:
         return [tensor.to(dtype) for tensor, dtype in zip(returned, self._output_dtypes, strict=True)]
 
     def close(self) -> None:
-        """Free the weights now: an exported module and its graph refer to each other, and may be frozen (gc.freeze)."""
+        """Free the weights now: an exported module is in a reference cycle, which gc.freeze may preserve."""
         for kind in ("parameters", "buffers"):
             for tensor in getattr(self._module, kind, tuple)():
                 tensor.data = tensor.data.new_empty(0)
@@ -98,10 +98,11 @@ def forward_in(
     inputs: Specs,
     outputs: Specs,
 ) -> Forward:
-    """Load a module that computes in the precision of --torch_dtype.
+    """Load a module so that it computes in the precision of --torch_dtype.
 
-    Converted as a whole where a batch of zeros then runs. A graph that was exported with precisions of its own inside
-    cannot be converted so: it keeps its weights, and its matrix products compute in `dtype_name` (autocast).
+    The whole module is converted if a batch of zeros then runs. A graph that was exported with fixed
+    precisions inside does not run converted: it keeps its weights, and its matrix products compute in
+    `dtype_name` (autocast). load: a fresh module at each call.
     """
     if dtype_name == "as_exported":
         return Forward(torch, load(), outputs)
@@ -117,7 +118,7 @@ def forward_in(
 
 
 def _fault(torch: Any, forward: Forward, device: TorchDevice, inputs: Specs) -> str | None:
-    """Why a batch of zeros does not run; None where it does."""
+    """Return why a batch of zeros fails, None where it runs; raises the error where memory is too small."""
     rows_tried = 2
     try:
         with torch.inference_mode():
@@ -133,7 +134,8 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
     """Load `model.pt2`, else `model.pt`, as signature serving_default.
 
     Raises:
-        StatusError: torch is missing, does not take the file, has no such device, or nothing tells the signature.
+        StatusError: FAILED_PRECONDITION where torch, the device or signature.yaml is missing,
+            RESOURCE_EXHAUSTED where memory is too small, INVALID_ARGUMENT for a file that torch refuses.
     """
     exported = version_directory / "model.pt2"
     path = exported if exported.is_file() else version_directory / "model.pt"
@@ -172,7 +174,7 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
 
 
 def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
-    """PyTorch counts the threads within an operation by affinity, those over operations by the machine's cores."""
+    """Set PyTorch's thread counts; its default of threads over operations ignores the CPU affinity."""
     if options.intra_op_threads:
         torch.set_num_threads(options.intra_op_threads)
     inter_op_threads = options.inter_op_threads or schedulable_cores()
@@ -182,7 +184,7 @@ def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
 
 
 def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
-    """Find the device that `--device` names: auto, cpu, cuda, cuda:N.
+    """Return the device that `--device` names: auto, cpu, cuda or cuda:N.
 
     Raises:
         StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.
@@ -204,7 +206,7 @@ def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
 def served_module(
     torch: Any, forward: Forward, device: TorchDevice, *, inputs: Specs, outputs: Specs
 ) -> LoadedModel:
-    """Wrap a module on `device` as a servable model; `inputs` and `outputs` are in the module's own order."""
+    """Wrap a module on `device` as a LoadedModel; inputs, outputs: in the module's own order."""
     signature = Signature(
         name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=by_name(inputs), outputs=by_name(outputs)
     )
@@ -220,7 +222,7 @@ def served_module(
 
 
 class _ModuleRun:
-    """Batches of numpy arrays; the positional arguments are in the order of `inputs`."""
+    """Runs batches of numpy arrays; the module's positional arguments are in the order of `inputs`."""
 
     def __init__(self, torch: Any, device: TorchDevice, forward: Forward, inputs: Specs) -> None:
         self._device = device
@@ -231,11 +233,11 @@ class _ModuleRun:
         self._lanes = Lanes(torch, device, forward, failures=(StatusError, *FAILURES))
 
     def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """The outputs of a batch.
+        """Return the outputs of a batch, by name.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED where memory is out, after which smaller batches work; INTERNAL for a
-                failure of the device; else INVALID_ARGUMENT.
+            StatusError: RESOURCE_EXHAUSTED where memory is too small (smaller batches still run), INTERNAL
+                for a failure of the device, else INVALID_ARGUMENT.
         """
         try:
             outputs = self._lanes.run([inputs[name] for name in self._input_names])
@@ -246,7 +248,7 @@ class _ModuleRun:
         raise self._status(failure) from failure
 
     def prepare(self, sizes: Sequence[int], at_once: int | None) -> None:
-        """Record graphs for batches of these sizes, `at_once` of which may be in work together."""
+        """Record graphs for batches of these numbers of rows, `at_once` of which may run at once."""
         examples = [[zeros(spec, size) for spec in self._inputs] for size in sizes]
         self._lanes.prepare(examples, at_once=at_once)
 
@@ -267,7 +269,10 @@ class _ModuleRun:
 def _module_loader(
     torch: Any, path: Path, program: Any, device_name: Any, options: BackendOptions
 ) -> Callable[[], Any]:
-    """Gives the module of `program`, and when asked again that of the file: to convert one changes its program."""
+    """Return a function that makes a module: first of `program`, then of the file, read again.
+
+    Converting a module changes its program, so a second module needs a new one.
+    """
     unused = [program]
 
     def load() -> Any:
@@ -281,7 +286,7 @@ def _module_loader(
 
 
 def _moved(program: Any, device_name: Any) -> Any:
-    """A graph makes its constants (arange, zeros) on the device that it was exported on, which `to` does not change."""
+    """Move a program to a device, with the constants (arange, zeros) of its graph, which `to` does not."""
     if device_name.type == "cpu":
         return program
     return importlib.import_module("torch.export.passes").move_to_device_pass(program, str(device_name))
@@ -307,7 +312,7 @@ def _declared(path: Path) -> tuple[Specs, Specs] | None:
 
 
 def _derived(program: Any) -> tuple[Specs, Specs]:
-    """The inputs and outputs of an exported program; outputs are called output_0, output_1, …"""
+    """Return (inputs, outputs) of an exported program; outputs are called output_0, output_1, …"""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
     inputs = tuple(_spec(str(name), values.get(name)) for name in signature.user_inputs)
@@ -318,7 +323,7 @@ def _derived(program: Any) -> tuple[Specs, Specs]:
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    """A size that torch.export left symbolic may take any value. Raises ValueError for what is no tensor."""
+    """Return the spec of an example tensor; symbolic sizes become None. Raises ValueError for no tensor."""
     if not hasattr(value, "shape"):
         raise ValueError(f"{name} is no tensor; export a module that takes and gives tensors only")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)

@@ -1,8 +1,8 @@
 """Writes a model's outputs as the JSON that a REST client reads.
 
-The layout is what rapidjson's PrettyWriter makes of TensorFlow Serving's calls (util/json_tensor.cc): four spaces;
-by row the arrays on one line, by column one value per line. Numbers are the shortest text that reads back as the same
-float32 or float64; NaN and the infinities are written bare, as TensorFlow Serving does.
+The layout is that of TensorFlow Serving (util/json_tensor.cc with rapidjson's PrettyWriter): indents of four
+spaces; by row each array on one line, by column one value per line. A number is the shortest text that reads
+back as an equal float32 or float64; NaN and the infinities are written bare, as TensorFlow Serving does.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _Cell = Callable[[bytes], bytes]
 
 
 def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> bytes:
-    """Write the answer of a predict call, `predictions` by row or `outputs` by column.
+    """Return the answer of a predict call: `predictions` by row, or `outputs` by column.
 
     Raises:
-        StatusError: INVALID_ARGUMENT when there is no output, a dtype has no JSON, or rows do not agree in number.
+        StatusError: INVALID_ARGUMENT where there is no output or a dtype cannot be written, and by row where
+            an output has no rows or another number of them.
     """
     if row_format and len(outputs) == 1:
         (tensor,) = outputs.values()
@@ -52,17 +53,17 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
 
 
 def decimal(value: float) -> bytes:
-    """Write a float32 as the shortest text that reads back as the same number."""
+    """Return the shortest text that reads back as an equal float32."""
     return _numbers(np.array([value], np.float32), _LINE)[1:-1]
 
 
 def quoted(text: bytes) -> bytes:
-    """Write a JSON string; bytes that are no UTF-8 become replacement characters."""
+    """Return a JSON string; bytes that are no UTF-8 become replacement characters."""
     return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
 
 
 def error_answer(message: str) -> bytes:
-    """Write the body of an answer that is not OK."""
+    """Return the body of an error: `{ "error": "<message>" }`."""
     return b'{ "error": ' + quoted(message.encode("utf-8", "replace")) + b" }"
 
 
@@ -78,7 +79,10 @@ def _by_row(outputs: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _plain_rows(tensor: NDArray[Any]) -> bytes | None:
-    """The rows of a tensor without their last bracket, in half the time, where all is as it mostly is; else None."""
+    """Return a tensor as JSON without the last bracket, in half the usual time.
+
+    None where that cannot be done: other dtypes, no values, not contiguous, NaN or infinity.
+    """
     if tensor.dtype.char not in _NUMBERS or not tensor.ndim or not tensor.size:
         return None
     try:
@@ -120,7 +124,7 @@ def _by_column(outputs: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _line(tensor: Any, name: str) -> bytes:
-    """A tensor, or one element of it, on one line."""
+    """Return a tensor, or an element of one, as JSON on one line."""
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.kind != "O":
             return _numbers(tensor, _LINE).replace(b",", b", ")
@@ -131,7 +135,7 @@ def _line(tensor: Any, name: str) -> bytes:
 
 
 def _block(tensor: NDArray[Any], name: str, depth: int) -> bytes:
-    """A tensor with one value per line, inside something indented by `depth` steps."""
+    """Return a tensor as JSON with one value per line, for a place that is indented by `depth` steps."""
     if not tensor.ndim:
         return _line(tensor[()], name)
     if tensor.dtype.kind == "O":
@@ -146,7 +150,7 @@ def _numbers(tensor: NDArray[Any], option: int) -> bytes:
 
 
 def _with_bare_names(text: bytes, tensor: NDArray[Any]) -> bytes:
-    """Put NaN, Infinity and -Infinity where orjson wrote null."""
+    """Return orjson's text of a tensor with NaN, Infinity or -Infinity in place of each null."""
     pieces = text.split(b"null")
     names = [
         b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"

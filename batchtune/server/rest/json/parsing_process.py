@@ -1,9 +1,9 @@
-"""Parses JSON bodies that would hold the event loop too long, in a process of its own that is started when needed.
+"""Parses large JSON bodies in the parsing process, so that they do not block the event loop.
 
-A thread would not do: the parser holds the interpreter's lock to the end. Measured at 1 MB: 4 ms for floats in rows of
-200, 18 ms for short integers, 84 ms where every row has one number, 290 ms for what is no tensor at all, 350 ms for
-examples. So predict bodies up to 128 KiB (11 ms where all is well, 38 ms where not) and others up to 32 KiB (11 ms) are
-read on the loop.
+A thread would not help, since the parser holds the interpreter's lock. Times for 1 MB: floats in rows of 200
+4 ms, short integers 18 ms, rows of one number 84 ms, a body that is no tensor 290 ms, Examples 350 ms. So
+predict bodies up to 128 KiB (11 ms, faulty ones 38 ms) and others up to 32 KiB (11 ms) are parsed on the
+loop. The process is started for the first larger body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Read = TypeVar("_Read")
 
 
 class LargeBodies:
-    """The process that reads them, one at a time; only for the thread of one event loop."""
+    """Parses bodies one at a time in the parsing process; only for the thread of one event loop."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
@@ -45,22 +45,25 @@ class LargeBodies:
     async def predict(
         self, body: bytes, signatures: Mapping[str, Signature] | StatusError
     ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
-        """Parse the body of a predict call in the process. Returns the signature's name, whether the body goes by row,
-        and the inputs.
+        """Parse the body of a predict call; returns (signature name, whether it is by row, inputs by name).
 
-        `signatures` are the model's, or why there is no model. Raises StatusError.
+        signatures: the model's, by name, or the error that there is no model, raised once the body is found
+        to be well formed. Raises StatusError: INVALID_ARGUMENT or UNIMPLEMENTED for a wrong body,
+        RESOURCE_EXHAUSTED while too many bytes wait, INTERNAL where the process has died.
         """
         return await self._run(read_predict, body, signatures)
 
     async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
-        """Parse the body of a classify or regress call in the process.
+        """Parse the body of a classify or regress call; returns (signature name or "", inputs by name).
 
-        Returns the signature's name, "" when absent, and the inputs or what is wrong with them. Raises StatusError.
+        In place of inputs there is a StatusError where there are too many Examples: a missing model is
+        reported first. Raises StatusError: INVALID_ARGUMENT for any other fault, RESOURCE_EXHAUSTED while too
+        many bytes wait, INTERNAL where the process has died.
         """
         return await self._run(read_examples, body)
 
     def close(self) -> None:
-        """End the process; a body that it is parsing is lost."""
+        """End the process when it has parsed its present body; bodies that wait for it are dropped."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -95,7 +98,10 @@ class LargeBodies:
 def read_predict(
     body: bytes, signatures: Mapping[str, Signature] | StatusError
 ) -> tuple[str, bool, dict[str, NDArray[Any]]] | StatusError:
-    """Parse a predict body, in the process. An error is returned, since an exception that is raised keeps the body."""
+    """Parse a predict body, in the parsing process, as `LargeBodies.predict`.
+
+    An error is returned, not raised: a raised one would keep the body in memory.
+    """
     try:
         request = parse_predict(body, lambda name: find_signature(signatures, name))
     except StatusError as error:
@@ -104,7 +110,7 @@ def read_predict(
 
 
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
-    """Parse a classify or regress body, in the process; an error is returned."""
+    """Parse a classify or regress body, in the parsing process, as `LargeBodies.examples`; returns errors."""
     try:
         name, message = parse_examples(body)
     except StatusError as error:
@@ -116,7 +122,10 @@ def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusErr
 
 
 def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
-    """Look up the signature of a predict call; raises StatusError."""
+    """Return the signature of that name for a predict call.
+
+    Raises StatusError: the one given in place of signatures, or INVALID_ARGUMENT for an unknown name.
+    """
     if isinstance(signatures, StatusError):
         raise StatusError(signatures.code, signatures.message)
     signature = signatures.get(name)
@@ -126,7 +135,7 @@ def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str)
 
 
 def _live_with_the_server() -> None:
-    """Leave Ctrl-C to the server, and end when it ends, however it does."""
+    """Set up the parsing process: it ignores Ctrl-C, and ends whenever the server process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     share_one_heap()
     gc.freeze()

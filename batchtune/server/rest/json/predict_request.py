@@ -1,8 +1,9 @@
-"""Turns the body of a REST predict call into the inputs of a signature.
+"""Turns bodies of REST calls (predict, classify, regress) into inputs, and some results into JSON.
 
-The reference is TensorFlow Serving's util/json_tensor.cc: its checks in its order, its texts. A body that is regular
-(lists of equal length, all leaves numbers of the right kind) takes a short cut: the lists are flattened and packed by
-`struct` (0.8 µs for 200 floats; numpy.array needs 2.4 µs). Whatever the short cut refuses, the slow path decides.
+Checks, their order and texts are those of TensorFlow Serving's util/json_tensor.cc. A regular predict body
+(lists of equal length, all values numbers of the right kind) takes a fast path: lists are flattened and
+packed by `struct` (0.8 µs for 200 floats; numpy.array needs 2.4 µs). Any other body takes the slow path,
+which finds the error if any.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ _FLOAT32 = np.dtype("float32")
 
 
 class FloatRows:
-    """Reads bodies with one parser, which keeps the memory of the longest; for one thread."""
+    """Reads bodies that are only a matrix of numbers; for one thread, since its parser reuses its memory."""
 
     def __init__(self) -> None:
         self._parse = None if _new_parser is None else _new_parser().parse
 
     def read(self, body: bytes) -> NDArray[np.float32] | None:
-        """Read a body that is only a matrix of numbers, as float32 of shape (rows, width); None for any other body."""
+        """Return the matrix `instances` of a predict body as float32 of shape (rows, width).
+
+        None for any body with more than that and the default signature's name, or with faults.
+        """
         if self._parse is None or body.find(b"{", 1) >= 0:  # rows by name
             return None
         try:
@@ -84,12 +88,15 @@ class FloatRows:
 
 
 def takes_float_rows(specs: tuple[TensorSpec, ...]) -> bool:
-    """Whether a signature has one input only, a matrix of float32."""
+    """Whether inputs are only one, a matrix of float32."""
     return len(specs) == 1 and specs[0].dtype == "float32" and len(specs[0].shape or ()) == 2
 
 
 def _is_matrix(body: bytes, rows: Any, count: int, width: int) -> bool:
-    """Whether there is no list within a row, and all rows are as long as the first; all leaves are numbers."""
+    """Whether `rows`, parsed from `body`, has rows of equal length and nothing nested within them.
+
+    All values are known to be numbers.
+    """
     if count == 1:
         first = body.find(b"[")
         last = body.rfind(b"[")
@@ -102,7 +109,7 @@ warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning
 
 
 class JsonPredict(NamedTuple):
-    """A predict call: the inputs by name, and whether it came by row, so that the answer goes by row."""
+    """A parsed predict body: the signature, whether it (and so the answer) is by row, the inputs by name."""
 
     signature: Signature
     row_format: bool
@@ -110,11 +117,13 @@ class JsonPredict(NamedTuple):
 
 
 def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> JsonPredict:
-    """Read the body of a predict call; `find_signature` gives the signature of a name, which is never empty, and may
-    raise.
+    """Parse the body of a predict call.
+
+    find_signature: name of a signature, never "" -> the signature; may raise StatusError.
 
     Raises:
-        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text; whatever find_signature raises.
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text, or that of
+            find_signature.
     """
     document = parse_request_object(body)
     name = signature_name(document)
@@ -122,7 +131,9 @@ def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> Js
 
 
 def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: Signature) -> JsonPredict:
-    """Read the inputs from `document`, which was parsed from `body` and names the signature `name`.
+    """Read the inputs of a predict call from `document`, which was parsed from `body`.
+
+    name: the signature's name in the body, "": none, then it is the default.
 
     Raises:
         StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.
@@ -152,7 +163,7 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
 
 
 def parse_request_object(body: bytes) -> dict[str, Any]:
-    """Read a request's JSON object; raises StatusError when it is none."""
+    """Parse a body as a JSON object; raises StatusError INVALID_ARGUMENT when it is none."""
     document = parse_json(body)
     if not isinstance(document, dict):
         raise malformed(document, "Is not object")
@@ -160,7 +171,7 @@ def parse_request_object(body: bytes) -> dict[str, Any]:
 
 
 def signature_name(document: Mapping[str, Any]) -> str:
-    """The optional `signature_name` of a request, "" when absent; raises StatusError when it is no string."""
+    """Return the `signature_name` of a request, "" when absent; raises StatusError when it is no string."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
         raise malformed(document, "not formatted correctly. 'signature_name' key must be a string value.")
@@ -168,7 +179,7 @@ def signature_name(document: Mapping[str, Any]) -> str:
 
 
 class _JsonReader:
-    """Turns the JSON values of one request into arrays."""
+    """Turns the JSON values of a request into arrays; may_hold_booleans: true or false may occur in it."""
 
     __slots__ = ("_may_hold_booleans",)
 
@@ -176,7 +187,7 @@ class _JsonReader:
         self._may_hold_booleans = may_hold_booleans
 
     def rows(self, instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
-        """The tensors of an `instances` list: dimension 0 counts its elements."""
+        """Return the inputs, by name, of an `instances` list, whose elements are the rows."""
         first = instances[0]
         if not isinstance(first, dict):
             if len(specs) > 1:
@@ -194,7 +205,7 @@ class _JsonReader:
         return _rows_carefully(instances, specs)
 
     def columns(self, inputs: Any, specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
-        """The tensors of `inputs`: each with the shape it is written in."""
+        """Return the inputs, by name, of an `inputs` value, each with the shape that it has in the JSON."""
         if isinstance(inputs, dict) and not is_base64_object(inputs):
             tensors = {}
             for spec in specs:
@@ -236,7 +247,7 @@ class _JsonReader:
         return columns
 
     def _quickly(self, values: list[Any], dtype: str) -> NDArray[Any] | None:
-        """A regular nest of lists as an array; None when it is not regular or its leaves need a closer look."""
+        """Return nested lists as an array; None where they are irregular or values need the slow path."""
         shape = [len(values)]
         flat = values
         while flat and type(flat[0]) is list:
@@ -264,9 +275,10 @@ class _JsonReader:
 
 
 def _may_hold_booleans(body: bytes, document: Mapping[str, Any]) -> bool:
-    """Whether `true` or `false`, which Python takes for numbers, can be in the body beside the top-level keys.
+    """Whether the body may have `true` or `false` as a value, which Python would take for numbers.
 
-    Counting two letters is forty times cheaper than looking at the type of each of 200 values.
+    It has no letter u or l beside those of its top-level keys and signature name: no. To count two letters is
+    forty times cheaper than to check the types of 200 values.
     """
     if body.find(b"u") < 0 and body.find(b"l") < 0:
         return False
@@ -334,7 +346,7 @@ def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict
 
 
 def parse_examples(body: bytes) -> tuple[str, Any]:
-    """Read the body of a classify or regress call: the signature's name ("" when absent) and an Input message.
+    """Parse the body of a classify or regress call; returns (signature name, "" when absent, Input message).
 
     Raises:
         StatusError: INVALID_ARGUMENT with TensorFlow Serving's text.
@@ -360,7 +372,10 @@ def parse_examples(body: bytes) -> tuple[str, Any]:
 
 
 def classification_answer(result: Any) -> bytes:
-    """Write a ClassificationResult: a list of [label, score] pairs for each example."""
+    """Return a ClassificationResult as JSON: a list of [label, score] pairs for each Example.
+
+    Raises StatusError INVALID_ARGUMENT for one without Examples.
+    """
     if not result.classifications:
         raise invalid_argument("Cannot convert empty ClassificationResults to JSON")
     rows = [
@@ -374,7 +389,7 @@ def classification_answer(result: Any) -> bytes:
 
 
 def regression_answer(result: Any) -> bytes:
-    """Write a RegressionResult: one number for each example."""
+    """Return a RegressionResult as JSON: a number for each Example; raises StatusError if there is none."""
     if not result.regressions:
         raise invalid_argument("Cannot convert empty RegressionResults to JSON")
     return (
@@ -412,7 +427,7 @@ def _add_value(feature: Any, name: str, value: Any) -> None:
 
 
 def _list_of(feature: Any, name: str, kind: str) -> Any:
-    """The feature's list of one kind; the first value of a feature settles its kind."""
+    """Return a feature's list of one kind; raises StatusError where it has values of another kind already."""
     kind_names = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
     present = feature.WhichOneof("kind")
     if present is not None and present != kind:

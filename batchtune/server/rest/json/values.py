@@ -1,11 +1,12 @@
-"""JSON values of a request body: read, shown in a complaint, made tensors value by value.
+"""Parses the JSON of request bodies, shows values in error messages, and makes tensors value by value.
 
-orjson reads what is strictly JSON; what it refuses, TensorFlow Serving's parser (rapidjson 1.1, iterative, with NaN
-and Infinity, stopping when done) may still accept: bare `NaN`, `Infinity` and `Inf`, text after the value, bytes that
-are no UTF-8. It is asked then, through python-rapidjson: error texts are its own, with the offset in bytes.
+orjson parses strict JSON. TensorFlow Serving's parser (rapidjson 1.1, iterative, with NaN and Infinity,
+stopping after one value) accepts more: bare `NaN`, `Infinity` and `Inf`, text after the value, bytes that are
+no UTF-8. So a body that orjson refuses is parsed again with python-rapidjson, whose error texts are used,
+with the offset in bytes.
 
-A tensor is made as util/json_tensor.cc of TensorFlow Serving does: this decides whatever the short cut of
-predict_request refuses, and words every complaint.
+Tensors are made as TensorFlow Serving's util/json_tensor.cc does. This is the slow path of predict_request:
+it decides on every body that the fast path does not take, and words every error.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _REWORDED = {"Invalid encoding in string.": "Invalid escape character in string.
 
 
 def parse_json(body: bytes) -> Any:
-    """Read one JSON value.
+    """Parse one JSON value, whatever follows it.
 
     Raises:
-        StatusError: INVALID_ARGUMENT `JSON Parse error: …`, as TensorFlow Serving words it.
+        StatusError: INVALID_ARGUMENT `JSON Parse error: …`, in TensorFlow Serving's words.
     """
     number_too_big = "Number too big to be stored in double."
     try:
@@ -53,7 +54,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def debug_text(value: Any) -> str:
-    """Show a JSON value in an error message: objects over several lines, arrays on one, cut near 256 bytes."""
+    """Return a JSON value as text for an error message: arrays on one line, cut near DEBUG_BYTES bytes."""
     parts: list[str] = []
     size = 0
     for part in _tokens(value, 0):
@@ -65,7 +66,7 @@ def debug_text(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Name a JSON value's type as rapidjson does."""
+    """Return the name of a JSON value's type in rapidjson, such as "Object" or "True"."""
     if value is None:
         return "Null"
     if isinstance(value, bool):
@@ -78,7 +79,7 @@ def type_name(value: Any) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode a string that parse_json has read; bytes that were no UTF-8 come back as they were."""
+    """Encode a string of `parse_json` as UTF-8; bytes of the body that were no UTF-8 are restored."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -101,7 +102,7 @@ def _parse_leniently(body: bytes) -> Any:
 
 
 def _integer(digits: str) -> int | float:
-    """An integer of 64 bits, or the double nearest to a larger one."""
+    """Return an integer of 64 bits, or for a larger one the nearest double."""
     value = float(digits) if len(digits) > len(str(-(2**63))) else int(digits)
     return value if -(2**63) <= value < 2**64 else float(value)
 
@@ -110,7 +111,7 @@ _EXACT = json.JSONDecoder(parse_int=_integer)
 
 
 def _read(body: bytes, lead: int) -> Any:
-    """The value that begins at `lead`, whatever follows it."""
+    """Return the value that begins at byte `lead`, whatever follows; raises StatusError as rapidjson does."""
     try:
         return rapidjson.loads(body[lead:], number_mode=_NUMBERS)
     except RecursionError as error:
@@ -132,7 +133,7 @@ def _parse_error(message: str, offset: int | None) -> StatusError:
 
 
 def _tokens(value: Any, depth: int) -> Iterator[str]:
-    """The pieces that rapidjson's PrettyWriter writes, arrays on a single line."""
+    """Yield the pieces of a value's JSON as rapidjson's PrettyWriter writes it, arrays on a single line."""
     if isinstance(value, dict):
         yield "{"
         for index, (key, member) in enumerate(value.items()):
@@ -159,7 +160,7 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string, without its end if it is long."""
+    """Return a JSON string; one longer than DEBUG_BYTES characters without its end."""
     shown = json.dumps(text[:DEBUG_BYTES], ensure_ascii=False)
     return shown if len(text) <= DEBUG_BYTES else shown[:-1]
 
@@ -191,10 +192,11 @@ _INTEGER_RANGES = {
 
 
 def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
-    """Make the tensor of a nest of JSON lists; its shape is that of the first element at every level.
+    """Return nested JSON lists as a tensor, whose shape follows the first element of every level.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for lists or values that do not fit; UNIMPLEMENTED for a dtype JSON cannot give.
+        StatusError: INVALID_ARGUMENT for lists or values that do not fit, UNIMPLEMENTED for a dtype that JSON
+            cannot express.
     """
     shape = _shape_of(value)
     leaves: list[Any] = []
@@ -203,7 +205,7 @@ def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
 
 
 class Column:
-    """One input, gathered element by element; all elements have the shape of the first."""
+    """Collects the rows of one input; all must have the shape of the first."""
 
     __slots__ = ("_dtype", "_leaves", "_shape", "_size")
 
@@ -214,7 +216,7 @@ class Column:
         self._size = 0
 
     def add(self, value: Any) -> None:
-        """Add one more element; raises StatusError when its shape is not that of the first."""
+        """Add a row; raises StatusError INVALID_ARGUMENT when its shape is not that of the first."""
         shape = _shape_of(value)
         before = len(self._leaves)
         _collect(value, 0, shape, self._dtype, self._leaves)
@@ -229,7 +231,7 @@ class Column:
             )
 
     def stacked(self, count: int) -> NDArray[Any]:
-        """Make the tensor of `count` elements."""
+        """Return the tensor of the `count` rows that were added."""
         return array_of(self._leaves, [count, *(self._shape or ())], self._dtype)
 
 
@@ -239,7 +241,7 @@ def is_base64_object(value: Any) -> bool:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64, padded or not, spaces allowed; raises StatusError."""
+    """Decode base64, with padding or without, with white space; raises StatusError INVALID_ARGUMENT."""
     try:
         packed = "".join(text.split()).encode("ascii").rstrip(b"=")
         return base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
@@ -248,12 +250,12 @@ def decode_base64(text: str) -> bytes:
 
 
 def tensorflow_type_name(dtype: str) -> str:
-    """Name a numpy dtype as TensorFlow's error texts do: "float" for float32, "string" for object."""
+    """Return a numpy dtype's name in TensorFlow's error texts: "float" for float32, "string" for object."""
     return _TYPE_NAMES.get(dtype, dtype)
 
 
 def _shape_of(value: Any) -> list[int]:
-    """The shape that the first element of every level suggests."""
+    """Return the shape by the first element of every level; raises StatusError beyond MAX_RANK dimensions."""
     shape = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -266,7 +268,7 @@ def _shape_of(value: Any) -> list[int]:
 
 
 def _collect(value: Any, level: int, shape: list[int], dtype: str, leaves: list[Any]) -> None:
-    """Append the leaves of a nest of lists that must have this shape."""
+    """Append the values of nested lists to `leaves`; raises StatusError where lists or values do not fit."""
     rank = len(shape)
     if not isinstance(value, list):
         if level != rank:
@@ -287,7 +289,7 @@ def _collect(value: Any, level: int, shape: list[int], dtype: str, leaves: list[
 
 
 def _leaf(value: Any, dtype: str) -> Any:
-    """One value as Python's, fit for the dtype; raises StatusError."""
+    """Return a JSON value as a Python value that fits the dtype; raises StatusError where it does not."""
     if isinstance(value, dict):
         if dtype != "object":
             raise _wrong_type(value, dtype)
@@ -319,7 +321,7 @@ def _leaf(value: Any, dtype: str) -> Any:
 
 
 def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
-    """Make an array of values that fit the dtype."""
+    """Return an array of values, in row-major order, that fit the dtype; beyond float32 is infinity."""
     if dtype == "object":
         strings = np.empty(len(leaves), object)
         strings[:] = leaves
@@ -343,5 +345,5 @@ def _wrong_type(value: Any, dtype: str) -> StatusError:
 
 
 def malformed(value: Any, complaint: str) -> StatusError:
-    """Make an error INVALID_ARGUMENT that shows the JSON it complains of."""
+    """Return an error INVALID_ARGUMENT that shows the JSON value and what is wrong with it."""
     return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

@@ -1,5 +1,5 @@
-"""A simulator of the server, fitted to a few measurements: what it would do under other parameters or traffic.
+"""Simulates a server, fitted to a few measurements, and predicts it under other parameters or traffic.
 
-Out goes `model.twin.Twin`: draws of the server's parameters that all agree with what was measured.
+`calibration` makes a `model.twin.Twin`: several sets of the server's parameters ("readings") that fit the measurements.
 Start with `calibration.calibrate.calibrate`, `model.twin.Twin.predict`, `model.replicas.Replicas.plan`.
 """

@@ -1,1 +1,1 @@
-"""Parameters that would have shown what was measured, and how well a trial left out is predicted."""
+"""Fits a server's parameters to measurements, and tests how well left-out trials are predicted."""

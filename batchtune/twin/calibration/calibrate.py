@@ -1,8 +1,8 @@
-"""Calibrates a twin: the server that would have shown these measurements.
+"""Calibrates a twin: finds the parameters of a simulated server that would have given these measurements.
 
-The server's own histograms give the execution times, freed of the contention of several batch threads; what passes
-outside the execution (front end, threads, network) is fitted by simulation, together with small corrections of the
-times. A server that tells nothing is fitted from latencies and throughput alone.
+Execution times come from the server's own histograms, corrected for several batch threads that slow each other down.
+The time outside execution (front end, threads, network) is fitted by simulation, together with small corrections of
+the execution times. A server without histograms is fitted to latencies and throughput alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from batchtune.twin.simulator.replica import Batcher, batcher_of
 from batchtune.units import percentage, rounded_duration
 
 ENOUGH: Final = 0.75
+"""Least ratio of batch sizes, and of threads, between two sets of trials for one to cover the range of the other."""
 
 
 def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
-    """Leave one trial out at a time (of many: a tenth of them), fit the rest, predict it.
+    """Compute how well trials are predicted by a fit without them (cross-validation); `full`: the fit to all of `runs`.
 
-    Runs of one configuration under one traffic are left out together: a repeat is no test. Neither is one that alone
-    shows the smallest or the largest batches or the most threads: without it the rest would have to extrapolate, which
-    the fit to all does not.
+    One configuration under one traffic is left out at a time, with its repeats; from eleven on several, in ten folds.
+    Never left out are those with the smallest or largest batches, or the most threads, of all: the fit to the rest
+    would have to extrapolate, which the full fit does not. With fewer than four to leave out all figures are NaN.
     """
     fewest = 4
     groups = [group for group in _groups(runs) if _is_within(group, runs)]
@@ -67,7 +68,7 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
 
 
 def _is_within(group: Sequence[FitRun], runs: Sequence[FitRun]) -> bool:
-    """Whether the others saw batches as small and as large and as many threads, as nearly as ENOUGH."""
+    """Whether the other runs have batches as small and as large, and as many threads, up to the factor ENOUGH."""
     away = {id(run) for run in group}
     rest = [run for run in runs if id(run) not in away]
     if not rest:
@@ -79,14 +80,14 @@ def _is_within(group: Sequence[FitRun], runs: Sequence[FitRun]) -> bool:
 
 
 def _is_overloaded(run: FitRun, reading: Fitted) -> bool:
-    """Whether so near to saturation, by this reading, that a latency is the growth of the queue and no test."""
+    """Whether a run was so near to saturation, by this reading, that its latency depends on how long the queue grew."""
     return run.rate_rps > NEAR_SATURATION * reading.saturation_rps(run.batcher, run.traffic)
 
 
 def _extent(runs: Sequence[FitRun]) -> tuple[float, int, int]:
-    """The fewest rows of a batch that ran by itself (inf: none did), the most rows of any, and the most threads.
+    """(fewest rows of a batch in runs with one thread (inf: none), most rows of any batch, most threads).
 
-    Beside another batch a small one takes the other's time, and says nothing of its own.
+    Small batches that ran beside others do not count: their time depends on the others.
     """
     alone = [size for run in runs if run.threads_seen == 1 for size in run.rows_seen]
     most = max(max(run.rows_seen) for run in runs)
@@ -113,6 +114,7 @@ def _error(pairs_by_target: dict[str, list[tuple[float, float]]], *, left_out: i
 
 
 MOST_ERRORS_RATIO = 0.01
+"""Largest share of failed requests in a measurement that a twin is calibrated by."""
 
 Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
 
@@ -125,12 +127,12 @@ _WORDS: Final[Mapping[Unusable, str]] = {
 }
 
 READINGS = 30
-"""That fit about as well: the ends of a 95 % interval are the second from below and from above."""
+"""Readings of a twin beside the best: the second lowest and second highest are the ends of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One measurement under known parameters, and the traffic that it was made under."""
+    """One measurement, with the scheduler and the traffic under which it was made."""
 
     batcher: Batcher
     measurement: Measurement
@@ -138,7 +140,8 @@ class Observation:
 
 
 def observation_of(configuration: Configuration, measurement: Measurement, scenario: Scenario) -> Observation:
-    """Make an observation of a trial's measurement: its parameters, and the traffic that the scenario describes."""
+    """Make an observation of a trial's configuration and measurement; the traffic is the scenario's, with the rate or
+    the clients that were measured."""
     clients = measurement.concurrency
     rate_rps = None if clients is not None else measurement.offered_rps
     return Observation(
@@ -149,14 +152,14 @@ def observation_of(configuration: Configuration, measurement: Measurement, scena
 
 
 def usable(observation: Observation) -> bool:
-    """Whether a measurement can calibrate a twin: the server kept up, and the client was not in the way."""
+    """Whether a measurement can be used to calibrate a twin (`unusable_for`)."""
     return unusable_for(observation) is None
 
 
 def unusable_for(observation: Observation) -> Unusable | None:
-    """Reason why a measurement cannot calibrate a twin; None if it can.
+    """Return why a measurement cannot be used to calibrate a twin; None: it can.
 
-    A closed loop tells the time of a batch as soon as each client was answered once, however slow the model is.
+    A closed loop needs one answer for each client and at least 3 in all, an open loop 20 requests.
     """
     measured = observation.measurement
     clients = measured.concurrency
@@ -176,10 +179,13 @@ def unusable_for(observation: Observation) -> Unusable | None:
 
 
 def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
-    """Fit a twin to the observations; its READINGS other readings carry the uncertainty, that between runs included.
+    """Fit a twin to the observations; of more than 40 usable ones to the latest.
+
+    The twin has the best reading and READINGS others, whose spread is the uncertainty of the fit and that between runs.
+    `seed`: of the draw of these.
 
     Raises:
-        TwinError: nothing that can be fitted, with a hint.
+        TwinError: no observation can be used; the hint says what to measure.
     """
     runs = _fit_runs(observations)
     fitted = laws_to_try(runs)

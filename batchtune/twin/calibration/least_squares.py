@@ -1,7 +1,7 @@
-"""Fits the parameters of the simulated server to what was measured, by least squares with a prior.
+"""Fits the parameters of the simulated server to the measurements, by least squares with a prior.
 
-Derivatives are differences of simulations with common random numbers. Other readings that fit about as well come from
-the curvature at the solution.
+Derivatives are differences between simulations with the same random numbers. Further readings that fit about as well
+are drawn from the covariance at the solution.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A law with the vector that fits best, `misfit` (sum of softened squares, priors included) and its covariance.
+    """A fitted law: the vector `theta` of parameters that fits best, shape (parameters,), and its covariance.
 
-    `scale`: by how much the squares exceed what was expected of them, at least 1; it is in the covariance.
-    `slopes`: of the residuals of each measurement, (targets, parameters).
+    `misfit`: sum of the residuals' squares under the soft-L1 loss, priors included.
+    `scale`: misfit over its expectation, at least 1; the covariance is multiplied by it.
+    `slopes`: for each run the derivatives of its residuals, shape (targets, parameters).
     """
 
     law: Law
@@ -50,12 +51,12 @@ class Solution:
 
 
 def laws_to_try(runs: Sequence[FitRun]) -> list[Solution]:
-    """Fit each law that the measurements allow; returns the best first."""
+    """Fit each law that the measurements allow. Returns the solutions, the one with the least misfit first."""
     return sorted((solve(law, runs) for law in laws(runs)), key=lambda solution: solution.misfit)
 
 
 def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
-    """Fit a law's parameters by least squares, from the law's own start."""
+    """Fit a law's parameters to the runs by least squares, starting from `law.start`."""
     slopes: list[NDArray[np.float64]] = []
 
     def slopes_at(theta: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,7 +81,10 @@ def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
 def solve_again(
     law: Law, runs: Sequence[FitRun], near: Solution, slopes: Sequence[NDArray[np.float64]]
 ) -> Fitted:
-    """Fit fewer measurements by least squares, starting from the solution of all and with its slopes."""
+    """Fit a law to some of the runs, starting from the solution `near` of all of them. Returns the reading.
+
+    `slopes`: those of `near` for these runs, which are used unchanged: three evaluations are then enough.
+    """
     together = np.concatenate(slopes)
     # Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution
     # of all.
@@ -96,7 +100,10 @@ def _least_squares(
     *,
     evaluations: int,
 ) -> Any:
-    """By the law's own deviations from its start, so that the prior of each parameter weighs one."""
+    """Minimise over (theta - law.start) / law.sd, in which the prior of each parameter is a standard normal one.
+
+    `slopes_at`: the derivatives of the residuals at a theta. Returns scipy's result, whose `x` is that deviation.
+    """
     from scipy.optimize import least_squares
 
     # A step that gains less than this share of the sum of squares is the last.
@@ -119,10 +126,11 @@ def _theta(law: Law, moved: NDArray[np.float64]) -> NDArray[np.float64]:
 def readings_around(
     solutions: Sequence[Solution], error: FitError, *, count: int, rng: np.random.Generator
 ) -> tuple[Fitted, ...]:
-    """`count` readings from the normal approximation, each slower or faster as a whole as runs differ.
+    """Draw `count` readings that fit about as well as the solutions.
 
-    Each law has as many of them, evenly mixed, as it is likely. The spread of a run is at least the usual one between
-    runs, and as large as the error on trials left out.
+    Each is drawn from the normal approximation of a law, chosen in proportion to the law's probability; then all of its
+    batch times get a random factor, for the spread between runs. The standard deviation of that factor's log is
+    THROUGHPUT_BETWEEN_SD, or the error on trials left out if that is larger.
     """
     known = [ratio for ratio in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(ratio)]
     run_sd = max([THROUGHPUT_BETWEEN_SD, *known])
@@ -145,7 +153,8 @@ def readings_around(
 
 
 def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
-    """The probability of each law, all equally likely before; a poor best fit makes none surer than it deserves."""
+    """Probability of each law, shape (laws,), with equal priors; misfits are divided by the least scale, so that a poor
+    fit of all laws makes their probabilities more equal."""
     off = np.array([solution.misfit for solution in solutions]) / min(
         solution.scale for solution in solutions
     )
@@ -156,7 +165,7 @@ def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
 def simulated(run: FitRun, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
     """Simulate a run under each reading.
 
-    Returns the logarithms of throughput, p50, p95 and mean batch rows by name, each of shape (readings,).
+    Returns the natural logs of "throughput", "p50", "p95" and "batch_rows" by these names, each of shape (readings,).
     """
     rows_max = rows_needed(run.batcher, run.traffic)
     played = play(
@@ -189,7 +198,7 @@ def _residuals(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> 
 
 
 def _slopes(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> list[NDArray[np.float64]]:
-    """Of the residuals of each measurement, (targets, parameters)."""
+    """Derivatives of each run's residuals by the parameters, from differences; each of shape (targets, parameters)."""
     factor_step = 0.04
     step = 0.12
     sizes = np.where(np.arange(len(theta)) < SCALARS, step, factor_step)
@@ -209,6 +218,7 @@ def _slopes(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> lis
 
 
 def _of_run(run: FitRun, shown: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Standardised residuals, shape (readings, targets)."""
+    """Residuals of a run over their standard deviations, cut at ±40, shape (readings, targets); `shown`: the result of
+    `simulated`."""
     columns = [(shown[name] - target) / run.sds[name] for name, target in run.targets.items()]
     return np.clip(np.stack(columns, axis=1), -40.0, 40.0)

@@ -1,7 +1,7 @@
-"""The numbers that describe a server, and their values before any run is simulated.
+"""Defines the vector of parameters that describes a server, and its values before anything is simulated.
 
-A law is a reading of the server's parameters as a vector, with a prior for each: what the least squares of `fit`
-move. Times are on the log scale; the service time is a first curve with a factor at each of a few sizes.
+A law turns such a vector into a reading, and has the prior of each parameter; `least_squares` moves the vector. Times
+are natural logs; the service time is a first curve, with a factor at each of a few batch sizes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,24 @@ from batchtune.twin.simulator.replica import Batcher
 
 THROUGHPUT_BETWEEN_SD = 0.03
 LATENCY_BETWEEN_SD = {"p50": 0.04, "p95": 0.06}
+"""Standard deviations between runs of one configuration, of the natural log of throughput and of latency quantiles."""
 
 FEWEST_BATCHES = 3
+"""Batches of a size that a run must have for that size to count as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRun:
-    """One measurement as the fit uses it.
+    """One measurement in the form that the fit uses.
 
-    `targets`: log of throughput (closed loops only), of p50 and p95, of the mean batch; with their standard
-    deviations in `sds`. `timed`: (rows, mean execution time, batches) by the server's account, empty when it does
-    not tell. `executing`: batches that a running batch finds running, itself included, on the mean. `waits_s`: what
-    of its execution a batch waits, were the device serial. `overhead_s`: latency outside queue and execution.
-    `timed` is as it would be in one queue, where `length` is known.
+    `targets`, `sds`: natural logs of "p50", "p95", "batch_rows" (mean) and in closed loops "throughput", with their
+    standard deviations.
+    `timed`: (rows, mean seconds, number of batches) by the server's histograms, with `length` as if there were one
+    queue; (): the server has none.
+    `executing`: mean number of batches that run at once, as a running batch sees it, itself included.
+    `waits_s`: mean time of a batch's execution that it waits for others, if the device is serial.
+    `overhead_s`: mean latency outside queue and execution; None: unknown.
+    `rows_seen`, `threads_seen`: batch sizes measured, and batch threads that were busy at once.
     """
 
     batcher: Batcher
@@ -60,7 +65,7 @@ class FitRun:
 def fit_run_of(
     batcher: Batcher, traffic: Traffic, measured: Measurement, *, length: LengthCost | None = None
 ) -> FitRun:
-    """Turn a measurement into what the fit uses; `length` is the cost of lengths that all measurements show."""
+    """Make the fit's form of a measurement; `length`: the effect of request lengths, fitted to all measurements."""
     targets, sds = _targets(traffic, measured)
     server = measured.server
     timed = _timed(server)
@@ -96,7 +101,7 @@ def fit_run_of(
 
 
 def merged(runs: Sequence[FitRun]) -> FitRun:
-    """Merge repeats of one configuration under one load into one run, with smaller standard deviations."""
+    """Merge runs of one configuration under one load into one run: means, and standard deviations over √n."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -141,12 +146,12 @@ def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float],
 
 
 def _within(estimate: Estimate) -> float:
-    """The standard deviation of a logarithm from a 95 % interval, at most 10 %: the model is not as vague as that."""
+    """Standard deviation of the natural log of an estimate, from its 95 % interval; at most 0.1."""
     return min(estimate.half_width_ratio / 1.96, 0.1)
 
 
 def _slower(length: LengthCost, batcher: Batcher, traffic: Traffic, rows: float) -> float:
-    """How many times as long a batch of so many rows took as it would in one queue, on the mean."""
+    """Mean time of a batch of `rows` rows in these length buckets, over that of a batch from one queue."""
     if not traffic.lengths:
         return 1.0
     buckets = () if batcher.max_batch_size is None else batcher.length_buckets
@@ -166,10 +171,11 @@ def _timed(server: ServerActivity | None) -> tuple[tuple[float, float, float], .
 def _executing(
     server: ServerActivity, timed: tuple[tuple[float, float, float], ...], threads: int
 ) -> tuple[float, float]:
-    """How many batches run at once as a batch sees it, and how long it waits on a serial device.
+    """(mean number of batches that run at once as a batch sees it, mean seconds that it waits on a serial device).
 
-    The time spent in batches over the time in which any ran is the mean number while busy, m. A batch sees E[n²]/E[n]
-    of them, which lies between m and the value for n being 1 or all threads; the middle of the two is taken.
+    The seconds spent in batches over the seconds in which any ran are m, the mean number n while busy. A batch sees
+    E[n²]/E[n] of them, which lies between m (n is constant) and the value where n is either 1 or all threads; the
+    middle of these two is returned.
     """
     batches = sum(count for _, _, count in timed)
     spent_s = sum(seconds * count for _, seconds, count in timed)
@@ -187,7 +193,7 @@ def _executing(
 
 
 def _rows_guessed(batcher: Batcher, traffic: Traffic, server: ServerActivity | None) -> tuple[int, ...]:
-    """The largest batch that a server which tells no times may have run."""
+    """Rows of the largest batch that a server without execution times may have run, as a tuple of one."""
     if server is not None and server.batches_by_rows:
         return (max(server.batches_by_rows),)
     if batcher.max_batch_size is None:
@@ -199,22 +205,26 @@ def _rows_guessed(batcher: Batcher, traffic: Traffic, server: ServerActivity | N
 
 DELAY, FRONT_END, WAKE, JITTER, BATCH_HOST, ROW_HOST, CROWDING, CONTENTION = range(8)
 SCALARS: Final = 8
+"""Positions of the parameters in a law's vector, and their number; one factor of τ for each anchor follows them."""
 
 _STARTS_S: Final = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
 _SPREAD: Final = 1.0
+"""Means of the priors of these times, in seconds, and the standard deviation of the natural log of all times."""
 
 _CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
 
 
 ALONE: Final = 1.1
-"""Up to so many batches at once an execution time counts as that of a batch alone on the device."""
+"""Mean number of batches at once up to which an execution time counts as that of a batch alone on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """A family of readings: `first` is τ before corrections, factors apply at `anchors` (log2 of rows).
+    """A family of readings over a vector of parameters, shape (SCALARS + anchors,).
 
-    `start` and `sd` describe the prior of the vector, shape (SCALARS + anchors,).
+    `serial`: whether batches run one after another. `first`: τ before corrections; the vector's factors multiply it at
+    `anchors` (log2 of rows) and, interpolated, between them.
+    `start`, `sd`: mean and standard deviation of the vector's normal prior. `length`: as in `Fitted`.
     """
 
     serial: bool
@@ -225,7 +235,7 @@ class Law:
     length: LengthCost | None = None
 
     def reading(self, theta: NDArray[np.float64]) -> Fitted:
-        """Turn a vector of parameters, shape (SCALARS + anchors,), into a reading of the server."""
+        """Return the reading of a vector of parameters, shape (SCALARS + anchors,)."""
         sizes = np.log2(np.maximum(np.array(self.first.rows), 1.0))
         factors = np.exp(np.interp(sizes, self.anchors, theta[SCALARS:]))
         host_s, row_host_s = np.exp(theta[[BATCH_HOST, ROW_HOST]])
@@ -243,11 +253,10 @@ class Law:
 
 
 def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
-    """Widen the standard deviations of latencies by the load: near saturation a small difference in speed makes a large
-    one in wait.
+    """Return the runs with larger standard deviations of latencies where the server was near its saturation.
 
-    A queue's wait grows as 1 / (1 - ρ): where runs differ in speed by some per cent, it differs ρ / (1 - ρ) times as
-    much. The load ρ is by what the server's execution times alone say, before anything is simulated.
+    A queue's wait grows as 1 / (1 - ρ): where the speed of two runs differs by some per cent, their waits differ by
+    ρ / (1 - ρ) times as much. The load ρ follows from the first guess of each law, before anything is simulated.
     """
     tried = [law.reading(law.start) for law in laws(runs)]
     loaded = []
@@ -264,14 +273,14 @@ def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
 
 
 def laws(runs: Sequence[FitRun]) -> list[Law]:
-    """List the laws to fit: a device shared by its batches, and where several threads were busy also one that runs them
-    in turn."""
+    """Return the laws to fit: a device that batches share, and where several threads were busy at once also one that
+    runs batches one after another."""
     several = any(run.threads_seen > 1 for run in runs)
     return [law_of(runs, serial=serial) for serial in ((False, True) if several else (False,))]
 
 
 def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
-    """Make the law that these measurements start from; `anchors`, if given, are kept from another fit."""
+    """Make the law, with its prior, that the fit to these runs starts from; `anchors` None: chosen by their sizes."""
     timed = any(run.timed for run in runs)
     contention, contention_sd = (1.0, 1e-3) if serial else _contention(runs)
     crowding_s = _crowding_s(runs, serial=serial, contention=contention)
@@ -305,14 +314,14 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slower:
-    """By what an execution takes longer than alone on the device."""
+    """What makes an execution longer than one alone on the device: other batches, and requests of an open loop."""
 
     serial: bool
     contention: float
     crowding_s: float
 
     def alone(self, run: FitRun) -> list[tuple[float, float, float]]:
-        """Execution times as they would be alone on the device: (rows, seconds, batches)."""
+        """Return a run's execution times as they would be alone on the device: (rows, seconds, number of batches)."""
         crowded = crowding(self.crowding_s, run.rate_rps)
         if self.serial:
             times = (
@@ -325,7 +334,8 @@ class _Slower:
 
 
 def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
-    """κ from execution times with several batches at once against those with one, by least squares over κ."""
+    """(contention κ, its standard deviation), from execution times with several batches at once and with one, by least
+    squares over κ; a wide prior where no run had several."""
     crowded = [run for run in runs if run.timed and run.executing > ALONE]
     unknown_contention = (0.7, 0.35)
     if not crowded:
@@ -343,7 +353,8 @@ def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
 
 
 def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> float:
-    """From execution times in open loops against those in closed ones; what runs differ by anyway is no evidence."""
+    """`Fitted.crowding_s` from execution times in open and in closed loops, by least squares with a prior; 3e-6 where
+    there are not both."""
     opened = [run for run in runs if run.timed and not run.traffic.closed]
     closed = [run for run in runs if run.timed and run.traffic.closed]
     crowding_start_s = 3e-6
@@ -361,7 +372,10 @@ def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> f
 
 
 def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], slower: _Slower) -> float:
-    """Squared logs between execution times, as if alone, and the curve of the witnesses (none: their own)."""
+    """Sum over the judged runs of the squared mean log ratio of execution times, as if alone, to a curve.
+
+    The curve is fitted to the runs `witnesses`; without any, to the judged ones.
+    """
     curve = fit_service_time([entry for run in witnesses or judged for entry in slower.alone(run)])
     total = 0.0
     for run in judged:
@@ -372,11 +386,11 @@ def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], slower:
 
 
 def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
-    """From the server's histograms, the plainest witnesses first.
+    """Fit τ to the server's histograms, the most reliable runs first.
 
-    Those are closed loops with one batch at a time; then come open loops, whose requests crowd the execution; then
-    runs with several batches at once. The later ones count only for sizes far from those that are known already, the
-    last only for sizes outside their range.
+    Closed loops with one batch at a time are most reliable; then open loops, whose requests slow the execution down;
+    then runs with several batches at once. Open loops add only sizes far from those known already, and the last only
+    sizes outside the range of those.
     """
     tiers: list[list[tuple[float, float, float]]] = [[], [], []]
     witnesses: list[list[tuple[float, float, float]]] = [[], [], []]
@@ -398,7 +412,7 @@ def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
 
 
 def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """The sizes of one run that were executed often enough to say how long they take."""
+    """The entries of one run whose size was executed often enough for its time to be reliable."""
     batches = math.fsum(count for _, _, count in entries)
     # unless it is this share of a run's batches: a slow model runs few of them, and each is timed well.
     witnessed_share = 0.2
@@ -408,7 +422,8 @@ def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[floa
 
 
 def _guessed_times(runs: Sequence[FitRun]) -> ServiceTime:
-    """A line through rough guesses: in a closed loop batches follow each other, so τ ≈ rows of a batch / rows per s."""
+    """Fit a line to a guess of (rows, seconds) for each run, for a server without histograms: in a closed loop batches
+    follow each other, so that τ ≈ rows of a batch / rows per second."""
     guesses = [_guess(run) for run in runs]
     rows, seconds = np.array(guesses).T
     fixed_s, per_row_s = float(seconds.min()), 0.0

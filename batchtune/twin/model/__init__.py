@@ -1,1 +1,1 @@
-"""The twin: which server is meant, what it does under given traffic, how much it can take."""
+"""The twin: readings of a server's parameters, predictions, the highest rate, and the replicas that a rate needs."""

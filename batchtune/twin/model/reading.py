@@ -1,4 +1,4 @@
-"""One reading of a server's parameters, and the device that it means for the simulator."""
+"""Defines a reading, one set of a server's parameters, and makes the simulator's device of it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
 
 CROWDED_MOST: Final = 0.3
+"""By what share a batch takes longer in an open loop at most (`crowding`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """One reading of the server's parameters.
+    """A reading: one set of parameters of a server that fits its measurements.
 
-    `wake_s`: how long a batch thread takes to get up for a lone request. `crowding_s`: in an open loop requests come
-    one by one, and each takes CPU time from the execution where they share cores: at a rate λ a batch takes 1 +
-    crowding_s · λ times as long. In a closed loop they come and go in the bunches of a batch, which costs little.
-    `length`: what the longest request of a batch has to do with its time; None: nothing that is known.
+    `service_time`: execution time of a batch alone, by its rows. `length`: how that time depends on the longest request
+    of the batch; None: not at all, or unknown.
+    `contention`, `serial`, `jitter_ratio`, `delay_s`, `front_end_s`: as in the simulator's `Device`.
+    `wake_s`: seconds that an idle batch thread takes to wake up for a request.
+    `crowding_s`: CPU seconds that each request of an open loop takes from the execution, where they share cores: at a
+    rate λ a batch takes 1 + crowding_s · λ times as long. In a closed loop requests come and go with the batches, which
+    costs little.
     """
 
     service_time: ServiceTime
@@ -37,8 +41,10 @@ class Fitted:
     length: LengthCost | None = None
 
     def device(self, rows_max: int, *, rate_rps: float = 0.0) -> Device:
-        """Make the simulator's device of this reading, with τ up to `rows_max` rows; `rate_rps` is that of an open
-        loop."""
+        """Make the simulator's device of this reading, with τ for 0 to `rows_max` rows.
+
+        `rate_rps`: of an open loop, which slows execution down (`crowding`); 0: a closed loop.
+        """
         device = _device(self, rows_max)
         slower = crowding(self.crowding_s, rate_rps)
         if slower == 1.0:
@@ -47,12 +53,13 @@ class Fitted:
         return replace(device, tau_s=device.tau_s * slower, length_s=length_s)
 
     def slower(self, factor: float) -> Fitted:
-        """Return this reading with batches that take `factor` times as long."""
+        """Return a copy of this reading in which every batch takes `factor` times as long."""
         factors = np.full(len(self.service_time.rows), factor)
         return replace(self, service_time=self.service_time.scaled(factors))
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
-        """Saturation in an open loop, requests/s: every batch full and every thread busy (tuning.md 2.4)."""
+        """Compute the saturation in an open loop, requests/s: the rate answered when every batch is full and every
+        thread busy."""
         rows = batcher.batch_rows_max or traffic.rows_most
         tau_s = float(_device(self, rows_needed(batcher, traffic)).tau_s[rows])
         if self.length is not None and traffic.lengths:
@@ -64,28 +71,28 @@ class Fitted:
 
 
 def crowding(crowding_s: float, rate_rps: float) -> float:
-    """Factor by which a batch takes longer in an open loop at this rate: 1 + crowding_s · λ at first, at most 1 +
-    CROWDED_MOST.
+    """Compute the factor by which a batch takes longer in an open loop at this rate: with x = crowding_s · λ,
+    1 + x / (1 + x / CROWDED_MOST), which is 1 + x at low rates and below 1 + CROWDED_MOST.
 
-    Measured with a CPU model on two cores shared with the client: some 10-15 % at 1,000 requests/s, 18-24 % from 1,800
-    to 4,800: it does not go on growing with the rate.
+    Measured with a CPU model on two cores shared with the client: 10-15 % longer at 1,000 requests/s, 18-24 % from
+    1,800 to 4,800.
     """
     share = crowding_s * rate_rps
     return 1.0 + share / (1.0 + share / CROWDED_MOST)
 
 
 def _crowded_rps(alone_rps: float, crowding_s: float) -> float:
-    """The rate x at which x · crowding(x) is what batches alone would give: the root of a quadratic equation."""
+    """Solve x · crowding(x) = alone_rps for the rate x, a quadratic equation: the saturation with crowding."""
     a = crowding_s * (1.0 + 1.0 / CROWDED_MOST)
     b = 1.0 - alone_rps * crowding_s / CROWDED_MOST
     return 2.0 * alone_rps / (b + math.sqrt(b * b + 4.0 * a * alone_rps))
 
 
 def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
-    """Add to the batch timeout the time that an idle batch thread needs to get up; requests that come meanwhile join
-    the batch.
+    """Return the batcher as the simulator needs it; without batching unchanged.
 
-    Length buckets that the server chooses are those for this traffic.
+    Its timeout is longer by `wake_s`, the seconds that an idle batch thread takes to wake up: requests that arrive
+    meanwhile join the batch. Length buckets "auto" become those that the server would choose for `traffic`.
     """
     if batcher.max_batch_size is None:
         return batcher
@@ -94,7 +101,7 @@ def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
 
 
 def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
-    """Rows of the largest batch that can be executed: the length that the simulator's τ needs."""
+    """Return the rows of the largest batch that can be executed, padding included, up to which τ must be known."""
     return max(batcher.max_batch_size or 1, traffic.rows_most, *batcher.allowed_batch_sizes, 1)
 
 

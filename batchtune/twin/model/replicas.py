@@ -1,4 +1,4 @@
-"""How many replicas a rate needs, and how sure that is."""
+"""Plans how many replicas a rate needs, with an interval, by simulation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimat
 from batchtune.twin.simulator.replica import Batcher, Routing
 from batchtune.units import rounded_duration
 
-# Holds the twin to the rates that a configuration held and missed when it was measured.
+# Corrects the twin by the rates that a configuration held and missed when it was measured.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRates:
-    """The highest rate that one server held within the limits and the lowest that it missed, in requests/s.
-
-    `held_rps` 0: none. `missed_rps` None: none.
-    """
+    """The measured bracket of one server, requests/s: the highest rate held (0: none) and the lowest missed (None:
+    none)."""
 
     held_rps: float
     missed_rps: float | None
@@ -38,7 +36,7 @@ class MeasuredRates:
         return math.inf if self.missed_rps is None else self.missed_rps
 
     def hold(self, rate_rps: float) -> bool:
-        """Whether a rate (requests/s) lies between the highest held and the lowest missed, within PRECISION."""
+        """Whether a rate (requests/s) lies in the bracket, or outside by no more than PRECISION of the end."""
         return self.held_rps * (1.0 - PRECISION) <= rate_rps <= self.most_rps * (1.0 + PRECISION)
 
     def clipped(self, rates_rps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -53,10 +51,11 @@ def held_to(
     error_ratio: float,
     measured: MeasuredRates,
 ) -> tuple[Twin, float]:
-    """Scale the twin's batch times so that its highest rate lies within what was measured of one server. Returns the
-    twin, and the highest rate that it named before, requests/s.
+    """Scale the twin's batch times so that its highest rate within the limits lies in the measured bracket.
 
-    A twin whose word lies outside is made as much slower or faster as a whole as brings it to the nearer end.
+    Returns the twin, and the highest rate that it predicted before, requests/s. A prediction outside the bracket is
+    moved to the nearer end, by one factor of at most 30 on all batch times; where no factor does it, the twin is
+    returned unchanged.
     """
 
     def highest(factor: float) -> float:
@@ -84,24 +83,26 @@ def held_to(
 
 
 POOL_MOST: Final = 16
-"""A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
+"""Replicas that are simulated at most: a larger fleet is simulated as a pool of this many with its share of the
+traffic."""
 
 SURE_RATIO: Final = 0.95
+"""Share of the readings by which the advised number of replicas is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
-    """So many replicas, or this share of the fleet, may be down at once."""
+    """How many replicas may be down at once: `count` of them, or if that is 0 a `share` of the fleet (0 to 1)."""
 
     count: int = 0
     share: float = 0.0
 
     def down(self, replicas: int) -> int:
-        """Replicas that may be down at once in a fleet of `replicas`; a share is rounded up."""
+        """Return how many of a fleet of `replicas` may be down at once; a share is rounded up."""
         return self.count or math.ceil(self.share * replicas - 1e-9)
 
     def fleet(self, needed: int) -> int:
-        """Replicas of the smallest fleet in which `needed` remain when as many as may be are down."""
+        """Return the replicas of the smallest fleet in which `needed` remain while as many as may be are down."""
         if self.count:
             return needed + self.count
         replicas = math.floor(needed / (1.0 - self.share))
@@ -112,7 +113,8 @@ class Failing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What `down` replicas fewer mean: latencies and busy devices without them."""
+    """The prediction while `down` replicas are down: latency by quantile name in seconds, and the busy share of the
+    other replicas' devices."""
 
     down: int
     latency_s: dict[str, Estimate]
@@ -121,15 +123,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """How many replicas keep every limit at this rate.
+    """How many replicas keep every limit at a rate.
 
-    `replicas` holds the median over the twin's readings and their 95 % interval; `advised` is enough by 95 % of them.
-    `per_replica_rps` is what one replica may get, at most 90 % of its saturation `saturation_rps`;
-    `by_saturation_alone` is what the rate divided by 90 % of the saturation gives, whatever the latency.
-    `latency_s` and `busy_ratio` are those expected with the advised number. `simulated_replicas`: how many were
-    simulated together. `extrapolations` name what lies outside the calibrated range. `failure`: what the fleet is like
-    without the replicas that `advised` has to spare; None: none may be down. `measured`: the rates that one replica
-    held and missed, to which the twin is held; `twin_rps`: what the twin says itself. None: it was not measured.
+    `replicas`: median over the twin's readings, with the interval of 95 % of them. `advised`: enough by 95 % of the
+    readings, plus those that may be down.
+    `per_replica_rps`: the rate that one replica may get, at most 90 % of its `saturation_rps`. `by_saturation_alone`:
+    replicas by 90 % of the saturation, whatever the latency.
+    `latency_s` (quantile name -> seconds), `mean_batch_rows`, `busy_ratio`: expected with `advised` replicas.
+    `simulated_replicas`: replicas in that simulation. `extrapolations`: what lies outside the calibrated range.
+    `failure`: the fleet while as many replicas are down as may be; None: none may be.
+    `measured`: the measured bracket of one replica, into which the twin was moved, and `twin_rps`: its own highest rate
+    before; None: no bracket was measured.
     """
 
     rate_rps: float
@@ -157,26 +161,29 @@ class ReplicaPlan:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the twin's own highest rate lies outside what was measured."""
+        """Whether the twin's own highest rate lies outside the measured bracket."""
         return self.measured is not None and not self.measured.hold(self.twin_rps or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
+        """Return plain types, safe for JSON."""
         limits = [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits]
         return {**fields_to_plain(self), "limits": limits, "extrapolated": self.extrapolated}
 
 
 class Replicas:
-    """Replicas that are all alike, and share the traffic's pattern; asks the simulator about pools of them.
+    """Plans and predicts a fleet of equal replicas behind a load balancer, by simulation.
 
-    Up to POOL_MOST of them are simulated as they are, with the whole stream. A larger fleet is represented by a pool of
-    POOL_MOST that gets its share of the rate. For random routes of Poisson arrivals that is exact, since thinning a
-    Poisson stream leaves one. In turn (round robin) each of R replicas sees every R-th arrival, nearly evenly spaced
-    from 16 on; least loaded, replicas become independent as their number grows. Against whole fleets of 64 and 1,000 at
-    0.3 to 0.9 of the saturation the pool's p95 was -0.6 to +0.3 % off in turn
-    and at random. Least loaded it was 0.2 to 2.7 % too low, p50 up to 10 %: there a plan errs towards fewer replicas.
-    It is short too: of a calibrated server at random, at 0.77 of its saturation, p95 was 2.4 % too low and p99 4.7 %.
-    Stream and rate limits of a load balancer, and its delay, are not simulated.
+    `failing`: how many replicas may be down; None: none. `measured`: the measured bracket of one replica; None: the
+    twin is not corrected.
+
+    Up to POOL_MOST replicas are simulated together, with all arrivals. A larger fleet is simulated as a pool of
+    POOL_MOST that gets its share of the rate. For `random` routing of Poisson arrivals that is exact, since each
+    replica gets Poisson arrivals in any case. With `round_robin` each of R replicas gets every R-th arrival, nearly
+    evenly spaced from R = 16 on; with `least_loaded` replicas become independent as R grows. Compared with whole fleets
+    of 64 and 1,000 at 0.3 to 0.9 of the saturation, the pool's p95 was -0.6 to +0.3 % off with the first two; with
+    `least_loaded` it was 0.2 to 2.7 % too low, and p50 up to 10 %, so that the plan has too few replicas rather than
+    too many. The simulation is also short: for a calibrated server, random, at 0.77 of its saturation, p95 was 2.4 %
+    too low and p99 4.7 %. Limits and delay of the load balancer itself are not simulated.
     """
 
     def __init__(
@@ -204,7 +211,7 @@ class Replicas:
         """Compute how many replicas this rate (requests/s) needs.
 
         Raises:
-            TwinError: no rate keeps the limits, or the rate is not above 0.
+            TwinError: no rate keeps the limits, the rate is not above 0, or it needs more than 10 million replicas.
         """
         needed, shares = self._needed(rate_rps)
         enough = _enough(needed)
@@ -243,7 +250,7 @@ class Replicas:
         )
 
     def _needed(self, rate_rps: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """By each reading: replicas, and requests/s that each of them may get."""
+        """(replicas, requests/s that each may get), both of shape (readings,)."""
         if not 0.0 < rate_rps < math.inf:
             raise TwinError(f"a plan needs a rate above 0; was {rate_rps:g}", hint="give --rate 10000")
         shares = self._shares(rate_rps)
@@ -284,11 +291,11 @@ class Replicas:
         return tuple(notes)
 
     def _shares(self, rate_rps: float) -> NDArray[np.float64]:
-        """What one replica may get by each reading, in requests/s: 0 where no rate is feasible.
+        """Requests/s that one replica may get, shape (readings,); 0 where no rate keeps the limits.
 
-        Every reading is asked about one replica alone, which tells how many there will be about; where one was
-        measured, each lies between what was held and missed. What a pool of that size (at most POOL_MOST) gains over
-        one alone is asked of the best reading only. At most 90 % of the saturation, and never less than was held.
+        Each reading is simulated with one replica alone, and the result moved into the measured bracket. The number of
+        replicas follows roughly from that; the gain of a pool of that size (at most POOL_MOST) over one alone is
+        simulated with the best reading only. The result is at most 90 % of the saturation, and at least the rate held.
         """
         usual, alone = float(self._highest(1)[0]), self._highest(1)[1:]
         held_rps = 0.0
@@ -311,7 +318,8 @@ class Replicas:
         return self._traffic.load is None or self._traffic.load.arrivals == "poisson"
 
     def _highest(self, pool: int) -> NDArray[np.float64]:
-        """The highest rate of each replica in such a pool: by the best reading, and for one alone by all others too."""
+        """Highest rate for each replica of a pool of this size, requests/s, computed once: by the best reading; for a
+        pool of one also by all readings, shape (1 + readings,)."""
         if pool not in self._highest_of_pool:
             rates = highest_rates(
                 self._batcher,
@@ -327,7 +335,7 @@ class Replicas:
 
 
 def _enough(needed: NDArray[np.float64]) -> int:
-    """Replicas that are enough by SURE_RATIO of the readings."""
+    """The number of replicas that is enough by SURE_RATIO of the readings; `needed`: replicas by each reading."""
     return int(np.quantile(needed, SURE_RATIO, method="higher"))
 
 

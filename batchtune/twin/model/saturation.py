@@ -1,4 +1,4 @@
-"""Finds the highest rate that keeps every limit, by simulation."""
+"""Finds the highest rate that keeps every limit, by simulation, and corrects predictions of overload."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from batchtune.twin.simulator.replica import Batcher, Routing
 
 
 def long_run(prediction: Prediction, twin: Twin, batcher: Batcher, traffic: Traffic) -> Prediction:
-    """Correct a prediction for overload, for the readings whose saturation is below the rate.
+    """Return the prediction with the figures of a long overload, for the readings whose saturation is below the rate.
 
-    A simulation is short: that of a million requests/s for 40 ms ends before the first large batch does. In the long
-    run a server completes its saturation. What exceeds it is refused once the queue of batches is full, and what is
-    accepted waits for that whole queue. Without batching no queue is bounded, and the wait grows without end.
+    A simulation is short: one of a million requests/s for 40 ms ends before the first large batch does. In the long run
+    a server answers at its saturation. Further requests are refused once the queue of batches is full, and those
+    accepted wait for the whole queue. Without batching no queue has a bound, and the wait is inf.
     """
     rate_rps = traffic.rate_rps
     if traffic.closed or rate_rps is None:
@@ -49,7 +49,7 @@ def long_run(prediction: Prediction, twin: Twin, batcher: Batcher, traffic: Traf
 
 
 def _full_queue_s(batcher: Batcher, traffic: Traffic, fit: Fitted) -> float:
-    """The wait of a request that found the last place of a full queue; inf where no queue is bounded."""
+    """Latency in seconds of a request that gets the last place in a full queue; inf: the queue has no bound."""
     if batcher.max_batch_size is None or batcher.max_enqueued_batches is None:
         return math.inf
     batches = max(batcher.max_enqueued_batches, 1) + batcher.batch_threads
@@ -58,14 +58,15 @@ def _full_queue_s(batcher: Batcher, traffic: Traffic, fit: Fitted) -> float:
 
 
 PRECISION = 0.01
-"""A search ends where the rate is known to this, or the latency this near to its limit (in logs)."""
+"""A search ends where the rate is known this well, or the latency is this near to its limit (natural logs)."""
 
 
 _DOWN = (1.0, 0.9, 0.75, 0.55, 0.35, 0.18, 0.08, 0.03, 0.01)
 _STEP = 0.07
 
 Margin = Callable[[float], float]
-"""The least log(limit / latency) by the log of the rate: from 0 on every limit is kept."""
+"""A function from the natural log of a rate (requests/s) to the least log(limit / latency) of all limits: at least 0
+where every limit is kept."""
 
 
 def highest_rates(
@@ -78,12 +79,11 @@ def highest_rates(
     replicas: int = 1,
     routing: Routing = "round_robin",
 ) -> NDArray[np.float64]:
-    """Search the highest rate that keeps all limits, for each reading: requests/s of all `replicas` together, shape
-    (readings,); 0 where none does.
+    """Search the highest rate that keeps all limits, by each reading.
 
-    Looks downwards from the saturation of the first reading; the others are looked at from the same share of theirs.
-    All get the same arrivals. No rate above the saturation is kept: a run only seems to, when it ends before the queue
-    has grown.
+    Returns requests/s of all `replicas` together, shape (readings,); 0 where no rate keeps them. The search goes down
+    from the saturation of the first reading, and starts at the same share of the saturation for the others. All use the
+    same arrivals. Rates above the saturation count as missed: there a simulation ends before the queue has grown.
     """
     rows_max = rows_needed(batcher, traffic)
     # Twice what a prediction takes: near saturation a queue needs long to grow to its usual length. On 24 points
@@ -131,7 +131,7 @@ def highest_rates(
 
 
 def _downwards(margin: Margin, saturation: float) -> float:
-    """From the saturation, which no server keeps up for long, down to a rate that keeps the limit; -inf: none."""
+    """Search downwards from the saturation. Returns the log of the highest rate that keeps the limits; -inf: none."""
     above = saturation
     for share in _DOWN:
         here = saturation + math.log(share)
@@ -142,7 +142,8 @@ def _downwards(margin: Margin, saturation: float) -> float:
 
 
 def _around(margin: Margin, expected: float, saturation: float) -> float:
-    """From a rate near which the crossing is expected, in widening steps towards it; -inf: there is none."""
+    """Search in widening steps from the expected log rate. Returns the log of the highest rate that keeps the limits;
+    -inf: none does."""
     here, step = expected, _STEP
     upwards = margin(here) >= 0.0
     while here < saturation if upwards else here > saturation + math.log(_DOWN[-1]):
@@ -160,7 +161,7 @@ def _crossing(margin: Margin, kept: float, missed: float) -> float:
 
 
 def _log_ratio(limit_s: float, latency_s: float) -> float:
-    """log(limit / latency); a latency is inf where more than its share of the requests failed."""
+    """log(limit / latency); -inf for a latency of inf, as of a quantile within the failed requests."""
     if math.isinf(latency_s):
         return -math.inf
     return math.log(limit_s / latency_s) if latency_s > 0.0 else math.inf

@@ -1,6 +1,6 @@
-"""How long a batch takes by its rows.
+"""Fits how long a batch takes by its rows, and by the length of its longest request.
 
-A nondecreasing piecewise line through what was measured, carried on by straight lines where nothing was.
+The time by rows is a nondecreasing piecewise line through the measured sizes, with straight lines beyond them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.model.traffic import Traffic
 
 LEAST_SHARE = 0.2
-"""Below the smallest size measured a batch takes at least this share of that size's time."""
+"""Least time of a batch below the smallest size measured, as a share of that size's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTime:
-    """τ(b): `seconds[i]` for a batch of `rows[i]` rows; both increase (the seconds not strictly)."""
+    """The service time τ(b): `seconds[i]` is that of a batch of `rows[i]` rows; `rows` increase, `seconds` do not
+    decrease."""
 
     rows: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -47,12 +48,16 @@ class ServiceTime:
     def scaled(
         self, factors: NDArray[np.float64], *, fixed_s: float = 0.0, per_row_s: float = 0.0
     ) -> ServiceTime:
-        """Multiply each knot by its factor, add a fixed time and one per row, make the result nondecreasing."""
+        """Return τ with `factors` (one for each of `rows`) and further times for each batch and each row.
+
+        Times that would decrease with the rows are raised to those of fewer rows.
+        """
         seconds = np.array(self.seconds) * factors + fixed_s + per_row_s * np.array(self.rows)
         return ServiceTime(rows=self.rows, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
 
     def _slope(self, low: float, high: float) -> float:
-        """Mean slope of τ from `low` to `high` rows; one knot alone counts as half fixed, half per row."""
+        """Mean slope of τ from `low` to `high` rows, seconds per row; with a single size half of its time counts as
+        fixed."""
         if len(self.rows) == 1:
             return 0.5 * self.seconds[0] / self.rows[0]
         knots, seconds = np.array(self.rows), np.array(self.seconds)
@@ -64,10 +69,12 @@ class ServiceTime:
 
 
 def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime:
-    """Fit a nondecreasing service time to (rows, seconds, batches): pooled within a third of an octave, then isotonic.
+    """Fit a nondecreasing service time to measured (rows, mean seconds, number of batches).
+
+    Sizes within a third of an octave are pooled; then isotonic regression, weighted by the batches.
 
     Raises:
-        ValueError: no batch was timed.
+        ValueError: there is no batch with a time.
     """
     # A size that was run fewer times than this tells nothing, unless no size was run more often.
     fewest_batches = 3
@@ -93,18 +100,21 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
 
 
 def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]) -> ServiceTime:
-    """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
+    """Return τ(b) = fixed_s + per_row_s · b with knots at these sizes; for a server that does not count times."""
     rows = sorted(set(sizes))
     return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * size for size in rows))
 
 
-# How much longer does a batch take whose longest request is longer?
+# The effect of the longest request on the time of a batch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCost:
-    """τ(b, L) = fixed + b · (per row + per element · L), of which only the shares count: a `ServiceTime` says how long
-    batches of one queue take. `longest`: the longest of their 1, 2, 4, … rows, on the mean."""
+    """How the time of a batch depends on the length L of its longest request: fixed + b · (per row + per element · L).
+
+    Only the shares of these three count; a `ServiceTime` has the time of batches from one queue of all lengths.
+    `longest`: mean length of the longest request in such batches of 1, 2, 4, … rows.
+    """
 
     fixed_s: float
     per_row_s: float
@@ -112,27 +122,26 @@ class LengthCost:
     longest: tuple[float, ...]
 
     def usual(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Mean length of the longest request in a batch of each of these row counts, shape as `rows`."""
+        """Return the mean length of the longest request in batches of these row counts, shape as `rows`."""
         return np.interp(np.log2(np.maximum(rows, 1.0)), np.arange(len(self.longest)), self.longest)
 
     def share(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Share of a batch's usual time that each unit of length adds to it, for each row count, shape as `rows`."""
+        """Return the share of a batch's usual time that each unit of length adds, by row count, shape as `rows`."""
         per_length_s = rows * self.per_element_s
         whole_s = self.fixed_s + rows * self.per_row_s + per_length_s * self.usual(rows)
         return np.asarray(per_length_s / np.maximum(whole_s, 1e-12))
 
     def slower(self, rows: float, longest: float) -> float:
-        """Factor by which a batch of `rows` rows takes longer when its longest request has length `longest`."""
+        """Return the time of a batch of `rows` rows whose longest request has length `longest`, over its usual time."""
         sizes = np.array([rows])
         return float(1.0 + self.share(sizes)[0] * (longest - self.usual(sizes)[0]))
 
 
 def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> LengthCost | None:
-    """Fit the cost of lengths to what the server counted in each length bucket: batches, rows, elements, execution
-    time.
+    """Fit the effect of lengths to the server's counters by length bucket (batches, rows, elements, execution time).
 
-    None where it told nothing, or all batches were about as long. The times of batches that ran beside others are as
-    good as any, as long as all did: only shares count.
+    None: the server has no such counters, or the longest requests of all batches had about the same length. Batches
+    that ran beside others can be used if all did, since only shares of the time count.
     """
     points = np.array([point for server in servers for point in _told(server)])
     if not len(points) or not traffic.lengths:
@@ -163,7 +172,8 @@ def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> Leng
 
 
 def _told(server: ServerActivity) -> list[tuple[float, ...]]:
-    """(rows, elements, elements sent, seconds, batches), all but the last of one batch on the mean, by bucket."""
+    """(rows, elements with padding, elements sent, seconds, number of batches) of each length bucket that had at least
+    ten batches; all but the last are means over its batches."""
     points = []
     fewest_batches = 10
     for bucket, batches in server.bucket_batches.items():

@@ -1,4 +1,4 @@
-"""The requests that a simulated server gets, and when."""
+"""Describes the requests that a simulated server gets: when they come, their rows, their lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
 
 LONGEST_REQUESTS = 400_000
-"""Most requests that one simulation sends, whatever the length of its ramp, steps or trace."""
+"""Requests that one simulation sends at most, however long its ramp, steps or trace is."""
 
 _CHANGING = frozenset({"ramp", "steps", "trace"})
 _OWN_LENGTH = _CHANGING | {"on_off"}
@@ -28,11 +28,12 @@ _OWN_LENGTH = _CHANGING | {"on_off"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests to simulate: a closed loop of `clients`, or an open one of `rate_rps` in the pattern of `load`.
+    """The requests to simulate: a closed loop of `clients`, or an open loop at the mean rate `rate_rps`.
 
-    `rows` and `weights` are the kinds of request; `load` None means Poisson arrivals; `think_s` is a client's pause
-    between answer and request. The same seed gives the same pattern at every rate. `lengths`, each for an equal share
-    of the requests, are those of a model that leaves a length open; (): they are not known.
+    `load`: the pattern of arrivals of an open loop; None: Poisson. `think_s`: pause of a client after an answer.
+    `rows`, `weights`: rows of each kind of request, and how often it comes. `seed`: gives the same pattern at every
+    rate. `lengths`: lengths of requests, each of an equal share of them; (): the model's inputs have one length, or
+    the lengths are unknown.
     """
 
     clients: int | None = None
@@ -58,27 +59,26 @@ class Traffic:
 
     @property
     def changes(self) -> bool:
-        """Whether the rate changes over time by itself: a ramp, steps, a trace."""
+        """Whether the load itself changes the rate over time: a ramp, steps, a trace."""
         return not self.closed and self.load is not None and self.load.arrivals in _CHANGING
 
     @property
     def offered_rps(self) -> float | None:
-        """Mean rate of an open loop, requests/s, over its ramp, steps or trace; None for a closed loop, or without a
-        rate."""
+        """Mean rate of an open loop over its whole length, requests/s; None for a closed loop, or without a rate."""
         load = self.load
         if self.rate_rps is not None or load is None or not self.changes:
             return None if self.closed else self.rate_rps
         return len(_due_s(load, load.rate_rps, load.duration_s, self.seed)) / load.duration_s
 
     def at(self, rate_rps: float) -> Traffic:
-        """Return the same pattern of arrivals as an open loop at this mean rate, requests/s."""
+        """Return an open loop with this pattern of arrivals at another mean rate, requests/s."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
 
     def due_s(self, requests: int) -> NDArray[np.float64]:
-        """Draw about `requests` due times, shape (n,), seconds from the start, ascending.
+        """Draw about `requests` due times: seconds from the start, ascending, shape (n,).
 
-        A ramp, steps, a trace and bursts have a length of their own: they are played for as long as the load says, and
-        where that is cut to LONGEST_REQUESTS (or `requests`, if they are more) each of the steps is as much shorter.
+        A ramp, steps, a trace and bursts have a length of their own, that of the load or longer for `requests`. Where
+        it holds more than LONGEST_REQUESTS, the whole pattern is shortened, each step by the same factor.
         """
         load = self.load or _POISSON
         rate_rps = self.rate_rps if self.rate_rps is not None else load.rate_rps
@@ -93,15 +93,15 @@ class Traffic:
         return _due_s(load, rate_rps, duration_s, self.seed)
 
     def rows_of(self, requests: int) -> Rows:
-        """Draw the rows of each of `requests` requests; one number when all are alike."""
+        """Draw the rows of each request, shape (requests,); one number where all requests have as many."""
         return drawn_rows(self.rows, self.weights, requests, np.random.default_rng(self.seed + 1))
 
     def boundaries_of(self, buckets: Boundaries) -> tuple[int, ...]:
-        """Resolve length buckets to boundaries; "auto" becomes those that the server would choose for this traffic."""
+        """Return the boundaries of length buckets; for "auto" those that the server would choose for this traffic."""
         return _automatic(self.lengths) if buckets == AUTO_BUCKETS else buckets
 
     def mean_longest(self, buckets: Boundaries, rows: float) -> float:
-        """Mean length of the longest request in a batch of `rows` rows, whose requests share one length bucket."""
+        """Return the mean length of the longest request in a batch of `rows` rows from one length bucket."""
         return _mean_longest(self.lengths, self.boundaries_of(buckets), max(rows / self.mean_rows, 1.0))
 
     def lengths_of(self, requests: int) -> NDArray[np.int32] | None:
@@ -109,7 +109,7 @@ class Traffic:
         return drawn_lengths(self.lengths, requests, np.random.default_rng(self.seed + 2))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types for the reader of a prediction; the pattern of arrivals by its name."""
+        """Return plain types, safe for JSON; of the pattern of arrivals its name."""
         load = self.load or _POISSON
         return {
             "clients": self.clients,
@@ -125,7 +125,8 @@ _POISSON = LoadSpec(arrivals="poisson", rate=1.0, warm_up=0.0)
 
 
 def _shortened(load: LoadSpec, ratio: float) -> LoadSpec:
-    """With all its steps in this share of its duration."""
+    """Return the load with each of its steps shortened to `ratio` of its duration; from 1 on, and without steps,
+    unchanged."""
     if load.steps is None or ratio >= 1.0:
         return load
     steps = [step.model_copy(update={"duration_s": ratio * step.duration_s}) for step in load.steps]
@@ -139,9 +140,10 @@ def traffic_of(
     concurrency: int | None = None,
     seed: int | None = None,
 ) -> Traffic:
-    """The scenario's traffic; a rate or a number of clients given here replaces its loop.
+    """Return the scenario's traffic; `rate_rps` makes it an open loop at this rate, `concurrency` a closed loop of this
+    many clients, and `seed` replaces the scenario's.
 
-    A closed loop that is asked for a rate becomes Poisson arrivals.
+    The scenario's pattern of arrivals is kept; where it is a closed loop, `rate_rps` means Poisson arrivals.
     """
     load = scenario.load
     clients = concurrency
@@ -165,7 +167,8 @@ def traffic_of(
 
 
 def _weights(request: RequestSpec, load: LoadSpec | None) -> dict[int, float]:
-    """How often requests have so many rows: as a trace says of its own, else by the kinds."""
+    """Rows of a request -> how often they come (in any unit), by the trace where it says so, else by the kinds of
+    requests."""
     if load is not None and load.trace is not None:
         traced = _traced(load.trace.file, _rows_of_bodies(request))
         if traced:
@@ -177,7 +180,8 @@ def _weights(request: RequestSpec, load: LoadSpec | None) -> dict[int, float]:
 
 
 def _rows_of_bodies(request: RequestSpec) -> tuple[int, ...]:
-    """Rows of each body in the order of `payloads.build_requests`; (): files say how many there are."""
+    """Rows of each request body, in the order of `payloads.build_requests`; (): bodies come from files, so that their
+    number is unknown."""
     rows: list[int] = []
     for kind in request.kinds():
         if isinstance(kind.inputs, FileInputs):
@@ -189,7 +193,7 @@ def _rows_of_bodies(request: RequestSpec) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _traced(file: str, rows_of_bodies: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Numbers of rows, each with its requests in a trace; () where it says none, or cannot be read any more."""
+    """(rows, number of requests) of a trace, rows ascending; (): it names no rows, or cannot be read any more."""
     try:
         trace = read_trace(file)
     except ScenarioError:
@@ -201,8 +205,8 @@ def _traced(file: str, rows_of_bodies: tuple[int, ...]) -> tuple[tuple[int, floa
 
 
 def lengths_of(request: RequestSpec) -> tuple[int, ...]:
-    """Return the lengths that stand for those of the scenario's requests; () where they have none, or not all kinds the
-    same."""
+    """Return lengths drawn from the distribution of the scenario's requests, ascending; (): the requests have none, or
+    their kinds have different ones."""
     kinds = request.kinds()
     spec = kinds[0].lengths
     if spec is None or any(kind.lengths != spec for kind in kinds):

@@ -1,4 +1,4 @@
-"""Predicts what the server does with some parameters under some traffic, and says how far that can be trusted."""
+"""Predicts how the server behaves with given parameters under given traffic, and how far that can be trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchtune.twin.simulator.simulate import closed_summary, open_summary
 MOST_REQUESTS = 40_000
 
 BATCHES = 150
-"""Batches of the largest size that a simulation should see; requests of one batch are not independent."""
+"""Batches of the largest size that a simulation should have: requests of one batch are not independent."""
 
 WARM_UP_SHARE = 0.1
 
@@ -36,11 +36,12 @@ def play(
     replicas: int = 1,
     routing: Routing = "round_robin",
 ) -> Summary:
-    """Simulate; the first tenth is warm-up. `requests` None: enough for a p95.
+    """Simulate traffic on each of `devices`; the first tenth of the time is warm-up, and does not count.
 
-    A think time is played as a delay of the answer and taken off the latencies again. The clients of a closed loop
-    begin while the first request runs: N of them that fit into a batch then go round in two halves for ever, as they
-    do with a real server. Sent at one instant they would all join the first batch, and every one after it.
+    `requests`: how many to simulate; None: enough for a p95 (`enough_requests`). A think time is simulated as a delay
+    of the answer, and subtracted from the latencies. The clients of a closed loop begin one after another during the
+    first execution: those that fit into one batch then alternate in two halves, as with a real server. If all began at
+    one instant, they would all be in the first batch and in every further one.
     """
     # Several replicas all count for the quantile, so that each need not see as many.
     most_requests_of_pool = 100_000
@@ -92,7 +93,8 @@ def play(
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
-    """Number of requests to simulate so that p95 rests on BATCHES batches, and a closed loop goes round 40 times."""
+    """Return the number of requests to simulate: BATCHES full batches, 40 for each client of a closed loop, at least
+    4,000 and at most MOST_REQUESTS."""
     rows = batcher.max_batch_size or 1
     of_batches = BATCHES * rows / traffic.mean_rows
     of_clients = 40 * (traffic.clients or 0)
@@ -103,7 +105,7 @@ def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
 
 
 def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count: int) -> float:
-    """A tenth of the time that so many requests take at least."""
+    """Warm-up of a closed loop, seconds: a tenth of the least time in which `count` requests can be answered."""
     rows = min(batcher.max_batch_size or traffic.rows_most, len(device.tau_s) - 1)
     in_flight_rows = (traffic.clients or 1) * traffic.mean_rows
     rows = max(int(min(rows, in_flight_rows)), 1)
@@ -112,23 +114,24 @@ def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count:
 
 
 SHOWN: Final = ("p50", "p95", "p99")
-"""Latencies that every prediction tells; those of limits come besides."""
+"""Latency quantiles that every prediction shows, beside those that have limits."""
 
 NEAR_SATURATION: Final = 0.9
-"""Above this share of the saturation throughput a latency is the queue's growth, not the server's."""
+"""Share of the saturation above which latencies depend on how long the queue has grown, and are not trusted."""
 
 
 def shown_quantiles(limits: Sequence[Limit]) -> tuple[str, ...]:
-    """Names of the quantiles to show where these limits are promised."""
+    """Return the names of the quantiles to show: SHOWN, then those of the limits."""
     return tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in limits))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitError:
-    """How well trials that were left out of the fit are predicted.
+    """How well a fit without some trials predicts these trials.
 
-    `p95_ratio` and `throughput_ratio` are medians of |log(predicted / measured)|, NaN where nothing could be compared;
-    `mape` is the mean over both; `left_out` how many trials were predicted that way, 0: too few to leave any out.
+    `p95_ratio`, `throughput_ratio`: medians of |log(predicted / measured)|, natural logs; NaN: nothing to compare.
+    `mape`: mean relative error over both figures, 0.1 is 10 %. `left_out`: trials predicted so; 0: too few to leave
+    any out.
     """
 
     p95_ratio: float
@@ -139,9 +142,10 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the twin expects: arrays of shape (draws,), latencies by quantile name in seconds.
+    """A prediction: each figure an array of shape (readings,), `latency_s` by quantile name in seconds.
 
-    `extrapolations` name what lies outside the calibrated range, overload too; empty: nothing does.
+    `error_ratio`: share of requests refused. `busy_ratio`: share of the time in which the device runs a batch.
+    `extrapolations`: what lies outside the calibrated range, overload included; (): nothing.
     """
 
     throughput_rps: NDArray[np.float64]
@@ -157,14 +161,14 @@ class Prediction:
 
     @property
     def throughput(self) -> Estimate:
-        """Throughput, requests/s: the median over the readings with an interval that holds 95 % of them."""
+        """Throughput, requests/s: the median over the readings, with the interval of 95 % of them."""
         return estimate_of(self.throughput_rps)
 
     def latency(self, quantile: str) -> Estimate:
         return estimate_of(self.latency_s[quantile])
 
     def to_dict(self) -> dict[str, Any]:
-        """Medians and intervals, safe for JSON."""
+        """Return medians with intervals as plain types, safe for JSON."""
         figures = ("throughput_rps", "mean_batch_rows", "error_ratio", "busy_ratio")
         return {
             **{name: to_plain(estimate_of(getattr(self, name))) for name in figures},
@@ -176,9 +180,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """A calibrated model of one server: the best reading of its parameters, and others that fit about as well.
+    """A calibrated model of one server: `best_fit`, the best reading of its parameters, and `fits`, others that fit
+    about as well, whose spread is the uncertainty.
 
-    `rows_max` and `threads_max` are the largest batch and the most batch threads that were measured.
+    `rows_max`, `threads_max`: the largest batch and the most batch threads that were measured.
+    `error`: how well left-out trials are predicted. `observations`: trials that it was calibrated by.
     """
 
     best_fit: Fitted
@@ -190,9 +196,9 @@ class Twin:
 
     @property
     def reliable(self) -> bool:
-        """Whether the trials that were left out of the fit were predicted well; too few trials to leave any out count
-        as yes."""
-        # A mean error on trials left out, from which on nothing that the twin says is to be relied on.
+        """Whether trials that were left out of the fit are predicted with a mean error of at most 30 %; True where
+        there were too few to leave any out."""
+        # Mean error on trials left out, above which the twin's predictions are not to be relied on.
         reliable_below = 0.30
         return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= reliable_below
 
@@ -207,9 +213,10 @@ class Twin:
         replicas: int = 1,
         routing: Routing = "round_robin",
     ) -> Prediction:
-        """Simulate this traffic with every reading (or the best alone); `requests` None: enough for p95.
+        """Simulate this traffic with every reading; `only_best`: with the best alone.
 
-        The traffic is that of all `replicas` together.
+        `traffic`: of all `replicas` together. `quantiles`: names of the latencies to return. `requests`: how many to
+        simulate; None: enough for a p95.
         """
         fits = (self.best_fit,) if only_best else self.fits
         share_rps = (traffic.offered_rps or 0.0) / replicas
@@ -232,13 +239,13 @@ class Twin:
         )
 
     def slower(self, factor: float) -> Twin:
-        """Return the twin with batches that take `factor` times as long in every reading."""
+        """Return a copy of the twin in which every batch takes `factor` times as long, in every reading."""
         return replace(
             self, best_fit=self.best_fit.slower(factor), fits=tuple(fit.slower(factor) for fit in self.fits)
         )
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
-        """Saturation by the best reading, requests/s: every batch full and every thread busy (tuning.md 2.4)."""
+        """Compute the saturation by the best reading, requests/s: every batch full and every thread busy."""
         return self.best_fit.saturation_rps(batcher, traffic)
 
     def _extrapolations(
@@ -264,6 +271,6 @@ class Twin:
 
 
 def estimate_of(values: NDArray[np.float64]) -> Estimate:
-    """Summarise draws as an estimate: their median, and the interval that holds 95 % of them."""
+    """Return the median of values, one for each reading, with the interval that contains 95 % of them."""
     low, middle, high = np.quantile(values, [0.025, 0.5, 0.975], method="closest_observation")
     return Estimate(value=float(middle), low=float(low), high=float(high))

@@ -1,1 +1,1 @@
-"""Simulates one server with its scheduler under some traffic. Compiled; knows nothing of measurements."""
+"""Simulates servers with their schedulers under given traffic; compiled, and independent of measurements."""

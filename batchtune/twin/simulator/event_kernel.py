@@ -1,10 +1,10 @@
-"""The event loop of the general simulator, compiled.
+"""Holds the two compiled kernels of the simulator: the event loop, and a shorter one for plain traffic.
 
-One state for the whole run (`World`), in arrays that Python fills and reads. Four kinds of event belong to a replica: a
-batch ends, an open batch times out, the front end hands a request to its queue, a client of a closed loop sends again.
-At one instant they are handled in this order, and before requests that arrive then; these arrive one after another, and
-an idle thread looks at the queues after each. A request takes 164 µs interpreted and 0.08 µs compiled on a core of a
-Xeon; to compile takes 2.5 to 5 s once (tests/benchmarks/twin/simulator.py).
+The event loop has one state for the whole run (`World`), in arrays that Python fills and reads. A replica has four
+kinds of event: a batch ends, an open batch times out, the front end passes a request to its queue, a client of a closed
+loop sends again. Events at one instant are handled in this order, and before requests that arrive then; these arrive
+one after another, and after each one idle threads look at the queues. A request takes 164 µs interpreted and 0.08 µs
+compiled on a core of a Xeon; compiling takes 2.5 to 5 s once (tests/benchmarks/twin/simulator.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile at the first call and keep the machine code beside the module, or in the user's cache.
+    """Return a function that numba compiles at its first call; the machine code is cached beside the module, or in the
+    user's cache folder.
 
-    numba's cache notices a change of the file that holds the function, not of another file that it calls into: what
-    is compiled together lives in one file. Where nothing can be written, each process compiles anew.
+    The cache notices a change of the file of the function, but not of other files whose functions it calls, so that all
+    compiled functions are in this file. Where neither folder can be written, each process compiles again.
     """
     try:
         return cast("Callable[P, R]", numba.njit(cache=True, **_OPTIONS)(function))
@@ -38,9 +39,9 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def compiled_part(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile as a part of the compiled functions that call it; kept with them, not callable from Python.
+    """Return a function that is compiled as a part of its compiled callers, and that Python cannot call.
 
-    Without an entry from Python for each part the event loop compiles in 2.5 s instead of 4.1 s.
+    Without a Python interface for each part the event loop compiles in 2.5 s instead of 4.1 s.
     """
     return cast(
         "Callable[P, R]", numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
@@ -107,14 +108,20 @@ NONE = -1
 
 
 class World(NamedTuple):
-    """Everything a run reads and writes.
+    """The state of the event loop: everything that a run reads and writes.
 
-    `requests`, `parts`, `batches`, `replicas`, `queues` [replicas x `buckets`], `running` [replicas, threads]:
-    records as above; `counts`: how many of each are used; `route` [requests]: the replica of each request, empty for
-    the least loaded; `cost_s` [rows + 1]: execution alone on the device, padding included, and what each unit of the
-    longest request's length adds to it (`length_cost_s`); `normals`: standard normal draws for the jitter; `next_s`: a
-    binary tree whose leaves are the next events of the replicas, each node the earlier of its two children.
-    `planned`: requests whose due time is given; further ones (a closed loop's) are sent when one is answered.
+    `requests`, `parts`, `batches`, `replicas`, `queues` [replicas x `buckets`], `running` [replicas, threads]: records
+    of the types above. `counts`: how many of them are in use, by SENT, PARTS, BATCHES, STARTED, ROUTED.
+    `next_s`: when the next event of each replica comes, as the leaves of a binary tree whose nodes have the earlier
+    time of their two children. `route` [requests]: replica of each request; empty: the least loaded one.
+    `cost_s` [rows + 1]: seconds of a batch alone on the device, padding included. `length_cost_s` [rows + 1]: seconds
+    that each unit of its longest request's length adds. `normals`: standard normal draws for the jitter.
+    `planned`: requests whose due time is given; further ones (of a closed loop) are sent when one is answered.
+    `lone`: without batching. `splits`: large requests are split. `serial`, `contention`: as in `Device`.
+    `batch_rows_max`, `task_rows_max`: rows of a batch, and of a request that is accepted, at most.
+    `batches_max`: waiting batches of a queue at most, the open one included. `timeout_s`: of a batch.
+    `sigma`: of the log-normal jitter. `half_front_s`: half of the front end's time for a request.
+    `delay_s`: added to each latency. `count_from_s`: when busy time begins to count.
     """
 
     requests: NDArray[Any]
@@ -145,11 +152,11 @@ class World(NamedTuple):
     count_from_s: float
 
 
-# Plain traffic, one queue of equal requests and some threads: batch by batch instead of by events.
+# The plain kernel simulates one queue of equal requests batch by batch instead of event by event.
 #
-# For open arrivals whose rows fill a batch evenly, on one replica without a front end, and on a device that is serial,
-# parallel or used by one thread. A batch then starts at the latest of three instants that are known at once: its
-# thread is free, it is full, it times out. The event loop takes 7 to 26 times as long for the same figures: 10 million
+# It is for open arrivals whose rows fill a batch evenly, on one replica without a front end, and on a device that is
+# serial, parallel or used by one thread. When a batch starts then follows at once from when a thread is free, when the
+# batch is full, and when it times out. The event loop takes 7 to 26 times as long for the same figures: 10 million
 # requests a second against 70 million in batches of 2, 12 against 320 in batches of 31
 # (tests/benchmarks/twin/simulator.py).
 
@@ -157,7 +164,8 @@ QUEUE_FULL = -1
 
 
 class PlainPlan(NamedTuple):
-    """`size`: requests per full batch; `batches_max`: waiting batches; `sigma`: of the log-normal jitter."""
+    """The parameters of the plain kernel: `size`, requests of a full batch; `batches_max`, waiting batches at most;
+    `sigma` of the log-normal jitter; the others as in `World`."""
 
     size: int
     batches_max: int
@@ -170,10 +178,11 @@ class PlainPlan(NamedTuple):
 
 
 class PlainRun(NamedTuple):
-    """What a run writes, [requests] each: latency and batch of each request, requests and start of each batch.
+    """The arrays that the plain kernel writes, [requests] each: latency and batch number of each request; requests and
+    start of each batch (as many entries as there are batches).
 
-    `totals`: seconds that the device was busy from `count_from_s` on; when the last answer came. `free_s` [threads]:
-    from when on each thread is free, -inf at first.
+    `totals` [2]: seconds in which the device was busy from `count_from_s` on, and when the last answer came.
+    `free_s` [threads]: from when on each thread is free, -inf at first.
     """
 
     latency_s: NDArray[np.float64]
@@ -192,10 +201,11 @@ def simulate_plain(
     plan: PlainPlan,
     run: PlainRun,
 ) -> int:
-    """The number of batches, or QUEUE_FULL as soon as a request would be refused.
+    """Run the plain kernel and write into `run`. Returns the number of batches, or QUEUE_FULL as soon as a request
+    would be refused.
 
-    `due_s` [requests] ascending; `cost_s` [size + 1]: execution of so many requests. The order of events at one
-    instant is the general simulator's.
+    `due_s` [requests]: ascending. `cost_s` [size + 1]: seconds of a batch of so many requests. Events at one instant
+    have the order that they have in the event loop.
     """
     requests = len(due_s)
     free_s = run.free_s
@@ -273,7 +283,7 @@ def _earliest(world: World) -> int:
 
 @compiled_part
 def _reckon(world: World, index: int) -> None:
-    """Note when the next event of a replica comes."""
+    """Write into `next_s` when the next event of a replica comes."""
     replica = world.replicas[index]
     event_s = min(_finish_s(world, index), replica.times_out_s)
     if replica.front_first != NONE:
@@ -342,7 +352,7 @@ def _arrive(world: World, request: int, now_s: float) -> None:
 
 @compiled_part
 def _least_loaded(world: World) -> int:
-    """The replica with the fewest unanswered requests; ties in turn."""
+    """Return the replica with the fewest unanswered requests; of several the next after the last one chosen."""
     many = len(world.replicas)
     best = turn = world.counts[ROUTED]
     for step in range(1, many):
@@ -355,7 +365,7 @@ def _least_loaded(world: World) -> int:
 
 @compiled_part
 def _offer(world: World, index: int, request: int, now_s: float) -> None:
-    """Queue a request, or refuse it; then let idle threads look."""
+    """Put a request into its queue and let idle threads look at the queues, or refuse it."""
     if _queue(world, index, request, now_s):
         _start(world, index, now_s)
         return
@@ -371,7 +381,7 @@ def _offer(world: World, index: int, request: int, now_s: float) -> None:
 
 @compiled_part
 def _queue(world: World, index: int, request: int, now_s: float) -> bool:
-    """`BatchQueue.schedule` of the server; False: refused."""
+    """Put a request into its queue, as `BatchQueue.schedule` of the server does. Returns False if it is refused."""
     queue = world.queues[index * world.buckets + world.requests[request].queue]
     rows, most = world.requests[request].rows, world.batch_rows_max
     if world.lone:
@@ -400,7 +410,7 @@ def _queue(world: World, index: int, request: int, now_s: float) -> bool:
 
 @compiled_part
 def _join(world: World, queue: Any, request: int, rows: int, now_s: float) -> None:
-    """Put a request, or a part of it, into the open batch, or into a new one where it has no room."""
+    """Put `rows` rows of a request into the open batch, or into a new one where that has no room for them."""
     counts = world.counts
     if queue.open_batch != NONE and queue.open_rows + rows > world.batch_rows_max:
         _close(world, queue)
@@ -440,9 +450,9 @@ def _close(world: World, queue: Any) -> None:
 
 @compiled_part
 def _start(world: World, index: int, now_s: float) -> None:
-    """`SharedBatchScheduler.take` for each idle thread: the queues in turn, from the one after the last.
+    """Start batches on idle threads, as `SharedBatchScheduler.take` of the server does: from the queues in turn.
 
-    Notes when the first of the open batches times out that an idle thread waits for.
+    Writes into `times_out_s` when the first open batch times out for which an idle thread waits; inf: none.
     """
     replica, queues = world.replicas[index], world.buckets
     asked = 0
@@ -503,7 +513,7 @@ def _run(world: World, index: int, batch: int, now_s: float) -> None:
 
 @compiled_part
 def _serve(world: World, index: int, now_s: float) -> None:
-    """Bring up to date what each running batch has got of a shared device."""
+    """Add to `served_s` the time of the shared device that each running batch got since the last call."""
     replica = world.replicas[index]
     if replica.running > 0:
         replica.served_s += (now_s - replica.served_at_s) / (1.0 + world.contention * (replica.running - 1))
@@ -544,7 +554,7 @@ def _answer(world: World, index: int, request: int, now_s: float) -> None:
 
 @compiled_part
 def _send_again(world: World, index: int, request: int, again_s: float) -> None:
-    """Put the client of an answered request into the list of those that send next, in the order of answers."""
+    """Put the client of an answered request at the end of the list of clients that send again at `again_s`."""
     replica = world.replicas[index]
     world.requests[request].next = NONE
     if replica.client_first == NONE:

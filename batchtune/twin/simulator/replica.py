@@ -1,4 +1,4 @@
-"""One server to the simulator: its scheduler, and the device that runs its batches."""
+"""Defines a simulated server, its scheduler and the device that runs its batches, and sums up what a run gave."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Rows = int | NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batcher:
-    """One replica's scheduler.
+    """The scheduler of one replica.
 
     max_batch_size: rows; None: batching is off, each request runs alone on one of `batch_threads`.
-    batch_timeout_s: from the first request of the open batch; 0 means as soon as a thread is free.
-    max_enqueued_batches: waiting batches, the open one included; None: no limit, 0 is taken as 1.
-    allowed_batch_sizes: ascending; a batch runs as the first of them that holds it.
-    max_execution_batch_size: rows of a batch with splitting on (enable_large_batch_splitting); None: splitting off.
-    length_buckets: the lengths up to which requests share a queue, rising; (): one queue; "auto": the server's choice.
+    batch_timeout_s: from the first request of the open batch; 0: as soon as a thread is free.
+    max_enqueued_batches: waiting batches, the open one included; None: no limit, 0 counts as 1.
+    allowed_batch_sizes: ascending; a batch is padded to the first of them that is large enough.
+    max_execution_batch_size: rows of a batch with enable_large_batch_splitting; None: splitting is off.
+    length_buckets: greatest length of each queue, ascending; (): one queue; "auto": the server chooses.
     """
 
     max_batch_size: int | None
@@ -63,17 +63,18 @@ class Batcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a batch costs.
+    """The device of one replica: how long batches take, and the time that requests spend outside batches.
 
-    tau_s: [rows_max + 1], execution of b rows alone on the device; tau_s[0] is unused, and a batch of more rows
-    takes tau_s[-1] in proportion to its rows.
-    length_s: [rows_max + 1], what each unit adds by which the longest of them is longer than `usual_length`, [rows_max
-    + 1] too; None: lengths do not matter.
-    contention: κ; c batches at once each run at the rate 1/(1 + κ(c-1)): 0 parallel, 1 shares one device.
-    serial: batches of several threads run one after another, first come first served; contention is then unused.
-    jitter_ratio: standard deviation / mean of a log-normal factor of each execution.
+    tau_s: [rows_max + 1], seconds of a batch of b rows that is alone on the device; tau_s[0] is unused, and a larger
+    batch takes tau_s[-1] in proportion to its rows.
+    length_s, usual_length: [rows_max + 1]; seconds that each unit of length adds by which the longest request of a
+    batch exceeds the usual length of the longest (shorter ones subtract). None: lengths do not matter.
+    contention: κ; each of c batches at once runs at 1 / (1 + κ(c-1)) of its speed: 0: in parallel, 1: sharing one
+    device.
+    serial: batches of several threads run one after another, first come first served; `contention` is then unused.
+    jitter_ratio: standard deviation over mean of the log-normal factor of each execution.
     delay_s: constant time outside queue and execution, added to each latency.
-    front_end_s: serial work per request of a replica's event loop, half on arrival, half on completion.
+    front_end_s: serial time of the replica's event loop per request, half on arrival, half on completion.
     """
 
     tau_s: NDArray[np.float64]
@@ -111,9 +112,9 @@ def drawn_lengths(
 
 
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
-    """Make the scheduler that a server would build from a configuration; absent values are the server's defaults.
+    """Make the scheduler that a server builds from a configuration; parameters left out have the server's defaults.
 
-    `cpus` are those that it may run on (`target.cpus`); None: those of this process.
+    `cpus`: those that the server may run on (`target.cpus`); None: those of this process.
     """
     parameters = configuration.batching
     if configuration.dialect == "triton" or (configuration.instances_flag and parameters is None):
@@ -137,7 +138,8 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
 
 
 def left_out(configuration: Configuration) -> tuple[str, ...]:
-    """Name what a server does under this configuration that the simulator does not model."""
+    """Return a text for each thing that a server does with this configuration and the simulator does not; () if
+    none."""
     if configuration.batching is None:
         return ()
     if configuration.dialect != "triton":
@@ -148,7 +150,7 @@ def left_out(configuration: Configuration) -> tuple[str, ...]:
 
 
 def _tritons_batcher(configuration: Configuration) -> Batcher:
-    """Triton's has no limit on what waits, and without batching runs one request an instance; see `left_out`."""
+    """Make Triton's scheduler: its queue has no limit, and without batching each instance runs one request."""
     parameters = configuration.batching
     if parameters is None:
         instances = int(dict(configuration.flags).get(configuration.instances_flag, 1))
@@ -160,18 +162,20 @@ def _tritons_batcher(configuration: Configuration) -> Batcher:
     )
 
 
-# What do the columns of a simulated run sum up to?
+# The results of a simulated run, and their figures.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a kernel has written: every request and batch of one run.
+    """Every request and batch of one simulated run.
 
-    due_s, latency_s [requests]: seconds; the latency of a refused request is inf.
-    batch [requests]: number of the batch that served it (its first part when it was split), -1 refused.
-    batch_rows, batch_start_s [batches]: rows before padding; when a thread began to run it (it may still have waited
-    for a serial device). Batches are numbered by when they were opened, with several replicas within each.
-    busy_s: over all replicas, from `count_from_s` on.
+    due_s, latency_s: [requests], seconds; the latency of a refused request is inf.
+    batch: [requests], number of the batch of each request (of its first part if it was split); -1: refused.
+    batch_rows, batch_start_s: [batches], rows before padding, and when a thread took the batch (on a serial device it
+    may have waited then). Batches are numbered in the order in which they were opened, with several replicas replica by
+    replica where these run apart.
+    busy_s: seconds in which devices were busy, summed over all replicas, from `count_from_s` on.
+    last_done_s: when the last answer came.
     """
 
     due_s: NDArray[np.float64]
@@ -186,12 +190,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures of one traffic on several devices, [draws] each; latency_s [draws, quantiles], refused ones as inf.
+    """Figures of one traffic on several devices, each of shape (devices,), from the end of the warm-up on.
 
-    Latencies and errors of the requests due from the warm-up's end on; rate of the answers from there to the last
-    due time; batches (rows before padding; nan: none) that start from there on; busy_ratio: share of the time, from
-    there to the last answer, in which a replica's device runs at least one batch. batch_rows_max: the largest batch
-    of the run, before padding.
+    throughput_rps: answers per second up to the last due time.
+    latency_s: [devices, quantiles], seconds, of the requests due from then on; refused ones count as inf.
+    mean_latency_s: of the answered ones of them. error_ratio: share of them that is refused.
+    mean_batch_rows: before padding, of the batches that start from then on; nan: none does.
+    busy_ratio: share of the time up to the last answer in which a replica's device runs a batch.
+    batch_rows_max: largest batch of the whole run, before padding.
     """
 
     throughput_rps: NDArray[np.float64]
@@ -204,7 +210,7 @@ class Summary:
 
 
 def summarise(outcomes: Iterable[Outcome], *, warm_up_s: float, quantiles: Sequence[float]) -> Summary:
-    """Compute the figures of each outcome; `Summary` says what counts."""
+    """Compute the figures of each outcome, as described in `Summary`."""
     figures = [_figures(outcome, warm_up_s, quantiles) for outcome in outcomes]
     columns = np.array(figures, dtype=np.float64).reshape(len(figures), 6 + len(quantiles))
     return Summary(

@@ -1,9 +1,8 @@
-"""The simulator's front door: a scheduler, devices and traffic in, figures out.
+"""Simulates a scheduler and several devices under given traffic, and returns figures: the simulator's interface.
 
-Semantics: the bundled server's default scheduler (TensorFlow's SharedBatchScheduler with one queue, or one for each
-length bucket): a batch runs as soon as a thread is free and it is full, closed or timed out; it goes on filling while
-all threads are busy. Compiled code is loaded at the first run; without a cache from an earlier process that takes
-seconds.
+The scheduler is the bundled server's default one (TensorFlow's SharedBatchScheduler with one queue, or one for each
+length bucket): a batch runs as soon as a thread is free and the batch is full, closed or timed out; while all threads
+are busy it is filled further. The first call loads compiled code, or compiles it, which takes seconds.
 """
 
 from __future__ import annotations
@@ -29,10 +28,14 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """Simulate requests that come when they are due, whatever the server does, on each device.
+    """Simulate an open loop on each device; returns figures of shape (devices,).
 
-    due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
-    each device. Raises ValueError for due times out of order and for requests without rows.
+    `due_s`: seconds, ascending, shape (requests,). `rows`, `lengths`: of each request, shape (requests,); `rows` may be
+    one number. Requests due before `warm_up_s` do not count. `seed`: of jitter and random routes, which are the same
+    for each device.
+
+    Raises:
+        ValueError: due times are not finite and ascending, a request has no row, or there is none.
     """
     from batchtune.twin.simulator.simulation import OpenTraffic, run_open
 
@@ -58,10 +61,10 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """Simulate clients that send again each time they are answered, `requests` in all, on each device.
+    """Simulate a closed loop on each device, until `requests` requests were sent in all; figures as `open_summary`.
 
-    They begin one after another over `spread_s`. A refused client sends again after the front end and the delay, at
-    the earliest after 0.1 ms.
+    The clients send their first requests one after another over `spread_s` seconds. A client whose request is refused
+    sends again after the front end's time and the delay, but not before 0.1 ms.
     """
     from batchtune.twin.simulator.simulation import ClosedTraffic, run_closed
 

@@ -1,4 +1,4 @@
-"""Chooses the kernel that runs a simulation, and makes its arrays."""
+"""Runs one simulation: chooses the kernel, makes its arrays, and returns every request and batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTraffic:
-    """Requests with given due times over `replicas` servers; `lengths` of each, where their model leaves one open."""
+    """An open loop over `replicas` servers: due times in seconds, rows and lengths of the requests.
+
+    `lengths` None: lengths do not matter. Raises ValueError when due times are not finite and ascending, or a request
+    has no row.
+    """
 
     due_s: NDArray[np.float64]
     rows: Rows
@@ -48,7 +52,8 @@ class OpenTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedTraffic:
-    """`clients` that send, wait, send again, `requests` in all; they begin one after another over `spread_s`."""
+    """A closed loop of `clients` over `replicas` servers, `requests` in all; clients begin one after another over
+    `spread_s` seconds. Raises ValueError for values that are too small."""
 
     clients: int
     requests: int
@@ -68,7 +73,10 @@ class ClosedTraffic:
 def run_open(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """Simulate an open loop: by the plain kernel where the traffic allows it, else by the general one."""
+    """Simulate an open loop, by the plain kernel where traffic and device allow it, else by the event loop.
+
+    `count_from_s`: when the devices' busy time begins to count.
+    """
     if _is_plain(traffic, batcher, device):
         outcome = _run_plain(traffic, batcher, device, count_from_s)
         if outcome is not None:
@@ -79,7 +87,7 @@ def run_open(
 def run_open_by_events(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """Simulate an open loop by the general kernel."""
+    """Simulate an open loop by the event loop, which handles all traffic."""
     requests = new_requests(len(traffic.due_s), traffic.rows)
     requests["due_s"] = traffic.due_s
     return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
@@ -95,8 +103,10 @@ def run_closed(
 
 
 def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDArray[np.float64]:
-    """Compute the seconds of a batch of 0 to `rows_max` rows, shape (rows_max + 1,), padded to the allowed sizes;
-    beyond its end τ grows in proportion."""
+    """Compute the seconds of batches of 0 to `rows_max` rows, padded to the allowed sizes, shape (rows_max + 1,).
+
+    Beyond the end of `tau_s` the time grows in proportion to the rows.
+    """
     rows = np.arange(rows_max + 1)
     if batcher.max_batch_size is not None and batcher.allowed_batch_sizes:
         allowed = np.array(batcher.allowed_batch_sizes)
@@ -144,7 +154,7 @@ def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float)
 
 
 def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
-    """None: the queue gets full, so that requests are refused."""
+    """Simulate by the plain kernel; None: the queue gets full, which that kernel cannot simulate."""
     rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
     limit = batcher.batch_rows_max
     size = 1 if limit is None else min(limit // rows, count)
@@ -167,7 +177,7 @@ def _run_plain_replicas(
     plan: PlainPlan,
     whole: PlainRun,
 ) -> Outcome | None:
-    """Each replica by itself: its arrivals do not depend on the others."""
+    """Simulate each replica by itself, since its arrivals do not depend on the others; None as `_run_plain`."""
     route = _route(traffic, len(traffic.due_s))
     batches_before = 0
     for index in range(traffic.replicas):
@@ -326,5 +336,5 @@ def _sigma(device: Device) -> float:
 
 @lru_cache(maxsize=16)
 def normals_of(seed: int) -> NDArray[np.float64]:
-    """Draw the normal numbers behind the jitter, shape (65536,): the same for each device and batcher."""
+    """Draw the standard normal numbers for the jitter, shape (65536,); a seed gives the same for each device."""
     return np.random.default_rng(seed).standard_normal(2**16)

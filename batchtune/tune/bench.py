@@ -64,7 +64,7 @@ class Plan:
 
 
 class TrialBench(Protocol):
-    """Anything that can run a trial: a server under load, a table of recorded trials, a simulator."""
+    """Anything that can run a planned trial: a server under load, a table of recorded trials, a simulator."""
 
     def run(self, plan: Plan) -> FinishedTrial: ...
 
@@ -302,6 +302,7 @@ class _ModelBench:
         self._together = together
 
     def load(self, plan: Plan) -> _Outcome:
+        """Send the plan's load, or search the capacity where it asks for one, and return what was measured."""
         return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
@@ -311,6 +312,7 @@ class _ModelBench:
         return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
     def constraints(self, measurement: Measurement) -> dict[str, float]:
+        """Return by how much this model's limits are exceeded, as `violations` does."""
         slo = self.scenario.slo
         latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
         return violations(

@@ -46,7 +46,10 @@ least number of looks, for which SETTLE_LIMIT_S is extended."""
 
 
 class Served(Protocol):
-    """One model on a running server: where it is reached, its parameters, its counters, its signatures."""
+    """One model on a running server: where it is reached, its counters and signatures.
+
+    `in_force`: the configuration that the server has; None: unknown.
+    """
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -60,7 +63,11 @@ class Served(Protocol):
 
 
 class Target(Served, Protocol):
-    """A running server whose batching parameters and flags can be changed."""
+    """A running server whose batching parameters and flags can be changed.
+
+    `apply` raises TargetError or BatchingParametersError where the server refuses them. `alive`: whether it still runs.
+    `log_tail`: the last lines of its log.
+    """
 
     def apply(self, configuration: Configuration) -> ApplyRecord: ...
 
@@ -70,7 +77,11 @@ class Target(Served, Protocol):
 
 
 class Guard(Protocol):
-    """Watches the host during a load, as HostGuard does."""
+    """Watches the host during a load, as HostGuard does: `begin` is called before it, `end` after it.
+
+    `cpus`: the CPUs to watch; None: those of this process. `server_cpu_s`, `client_cpu_s`: CPU seconds that server and
+    client used meanwhile; None: unknown, so that what other programs used is unknown too.
+    """
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None: ...
 
@@ -78,7 +89,10 @@ class Guard(Protocol):
 
 
 class LoadGenerator(Protocol):
-    """Processes, of this machine or of several, that together send one job at a time."""
+    """Processes, of this machine or of several, that together send one job at a time and return its samples.
+
+    `on_progress`: called with the live counts a few times a second. `should_stop`: called too; True ends the load.
+    """
 
     def run(
         self,

@@ -29,6 +29,10 @@ class Capacities:
         return 0.0 if capacity is None else capacity.held_rps
 
     def chosen(self) -> Contender | None:
+        """Return the contender to recommend; None: none held a rate.
+
+        The one with the highest stated rate; a simpler reference confirmed within LEVEL of it is preferred.
+        """
         known = [c for c in self.search.contenders if self.value(c) > 0.0]
         if not known:
             return None
@@ -51,6 +55,7 @@ class Capacities:
         return self.value(contender), max(self.search.upper(contender), self.value(contender))
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        """Return the ratio of the brackets, ours over the other's; None: unknown."""
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
@@ -58,9 +63,11 @@ class Capacities:
         return bool(contender.runs)
 
     def keeps(self, contender: Contender) -> bool:
+        """Whether a contender held a rate."""
         return self.value(contender) > 0.0
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
+        """Whether a rival that ran may hold OPEN times what is stated for `top`, by its bracket."""
         if top.bracket.stated_rps:
             return self.search.is_open(rival, top)
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
@@ -91,13 +98,16 @@ class Capacities:
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:
+        """Return the capacity that is stated for a contender; None: its runs say nothing about it."""
         return stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
 
     def is_established(self, contender: Contender) -> bool:
+        """Whether no question would be open if this contender were recommended."""
         rivals = [c for c in self.search.contenders if self.is_open(c, contender)]
         return not self.questions(contender, rivals)
 
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        """Return why the answer is not established; `rivals`: the contenders that may be better. []: it is."""
         bracket = chosen.bracket
         stated = bracket.stated_rps
         if not stated:
@@ -116,6 +126,7 @@ class Capacities:
         return questions
 
     def spread(self) -> float:
+        """Return 0: rates held are compared by brackets, which contain what runs differ by."""
         return 0.0
 
 
@@ -128,6 +139,10 @@ class FixedLoads:
         self.search = search
 
     def chosen(self) -> Contender | None:
+        """Return the contender to recommend; None: none keeps the SLO.
+
+        The search's leader; a simpler reference with FRESH confirmation runs within LEVEL of it is preferred.
+        """
         search = self.search
         if search.contenders.is_empty:
             return None
@@ -148,12 +163,14 @@ class FixedLoads:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
+        """Return the interval of a contender's figure: requests/s, or 1 / p95; (0, inf) without runs."""
         standing = self.search.standing(contender)
         if standing is None:
             return 0.0, math.inf
         return math.exp(standing.low), math.exp(standing.high)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        """Return the ratio of the intervals, ours over the other's; None: unknown."""
         if self.search.standing(other) is None:
             return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
@@ -163,10 +180,12 @@ class FixedLoads:
         return self.search.standing(contender) is not None
 
     def keeps(self, contender: Contender) -> bool:
+        """Whether more of a contender's runs held the SLO than missed it."""
         standing = self.search.standing(contender)
         return standing is not None and standing.keeps
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
+        """Whether the interval of a rival that does not miss the SLO reaches above OPEN times the figure of `top`."""
         theirs, ours = self.search.standing(rival), self.search.standing(top)
         return (
             rival is not top
@@ -186,9 +205,11 @@ class FixedLoads:
         return (fresh if len(fresh) >= FRESH else runs), len(fresh)
 
     def capacity(self, _contender: Contender) -> Capacity | None:
+        """Return None: under a fixed load no capacity is measured."""
         return None
 
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        """Return why the answer is not established; `rivals`: the contenders that may be better. []: it is."""
         fresh = [run for run in self.search.own_runs(chosen) if run.fresh]
         held = sum(run.held for run in fresh)
         missed = len(fresh) - held
@@ -203,6 +224,7 @@ class FixedLoads:
         return questions
 
     def spread(self) -> float:
+        """Return the standard deviation of a figure's natural log between runs of one configuration."""
         return self.search.spread()
 
 

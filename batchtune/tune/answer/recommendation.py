@@ -89,6 +89,7 @@ class Capacity:
 
     @property
     def likely_rps(self) -> float:
+        """Best single figure of the capacity, requests/s: the crossing rate if it is known, else the rate held."""
         return self.held_rps if self.crossing_rps is None else self.crossing_rps
 
 

@@ -95,6 +95,7 @@ class CapacitySearch(Search):
     # Who leads, and who may still win.
 
     def worth(self, contender: Contender) -> float:
+        """Return the rate by which contenders are ranked, requests/s: the confirmed one, or SAFE of the held one."""
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:

@@ -209,14 +209,17 @@ class Contenders:
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
+        """Whether a contender's batches would run out of memory, by those that did."""
         if (self._scenario.streams or self._scenario.target.models) and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
     def of(self, source: Source) -> Contender | None:
+        """Return the first contender that this source named; None: there is none."""
         return next((c for c in self._by_configuration.values() if source in c.sources), None)
 
     def find(self, configuration: Configuration) -> Contender | None:
+        """Return the contender of this configuration, defaults filled in; None: there is none."""
         return self._by_configuration.get(self._key(configuration))
 
     def add(

@@ -67,6 +67,7 @@ class Curve:
 
     @property
     def is_known(self) -> bool:
+        """Whether a load was learned, so that τ is above 0."""
         return bool(self._readings) and self.tau_s[-1] > 0.0
 
     @property
@@ -77,6 +78,7 @@ class Curve:
 
     @property
     def rows_read(self) -> set[float]:
+        """The batch sizes that were measured, in rows."""
         return {reading.rows for reading in self._readings}
 
     def readings(self) -> dict[int, float]:
@@ -84,7 +86,7 @@ class Curve:
         return {int(rows): self.batch_s(rows) for rows in sorted(self.rows_read)}
 
     def batch_s(self, rows: float) -> float:
-        """Return the seconds of a batch of so many rows; 0 while nothing is known."""
+        """Return the seconds of a batch of this many rows; 0 while nothing is known."""
         return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
 
     def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:

@@ -388,6 +388,7 @@ class Search(ABC):
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
 
     def batch_s(self, rows: float) -> float:
+        """Return the seconds of a batch by the curve; before there is one those of a lone request, or 0."""
         if self.curve.is_known:
             return self.curve.batch_s(rows)
         return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
@@ -401,6 +402,10 @@ class Search(ABC):
         rate_rps: float | None = None,
         **load: float | None,
     ) -> TrialRequest:
+        """Return a load of this contender; `source` None: who named it.
+
+        `rate_rps`: with several models the sum of their rates. `load`: `concurrency` or `duration_s`.
+        """
         if self.of_models:
             load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
         else:
@@ -502,6 +507,7 @@ class Search(ABC):
         return self.contenders.of("present") if self.scenario.target.attached else None
 
     def present_loop(self) -> TrialRequest | None:
+        """Return a closed loop of what an attached server runs now; None: it was run, or the server was launched."""
         present = self.present()
         return None if present is None else self._patient_loop(present, "what runs now")
 

@@ -50,6 +50,7 @@ class NodeBenches:
         return tuple(self._benches)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """See `Nodes.run_all`."""
         waiting = list(plans)
         running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))

@@ -240,6 +240,10 @@ class Replicas:
         )
 
     def predict(self, rate_rps: float, replicas: int) -> Prediction:
+        """Predict a fleet of this many replicas at a rate of all of them together, requests/s.
+
+        Beyond POOL_MOST replicas the figures are those of the pool: throughput_rps is the pool's.
+        """
         pool = min(replicas, POOL_MOST)
         return self._twin.predict(
             self._batcher,

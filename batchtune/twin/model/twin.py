@@ -165,6 +165,7 @@ class Prediction:
         return estimate_of(self.throughput_rps)
 
     def latency(self, quantile: str) -> Estimate:
+        """Return a latency in seconds: the median over the readings, with the interval of 95 % of them."""
         return estimate_of(self.latency_s[quantile])
 
     def to_dict(self) -> dict[str, Any]:

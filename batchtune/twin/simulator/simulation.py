@@ -53,7 +53,7 @@ class OpenTraffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedTraffic:
     """A closed loop of `clients` over `replicas` servers, `requests` in all; clients begin one after another over
-    `spread_s` seconds. Raises ValueError for values that are too small."""
+    `spread_s` seconds. Raises ValueError without clients, requests, replicas or rows."""
 
     clients: int
     requests: int
@@ -96,6 +96,7 @@ def run_open_by_events(
 def run_closed(
     traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
+    """Simulate a closed loop by the event loop; `count_from_s`: as in `run_open`."""
     requests = new_requests(traffic.requests, traffic.rows)
     planned = min(traffic.clients, traffic.requests)
     requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
@@ -141,6 +142,7 @@ def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
 
 
 def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float) -> PlainPlan:
+    """Make the parameters of the plain kernel; `size`: requests of a full batch."""
     return PlainPlan(
         size=size,
         batches_max=_batches_max(batcher),
@@ -202,6 +204,7 @@ def _run_plain_replicas(
 
 
 def new_plain_run(count: int, threads: int) -> PlainRun:
+    """Make the arrays that the plain kernel writes, for `count` requests."""
     return PlainRun(
         latency_s=np.empty(count),
         batch=np.empty(count, dtype=np.int32),
@@ -213,6 +216,7 @@ def new_plain_run(count: int, threads: int) -> PlainRun:
 
 
 def plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
+    """Make the outcome of a run of the plain kernel; `rows`: of each request."""
     return Outcome(
         due_s=traffic.due_s,
         latency_s=run.latency_s,
@@ -256,6 +260,7 @@ def new_world(
     device: Device,
     count_from_s: float,
 ) -> World:
+    """Make the state in which the event loop starts; `planned`: how many of `requests` have a due time."""
     lone = batcher.max_batch_size is None
     splits = batcher.max_execution_batch_size is not None and not lone
     limit = batcher.batch_rows_max or int(requests["rows"].max())
@@ -310,6 +315,7 @@ def new_world(
 
 
 def new_requests(count: int, rows: Rows) -> NDArray[np.void]:
+    """Make the records (REQUEST) of `count` requests that were not sent yet, shape (count,)."""
     requests = np.zeros(count, dtype=REQUEST)
     requests["rows"] = rows
     requests["batch"] = NONE

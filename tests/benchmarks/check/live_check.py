@@ -1,8 +1,9 @@
 """Does a paired check on this machine cry wolf, and does it catch what was planted? Half a minute to a minute a check.
 
-Two servers of an emulated device: the candidate is the same (aa), has 5 or 10 % slower batches (slower5, slower10), 1 % of
-its batches 10 times as slow (tail), or burns 5 % more CPU a request (cpu: of what the server uses at that time). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow batches take nothing from the
-throughput. A line a check, with the tally of its case so far: exit codes, how many were caught and on which gate, median
+Two servers of an emulated device: the candidate is the same (aa), has batches that take 5, 10 or 20 % longer (slower5,
+slower10, slower20) or twice as long (twice), 1 % of its batches 10 times as slow (tail), or burns 5 % more CPU a request
+(cpu: of what the server uses at that time). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow
+batches take nothing from the throughput. A line a check, with the tally of its case so far: exit codes, how many were caught and on which gate, median
 seconds to the verdict, and what a test of fixed length (36 blocks, as many again where it confirms) would have taken.
 With --out each check is kept as it ends; those kept there are not run again.
 Run: python tests/benchmarks/check/live_check.py CASE=COUNT … [--blocks N] [--out FILE.jsonl]
@@ -39,7 +40,10 @@ fixed: {{max_batch_size: {CLIENTS}, batch_timeout_micros: 2000, num_batch_thread
 """
 CLOSED = f"{{arrivals: closed, concurrency: {CLIENTS}, warm_up: 200ms, duration: 800ms, seed: 1}}"
 OPEN = "{arrivals: poisson, rate: 600/s, warm_up: 200ms, duration: 1500ms, seed: 1}"
-LOADS = {"aa": CLOSED, "slower5": CLOSED, "slower10": CLOSED, "tail": OPEN, "cpu": CLOSED}
+SLOWER = {"slower5": 1.05, "slower10": 1.1, "slower20": 1.2, "twice": 2.0}
+"""Times the baseline's service time, by case."""
+
+LOADS = {"aa": CLOSED, **dict.fromkeys(SLOWER, CLOSED), "tail": OPEN, "cpu": CLOSED}
 
 Document = dict[str, Any]
 
@@ -53,9 +57,8 @@ def device(folder: Path, service_time: dict[str, float]) -> Path:
 
 def planted(case: str) -> dict[str, float]:
     match case:
-        case "slower5" | "slower10":
-            factor = 1.05 if case == "slower5" else 1.1
-            return {name: value * factor for name, value in PLAIN.items()}
+        case "slower5" | "slower10" | "slower20" | "twice":
+            return {name: value * SLOWER[case] for name, value in PLAIN.items()}
         case "tail":
             return {**PLAIN, "slow_ratio": 0.01, "slow_factor": 10.0}
         case "cpu":

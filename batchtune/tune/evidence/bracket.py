@@ -388,7 +388,8 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         kept=kept,
         fresh=trial.source == "confirm",
         requests=requests,
-        full=clients is not None and clients >= clients_to_fill(trial.configuration, scenario),
+        # A loop too short for each client to be answered tells of its beginning, not of what is answered at most.
+        full=clients is not None and requests >= clients >= clients_to_fill(trial.configuration, scenario),
     )
 
 

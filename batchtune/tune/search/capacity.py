@@ -180,7 +180,7 @@ class CapacitySearch(Search):
         if unbatched is not None and (ask := self.unbatched_loop()) is not None:
             return ask
         self.name_rule(0.0 if unbatched is None else self._loop_rps(unbatched))
-        scouted = len(self.curve.rows_read) if self.has_curve else len(self._full_loops())
+        scouted = len(self.curve.rows_read) if self.has_curve else len(self._looped())
         if self.spent_s(left_s) > self.scout_s and scouted > 1:
             self._ask_curve()
             return None
@@ -217,7 +217,7 @@ class CapacitySearch(Search):
             self.contenders.grid(self.hopes_max)
             self._asked_model = None
             top = self._liked()
-        if top.configuration.batching is None or len(self._full_loops()) >= 6:
+        if top.configuration.batching is None or len(self._looped()) >= 6:
             return None
         fewest = min((c.threads for c in self.contenders if c.point is not None), default=1)
         useful = [
@@ -241,11 +241,12 @@ class CapacitySearch(Search):
         self._ask_curve()
         return max(self.contenders, key=lambda c: _level(c.model_says, c))
 
-    def _full_loops(self) -> list[Contender]:
+    def _looped(self) -> list[Contender]:
+        """Who ran a closed loop, with batching."""
         return [
             c
             for c in self.contenders
-            if c.configuration.batching is not None and any(run.full for run in c.runs)
+            if c.configuration.batching is not None and any(run.clients is not None for run in c.runs)
         ]
 
     # 2. Hopes.

@@ -173,6 +173,18 @@ def test_a_run_of_an_older_search_counts_each_of_its_rates() -> None:
     assert [(one.rate_rps, one.held) for one in runs] == [(100.0, True), (200.0, True), (400.0, False)]
 
 
+def test_a_loop_too_short_for_each_client_to_be_answered_is_no_upper_end() -> None:
+    # 125 clients of a language model, 3 s: 51 answers, 17/s; it held 45/s
+    scenario = scenario_of(**CAPACITY)
+    trial = asked(planted(1, throughput=17.0, p95_s=0.01, batching={"max_batch_size": 16}), concurrency=125)
+    measured = trial.measurement
+    assert measured is not None
+    (long,) = runs_of([trial], scenario.slo, scenario)
+    (short,) = runs_of([replace(trial, measurement=replace(measured, requests=51))], scenario.slo, scenario)
+    assert (long.full, short.full) == (True, False)
+    assert bracket(short).missed_rps == math.inf
+
+
 def test_a_trial_that_failed_is_a_miss_by_far() -> None:
     scenario = scenario_of(**CAPACITY)
     trial = planted(1, throughput=90.0, p95_s=0.01)

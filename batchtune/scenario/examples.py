@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,110 +12,6 @@ import yaml
 
 from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import UsageError
-from batchtune.scenario.spec.request import RandomInputs, RandomRange, RandomValues, RequestSpec
-from batchtune.wire.signature import Signature, TensorSpec
-
-Shapes = Mapping[str, tuple[int, ...]]
-Ranges = Mapping[str, RandomRange]
-
-
-SMALL: Final = RandomRange(low=0, high=100, whole=True)
-"""Whole numbers below the size of nearly every vocabulary."""
-BINARY: Final = RandomRange(low=0, high=2, whole=True)
-
-
-def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Guess the dimensions after the first for every input that leaves some open: name -> dimensions, one
-    mapping for each guess, the likeliest first. One empty guess where no input leaves any open; inputs in
-    `given` are left out.
-
-    Inputs change together: those that belong together (tokens and their mask) have one length.
-    """
-    candidates = {
-        spec.name: sizes for spec in signature.inputs if spec.name not in given and (sizes := _sizes(spec))
-    }
-    count = max(map(len, candidates.values()), default=1)
-    return [
-        {name: sizes[min(at, len(sizes) - 1)] for name, sizes in candidates.items()} for at in range(count)
-    ]
-
-
-def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, RandomRange]:
-    """Guess ranges of values for every input of whole numbers: ones for a mask, 0 or 1 for a type, 0 to 255
-    for an image, small numbers for any other. Inputs in `given` are left out."""
-    return {
-        spec.name: _range(spec)
-        for spec in signature.inputs
-        if spec.name not in given and spec.dtype.startswith(("int", "uint"))
-    }
-
-
-def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
-    """Yield the ranges with one input after the other held to 0 and 1, then with all of them: for models
-    whose tables are smaller than guessed."""
-    wide = [name for name, limits in ranges.items() if limits.high is not None and limits.high > 2]
-    for name in wide:
-        yield {**ranges, name: BINARY}
-    if len(wide) > 1:
-        yield {**ranges, **dict.fromkeys(wide, BINARY)}
-
-
-def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> RequestSpec:
-    """Return the request with guessed dimensions and ranges added; its own stay."""
-    inputs = request.inputs
-    if ranges and (inputs == "random" or isinstance(inputs, RandomInputs)):
-        values = inputs.random if isinstance(inputs, RandomInputs) else RandomValues()
-        by_input = {**ranges, **values.by_input}
-        inputs = RandomInputs(random=values.model_copy(update={"by_input": by_input}))
-    return request.model_copy(update={"shapes": {**shapes, **request.shapes}, "inputs": inputs})
-
-
-def inputs_with_range(request: RequestSpec, signature: Signature) -> set[str]:
-    """Return the names of the inputs whose values the request itself determines: all where it gives one range
-    for all, sends zeros or recorded inputs."""
-    every = {spec.name for spec in signature.inputs}
-    if request.inputs == "random":
-        return set()
-    if not isinstance(request.inputs, RandomInputs):
-        return every
-    values = request.inputs.random
-    return every if values.low is not None or values.high is not None else set(values.by_input)
-
-
-def _sizes(spec: TensorSpec) -> list[tuple[int, ...]]:
-    strings = spec.dtype == "object"
-    if spec.shape is None:
-        return [()] if strings else [(128,), (224, 224, 3), (3, 224, 224), ()]
-    inner = spec.shape[1:]
-    if None not in inner:
-        return []
-    if strings:
-        return [_filled(inner, size) for size in (1, 8)]
-    # Of a sequence: tokens of a sentence or two, then what convolutions and reshapes may want.
-    lengths = (128, 64, 32, 16, 8, 256, 512, 1)
-    if len(inner) != 3:
-        return [_filled(inner, size) for size in lengths]
-    sides = (224, 32, 64, 28, 299, 512)  # Of an image, in pixels: ImageNet's, CIFAR's, MNIST's, Inception's.
-    if any(size in (1, 3, 4) for size in inner):
-        return [_filled(inner, side) for side in sides]
-    if inner == (None, None, None):
-        return [(224, 224, 3), (3, 224, 224), (32, 32, 3), (28, 28, 1)]
-    return [_filled(inner, size) for size in (*sides, 16, 8)]
-
-
-def _filled(inner: tuple[int | None, ...], size: int) -> tuple[int, ...]:
-    return tuple(size if dimension is None else dimension for dimension in inner)
-
-
-def _range(spec: TensorSpec) -> RandomRange:
-    name = spec.name.lower()
-    if "mask" in name:
-        return RandomRange(low=1, high=2, whole=True)
-    if "type" in name or "segment" in name:
-        return BINARY
-    image = spec.dtype == "uint8" and spec.shape is not None and len(spec.shape) == 4
-    return RandomRange(low=0, high=256, whole=True) if image else SMALL
-
 
 _MODELINE: Final = re.compile(r"\A# yaml-language-server:.*\n(#\n)?")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from batchtune.check.account import Account
+from batchtune.check.account import Account, Attribution, Part
 from batchtune.check.gate import BlockFigures, Gate
-from batchtune.check.limit import Attribution, Part
 from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate

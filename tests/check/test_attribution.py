@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.check.limit import attribute
+from batchtune.check.account import attribute
 from batchtune.measure.validity.caveats import caveat
 from batchtune.report.gate.statement import attribution_text
 from tests.check.check_fakes import measurement, moved

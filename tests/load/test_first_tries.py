@@ -12,8 +12,7 @@ from onnx import TensorProto
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.first_tries import FirstTries, first_tries
-from batchtune.scenario.examples import BINARY, SMALL
+from batchtune.load.first_tries import BINARY, SMALL, FirstTries, first_tries
 from batchtune.scenario.spec.request import FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from batchtune.archive.run import CHECK, Run, create_run
-from batchtune.check.account import Account
+from batchtune.check.account import Account, attribute
 from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
-from batchtune.check.limit import attribute
 from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Estimate

@@ -12,7 +12,7 @@ import pytest
 from batchtune.measure.slo import Limit
 from batchtune.scenario.payloads import assign, build_requests
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.fitted import Fitted
 from batchtune.twin.model.saturation import highest_rates
 from batchtune.twin.model.service_time import linear_service_time
 from batchtune.twin.model.traffic import LONGEST_REQUESTS, Traffic, traffic_of

@@ -11,7 +11,7 @@ import pytest
 from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
-from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.fitted import Fitted
 from batchtune.twin.model.replicas import POOL_MOST
 from batchtune.twin.model.service_time import linear_service_time
 from batchtune.twin.model.traffic import Traffic

@@ -1,4 +1,4 @@
-"""What disturbed a run: a load generator at its limit, other programs on the host's CPUs."""
+"""What disturbed a run: a load generator at its limit, other programs on the host's CPUs, one bad replica."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.measure.quantiles import Estimate, latency_quantiles
 from batchtune.measure.validity.caveats import CLIENT_CODES, caveat
 from batchtune.measure.validity.steady_state import Window
 from batchtune.plain_values import Coded
@@ -388,3 +389,91 @@ def _canary_s() -> float:
     for number in range(canary_loops):
         total += number & 7
     return time.perf_counter() - start
+
+
+# Of several replicas, one that is worse than all the others.
+
+SLOWER_RATIO: Final = 1.1
+"""Smallest ratio of a replica's quantile to the next highest that is reported: placement alone makes equal
+replicas differ by some percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFigures:
+    """Figures of one endpoint (replica) over the window, each as in `Measurement`."""
+
+    endpoint: str
+    requests: int
+    throughput_rps: float
+    p50_s: Estimate
+    p95_s: Estimate
+    error_ratio: float
+
+
+def endpoint_figures(samples: Samples, window: Window) -> tuple[EndpointFigures, ...]:
+    """Return the figures of each endpoint, in the order of `samples.endpoints`; empty where all requests went
+    to one."""
+    return tuple(_figures_of(samples, window, number) for number in range(len(samples.endpoints)))
+
+
+def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
+    """Return at most one caveat, which names the replica that is worse than every other: `endpoint_failing`,
+    else `endpoint_slow` by p95, else by p50. Empty where none is, or there is but one replica.
+
+    A replica is slow when its 95 % interval lies above those of all others and its value is SLOWER_RATIO
+    times the next highest. Two intervals that do not overlap are a difference of 2.8 standard errors: by
+    chance 1 in 170 pairs of equal replicas.
+    """
+    if len(figures) < 2:
+        return []
+    worst, after = sorted(figures, key=lambda replica: replica.error_ratio, reverse=True)[:2]
+    others = len(figures) - 1
+    failing_more = 0.01
+    if worst.error_ratio - after.error_ratio > failing_more:
+        ratios = {"error_ratio": worst.error_ratio, "next_ratio": after.error_ratio}
+        return [caveat("endpoint_failing", endpoint=worst.endpoint, others=others, **ratios)]
+    quantiles: tuple[Literal["p95", "p50"], ...] = ("p95", "p50")
+    for quantile in quantiles:
+        worst, after = sorted(figures, key=lambda replica: _value(replica, quantile), reverse=True)[:2]
+        if _is_slower(worst, [replica for replica in figures if replica is not worst], quantile):
+            times = {"endpoint_s": _value(worst, quantile), "next_s": _value(after, quantile)}
+            words = {"endpoint": worst.endpoint, "others": others, "quantile": quantile}
+            return [caveat("endpoint_slow", **words, **times)]
+    return []
+
+
+def _figures_of(samples: Samples, window: Window, number: int) -> EndpointFigures:
+    own = samples.endpoint == number
+    due = own & window.holds(samples.due_ns)
+    good = samples.status == Status.OK
+    latencies_s = np.where(good, samples.latency_ns / 1e9, math.inf)[due]
+    quantiles = latency_quantiles(latencies_s, samples.due_ns[due])
+    answered = int(np.count_nonzero(own & good & window.holds(samples.done_ns)))
+    count = int(np.count_nonzero(due))
+    return EndpointFigures(
+        endpoint=samples.endpoints[number],
+        requests=samples.one_in * count,
+        throughput_rps=samples.one_in * answered / window.seconds if window.seconds else math.nan,
+        p50_s=quantiles["p50"],
+        p95_s=quantiles["p95"],
+        error_ratio=int(np.count_nonzero(due & ~good)) / count if count else 0.0,
+    )
+
+
+def _is_slower(
+    worst: EndpointFigures, others: Sequence[EndpointFigures], quantile: Literal["p50", "p95"]
+) -> bool:
+    highest_s = max(_estimate(replica, quantile).high for replica in others)
+    next_s = max(_value(replica, quantile) for replica in others)
+    own = _estimate(worst, quantile)
+    return math.isfinite(own.value) and own.low > highest_s and own.value > SLOWER_RATIO * next_s
+
+
+def _estimate(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> Estimate:
+    return figures.p95_s if quantile == "p95" else figures.p50_s
+
+
+def _value(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> float:
+    """Return the quantile in seconds; 0 where no request was due at the endpoint."""
+    value = _estimate(figures, quantile).value
+    return 0.0 if math.isnan(value) else value

@@ -15,7 +15,7 @@ from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.tune.answer.accounts import Capacities, FixedLoads
+from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.reason import (
     absence_of_batching,
     explain_gain,

@@ -27,7 +27,7 @@ from batchtune.twin.calibration.least_squares import (
     solve_again,
 )
 from batchtune.twin.calibration.twin_parameters import FitRun, fit_run_of, law_of, merged, with_load
-from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.fitted import Fitted
 from batchtune.twin.model.service_time import fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import NEAR_SATURATION, FitError, Twin

@@ -22,7 +22,7 @@ from batchtune.twin.calibration.twin_parameters import (
     Law,
     laws,
 )
-from batchtune.twin.model.reading import Fitted, rows_needed, timed
+from batchtune.twin.model.fitted import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError, enough_requests, play
 from batchtune.twin.simulator.replica import Summary
 

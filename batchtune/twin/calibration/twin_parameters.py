@@ -17,8 +17,14 @@ from numpy.typing import NDArray
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.model.reading import Fitted, crowding
-from batchtune.twin.model.service_time import LengthCost, ServiceTime, fit_service_time, linear_service_time
+from batchtune.twin.model.fitted import Fitted
+from batchtune.twin.model.service_time import (
+    LengthCost,
+    ServiceTime,
+    crowding,
+    fit_service_time,
+    linear_service_time,
+)
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.measure.slo import Limit
-from batchtune.twin.model.reading import Fitted, rows_needed, timed
+from batchtune.twin.model.fitted import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import MOST_REQUESTS, Prediction, Twin, enough_requests, play
 from batchtune.twin.simulator.replica import Batcher, Routing

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from batchtune.check.account import attribute
 from batchtune.check.gate import Gate, default_gates
-from batchtune.check.limit import attribute
 from batchtune.check.paired_check import Conclusion, judge_fixed
 from batchtune.plain_values import as_text
 from batchtune.report.gate.statement import advice_text, headline, print_check

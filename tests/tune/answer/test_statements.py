@@ -20,7 +20,7 @@ from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.answer.accounts import LEVEL
+from batchtune.tune.answer.choice import LEVEL
 from batchtune.tune.answer.reason import nothing_to_recommend
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.scenario.examples import (
+from batchtune.load.first_tries import (
     BINARY,
     SMALL,
     guessed_request,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 
-from batchtune.twin.model.service_time import LengthCost, ServiceTime
+from batchtune.twin.model.service_time import LengthCost, ServiceTime, crowded_rps, crowding
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
-
-CROWDED_MOST: Final = 0.3
-"""By what share a batch takes longer in an open loop at most (`crowding`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,26 +61,8 @@ class Fitted:
             tau_s *= self.length.slower(rows, traffic.mean_longest(batcher.length_buckets, rows))
         threads = 1 if self.serial else batcher.batch_threads
         alone = threads / (1.0 + self.contention * (threads - 1)) * rows / tau_s / traffic.mean_rows
-        crowded = _crowded_rps(alone, self.crowding_s)
+        crowded = crowded_rps(alone, self.crowding_s)
         return min(crowded, 1.0 / self.front_end_s) if self.front_end_s > 0.0 else crowded
-
-
-def crowding(crowding_s: float, rate_rps: float) -> float:
-    """Compute the factor by which a batch takes longer in an open loop at this rate: with x = crowding_s · λ,
-    1 + x / (1 + x / CROWDED_MOST), which is 1 + x at low rates and below 1 + CROWDED_MOST.
-
-    Measured with a CPU model on two cores shared with the client: 10-15 % longer at 1,000 requests/s, 18-24 % from
-    1,800 to 4,800.
-    """
-    share = crowding_s * rate_rps
-    return 1.0 + share / (1.0 + share / CROWDED_MOST)
-
-
-def _crowded_rps(alone_rps: float, crowding_s: float) -> float:
-    """Solve x · crowding(x) = alone_rps for the rate x, a quadratic equation: the saturation with crowding."""
-    a = crowding_s * (1.0 + 1.0 / CROWDED_MOST)
-    b = 1.0 - alone_rps * crowding_s / CROWDED_MOST
-    return 2.0 * alone_rps / (b + math.sqrt(b * b + 4.0 * a * alone_rps))
 
 
 def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:

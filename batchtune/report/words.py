@@ -192,10 +192,11 @@ Outcome = Literal["open", "misses", "unknown", "none", "gained"]
 
 
 def outcome_of(other: Compared) -> Outcome:
-    """Return how another configuration compares with the recommended one.
+    """Return how another configuration compares with the recommended one: the first of these that holds.
 
-    "open": it may be better. "misses": it misses the SLO. "unknown": no ratio is known. "none": no measurable
-    difference. "gained": the recommended one differs measurably.
+    "open": it may be better. "misses": it misses the SLO. "unknown": the ratio of the two is not known.
+    "none": their difference is not measurable. "gained": the ratio is measurably above or below 1, as a rule
+    above.
     """
     if other.open:
         return "open"
@@ -294,10 +295,10 @@ def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
 
 
 def figures_sentence(chosen: Recommendation) -> str:
-    """State the recommended configuration's figures: `Capacity 84,600/s held in 3 of 3 confirmation runs (p95
-    9.40 ms); …`.
+    """State the measured figures of the recommended configuration: `Capacity 84,600/s held in 3 of 3
+    confirmation runs (p95 9.40 ms); …`.
 
-    Under other objectives than capacity, requests/s and a latency quantile.
+    With another objective than capacity: its requests/s and a latency quantile.
     """
     if chosen.models:
         return _figures_of_models(chosen)
@@ -452,8 +453,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
 
 
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
-    """Yield what weakens the answer: fields of a Triton model that it drops, a server that seems to ignore
-    its parameters."""
+    """Yield a sentence for each thing that weakens the answer, of two: parameters of the running server that
+    the recommended configuration leaves out (`drops`), and a server that seems to ignore its parameters."""
     if chosen.drops:
         yield (
             f"The recommendation drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."

@@ -89,8 +89,11 @@ def holes(template: Any) -> Iterator[str]:
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """Return the template with values in place of each {{NAME}}: a text that is only one such place becomes
-    the value itself, and a NAME without a value stays as it is."""
+    """Return the template, nested as it is, with values in place of each {{NAME}}.
+
+    A string that is only one such place becomes the value itself, with its type. A NAME without a value stays
+    as it is.
+    """
     if isinstance(template, Mapping):
         return {name: filled(value, values) for name, value in template.items()}
     if isinstance(template, list | tuple):

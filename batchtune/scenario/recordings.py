@@ -40,10 +40,11 @@ class Recording:
 
 
 def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -> list[Recording]:
-    """Read every recorded request of a file, in order; `rows` cuts an .npz into requests, other files have
-    their own rows.
+    """Read every recorded request of a file, in the file's order.
 
-    With `rest` the bodies of a .jsonl file are sent as they are.
+    `rows`: rows of each request that an .npz file is cut into; requests of other files have the recorded
+    rows. `rest`: the target is reached by REST, so that the bodies of a .jsonl file are returned unchanged in
+    `rest_body`; else the requests have tensors only.
 
     Raises:
         ScenarioError: `file:line: …` or `file: record n: …` for what cannot be read.

@@ -147,8 +147,11 @@ def read_counters(
 
 
 def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:
-    """Read the metrics page of a server of kind http; its series get the names that `activity` reads, as
-    `metrics` says which is which. None: a reading without series.
+    """Read the metrics page of a server of kind http, with its series under the names of the bundled
+    server's.
+
+    `metrics`: the scenario's map from the server's names. None: no page is read, and the returned Counters
+    have no series.
 
     Raises:
         TargetError: the page does not answer.
@@ -165,8 +168,10 @@ def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
-    """Rename the series of a page to those that `activity` reads, times in microseconds; `metrics` says which
-    is which."""
+    """Rename the series of a metrics page to the bundled server's names, and convert times to microseconds.
+
+    `metrics`: the scenario's map from the server's names. Series that it does not name are left out.
+    """
     series: dict[str, _Labelled] = {}
     for name, total, count in (
         (metrics.batch_size, "processed_batch_size_sum", "wrapped_run_count"),

@@ -243,14 +243,14 @@ def _is_stream(argument: str) -> bool:
 
 
 def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read a file of batching parameters; return (parameters, notes).
+    """Read a file of batching parameters, in the format of any supported server; return (parameters, notes).
 
-    parameters: as the scenario's `fixed` would hold them. notes: a sentence on each that the scenario's kind
-    of server does not have.
+    parameters: name -> value, as the scenario's `fixed` has them. notes: a sentence on each parameter of the
+    file that was left out, since the scenario's kind of server does not have it.
 
     Raises:
-        BatchingParametersError: the file cannot be read, or holds values that no server, or not this one,
-            would take.
+        BatchingParametersError: the file cannot be read, or holds values that its own server, or the
+            scenario's, would refuse.
     """
     file = read_batching_file(path)
     try:

@@ -124,9 +124,12 @@ _COMMENTS: Final[Mapping[str, str]] = {
 def run_init_model(
     argument: str, wanted: LoadRequest, *, write: Path | None, check: bool, quiet: bool
 ) -> int:
-    """Run `batchtune init MODEL`: ask the model, and write a scenario for it. Returns the exit code, 0.
+    """Run `batchtune init MODEL`: send a model a few requests, and write a scenario for it. Returns the exit
+    code, 0.
 
-    `write`: the file; None or `-`: stdout. `check`: only ask the model, and print how fast it answers.
+    `argument`: MODEL as typed, a path or the address of a running server. `wanted`: the options on load and
+    server. `write`: the file; None or `-`: stdout. `check`: only send requests, and print how fast they are
+    answered.
 
     Raises:
         UsageError: no model, options that contradict each other, or the file exists.

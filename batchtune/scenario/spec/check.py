@@ -16,14 +16,18 @@ GOODPUT: Final = "goodput"
 
 
 def limit_words(name: str, limit: float) -> str:
-    """Write a limit of an SLO as text, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`; of goodput `limit` is the
-    share that may miss."""
+    """Write a limit of an SLO as text, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`.
+
+    `limit`: seconds for a latency; for goodput the share of requests, 0 to 1, that may miss the limits.
+    """
     return f"{name} {'≥' if name == GOODPUT else '≤'} {value_words(name, limit)}"
 
 
 def value_words(name: str, value: float) -> str:
-    """Write a figure that an SLO limits as text: a duration, or for goodput the share of requests that keep
-    the limits, `value` being the share that misses."""
+    """Write a figure that an SLO limits as text, such as `20 ms` or, for goodput, `95 %`.
+
+    `value`: seconds for a latency; for goodput the share of requests, 0 to 1, that misses the limits.
+    """
     return percentage(1.0 - value) if name == GOODPUT else rounded_duration(value)
 
 

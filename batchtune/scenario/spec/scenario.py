@@ -159,7 +159,8 @@ class Scenario(Spec):
 
     @property
     def dialect(self) -> Dialect:
-        """Whose names and defaults its configurations have."""
+        """The kind of server by whose parameter names and defaults configurations of this scenario are
+        written."""
         return self.target.kind if self.target.kind in ("triton", "http") else "tfserving"
 
     @property

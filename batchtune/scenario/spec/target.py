@@ -563,8 +563,12 @@ class TargetSpec(Spec):
 
 
 def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
-    """Return the target's kind in an unchecked scenario ("": none), and its `TargetSpec.words`; () where
-    these are wrong, which the check reports."""
+    """From a scenario as parsed and not yet checked, return its `target.kind` and its target's parameter
+    names.
+
+    The kind is "" without a target. The names are as in `TargetSpec.words`; () where `target.means` is
+    malformed, which the check of the scenario reports.
+    """
     target = given.get("target") if isinstance(given, Mapping) else None
     if isinstance(target, TargetSpec):
         return target.kind, target.words
@@ -576,7 +580,8 @@ def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
 
 
 def _written_words(means: object) -> tuple[ServerWord, ...]:
-    """Return the words of an unchecked `target.means`; () where it is wrong, which the check reports."""
+    """Return the parameter names of `target.means` in a scenario not yet checked; () where it is malformed,
+    which the check of the scenario reports."""
     try:
         return MeansSpec.model_validate(means or {}).words()
     except ValueError:

@@ -111,10 +111,11 @@ BatchT_contra = TypeVar("BatchT_contra", contravariant=True)
 
 class BatchOwner(Protocol[BatchT_contra]):
     def process(self, batch: BatchT_contra) -> None:
-        """Run the batch; called on a batch thread, without the lock."""
+        """Run the batch; a batch thread calls this without holding the scheduler's lock."""
 
     def finished(self, batch: BatchT_contra) -> None:
-        """Called with the lock held when `process` has returned or raised."""
+        """Take note that `process` has returned or raised; called by the batch thread while it holds the
+        scheduler's lock, so that this must not block."""
 
 
 class BatchSource(Protocol[BatchT]):

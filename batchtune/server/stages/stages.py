@@ -135,9 +135,11 @@ class ModelStages:
         return {**sessions, self._name: self._session}
 
     def drain(self) -> None:
-        """Answer the requests in the stages while the device part takes requests, then end the threads.
+        """Refuse new requests, wait until those in the stages are answered, then end the threads of the
+        stages.
 
-        Blocks: not on the event loop.
+        Call it before the device part is closed, since these requests still need it. Blocks: not on the event
+        loop.
         """
         if self._session is not None:
             self._session.close()

@@ -51,7 +51,8 @@ class Capacities:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return the ends of a contender's bracket: the rate stated as held and the rate missed (inf: unknown)."""
+        """Return (held, missed) of a contender's bracket, requests/s: the rate stated as held (0: none), and
+        the lowest missed (inf: none is known)."""
         return self.value(contender), max(self.search.upper(contender), self.value(contender))
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:

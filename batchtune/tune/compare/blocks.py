@@ -343,7 +343,12 @@ def is_noisy(trial: Trial) -> bool:
 
 
 def plan_of(turn: Turn, pace: Pace | None) -> Plan:
-    """Return the plan of a turn's trial; all trials of a block have the same seed."""
+    """Return the trial to run for a turn: its number, configuration and seed, which is equal for all trials
+    of a block.
+
+    `pace`: what is known of the speed of the variant's server, by which the length of the load is chosen;
+    None: the scenario's length.
+    """
     return Plan(
         number=turn.number,
         seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,

@@ -278,11 +278,12 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
 def next_rate(
     bracket: Bracket, limits: Mapping[str, float], *, belief_rps: float = 0.0, most_rps: float = math.inf
 ) -> float:
-    """Choose the next rate to try above the one held, requests/s.
+    """Choose the next rate to try above the highest one held, requests/s.
 
-    Once a rate is missed: by bisection; a near rate with a single miss is tried again. Before: the expected capacity
-    `belief_rps` if it is higher, else a step by how far latencies are below `limits` (quantile name -> seconds).
-    `most_rps`: the most that the configuration can answer; inf: unknown.
+    Once a rate was missed, by bisection; a single miss within WIDEST of the rate held is tried again first.
+    Before, `belief_rps`, the expected capacity (0: none), if it is above the rate held; else a step whose
+    size depends on how far latencies are below `limits` (quantile name -> seconds). `most_rps`: the highest
+    rate that the configuration can answer; inf: unknown.
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
     once = bracket.missed_once(lo)
@@ -348,7 +349,8 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
 
 
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
-    """Return the largest latency over its limit; inf: a latency is unknown; 0 without limits.
+    """Return the largest ratio latency / limit, where 1 is just at a limit; inf: a limited latency is
+    unknown; 0: there are no limits.
 
     `latency_s`, `limits`: quantile name -> seconds.
     """

@@ -307,9 +307,10 @@ class Search(ABC):
     # The contenders that are named once something is known.
 
     def name_points(self) -> None:
-        """Name the contenders of the space, once: by strategy the tuning guide's point and a grid, or Optuna's first.
+        """Add the first contenders of the search, at the first call only.
 
-        Later calls do nothing.
+        By `search.strategy`: "guided" the tuning guide's point and a grid, "grid" also every further point of
+        the space, "optuna" the sampler's first STARTUP_TRIALS proposals; with several models random points.
         """
         if self._named:
             return
@@ -363,7 +364,8 @@ class Search(ABC):
                 yield contender
 
     def best_trial(self) -> Trial | None:
-        """Return the last trial of the leader; None: it has none."""
+        """Return the latest trial of the contender that would be the answer now; None: it has none, or
+        nothing ran yet."""
         if not any(contender.runs for contender in self.contenders):
             return None
         runs = self.leader().runs

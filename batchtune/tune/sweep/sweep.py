@@ -279,7 +279,8 @@ class _Sweep:
 
 
 def usual_budget_s(batch_s: float) -> float:
-    """Return the seconds that a sweep may take where the user gives no budget, by the seconds of one batch."""
+    """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds of one
+    batch."""
     # Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some
     # batches.
     sure_batches = 600

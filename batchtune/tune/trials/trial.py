@@ -232,7 +232,7 @@ def violations(
 
 
 def is_feasible(constraints: Mapping[str, float]) -> bool:
-    """Whether every limit is kept: no violation, as `violations` returns them, is above 0."""
+    """Whether every limit is kept: no value of `constraints`, the result of `violations`, is above 0."""
     return all(value <= 0.0 for value in constraints.values())
 
 

@@ -154,7 +154,7 @@ class MessageBuffer:
         return len(self._data) + self.retained_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add DATA; returns the messages that it completes.
+        """Add received bytes; returns the messages that these complete.
 
         Raises StatusError for a broken message, and for one larger than allowed, before its bytes are kept.
         """

@@ -482,14 +482,14 @@ class HeldCalls:
         return bool(self._calls or self._tried)
 
     def refuse(self, message: str) -> None:
-        """Fail every call that waits."""
+        """Fail every held call with RESOURCE_EXHAUSTED and this message."""
         calls = list(self._calls)
         self._drop()
         for call, _ in calls:
             call.fail("RESOURCE_EXHAUSTED", message)
 
     def forget(self) -> None:
-        """Drop every call that waits: the client is gone."""
+        """Drop every held call without an answer: the client is gone."""
         self._drop()
         self._note_held = _nothing  # it refers to the connection, which refers to us
 

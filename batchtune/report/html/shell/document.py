@@ -203,8 +203,11 @@ def slo_text(scenario: Scenario) -> str:
 
 
 def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, str, str]]:
-    """Return (names, text, advice) of each caveat, once: the names that it concerns joined by commas, or
-    "all"."""
+    """Return (names, text, advice) of each caveat, once.
+
+    `by_name`: name of a variant, a load point or a side -> its caveats. names: those that the caveat
+    concerns, joined by commas, or "all" for all of three or more.
+    """
     concerned: dict[str, tuple[Coded, list[str]]] = {}
     for name, caveats in by_name.items():
         for caveat in caveats:

@@ -192,10 +192,13 @@ _INTEGER_RANGES = {
 
 
 def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
-    """Return nested JSON lists as a tensor, whose shape follows the first element of every level.
+    """Return nested JSON lists as an array, whose shape follows the first element of every level.
+
+    `dtype`: numpy's name, such as `float32`, or `object` for strings.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for lists or values that do not fit, UNIMPLEMENTED for a dtype that JSON
+        StatusError: INVALID_ARGUMENT for lists or values that do not fit, UNIMPLEMENTED for a dtype that
+            JSON
             cannot express.
     """
     shape = _shape_of(value)

@@ -87,7 +87,7 @@ def swept_scenarios(root: Path = Path("results")) -> list[str]:
 
 
 def kind_by_name(run: Run) -> Kind:
-    """Return what was run, by the end of its folder's name: `…-check` gives "check"; without such an end
+    """Return the kind of a run by the end of its folder's name: `…-check` is "check"; without such an end
     "sweep"."""
     kinds: tuple[Kind, ...] = ("load", "compare", "noise", "check")
     return next((kind for kind in kinds if run.path.name.endswith(f"-{kind}")), "sweep")

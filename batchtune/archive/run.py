@@ -214,8 +214,8 @@ class Run:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Lock the run, so that only this process measures for it, until `release` or the end of this
-        process.
+        """Lock the run for this process, so that no other one measures for it, until `release` or the end of
+        this process.
 
         A second call does nothing.
 
@@ -345,13 +345,13 @@ class Run:
         return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
-        """Write the search's summary of itself, which `search` reads."""
+        """Write the summary of how the sweep searched; `search` reads it."""
         document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / SEARCH, document.encode())
 
     def search(self) -> SearchSummary | None:
-        """Read the search's summary of itself; None for a run that was killed before its end or that has no
-        such file.
+        """Read the summary of how the sweep searched; None for a run that was killed before its end, or that
+        has no such file.
 
         Raises:
             ArchiveError: corrupt.
@@ -374,10 +374,10 @@ class Run:
     def write_recommendation(
         self, recommendation: Recommendation, document: Mapping[str, Any] | None = None
     ) -> None:
-        """Save the recommendation, and the files that give a server its parameters; those of an earlier one
-        are deleted.
+        """Save the recommendation and the files that hold its parameters for a server; those of an earlier
+        recommendation are deleted.
 
-        `document`: what recommendation.json holds, with its findings as sentences; None:
+        `document`: the content of recommendation.json, with its findings as sentences; None:
         `recommendation.to_dict()`, with their codes.
 
         Raises:
@@ -390,7 +390,8 @@ class Run:
         write_server_files(files)
 
     def server_files(self, recommendation: Recommendation) -> dict[Path, str]:
-        """Return the files that give a server the recommended parameters: path in this run's folder -> text.
+        """Return the files from which a server reads the recommended parameters: path in this run's folder ->
+        text.
 
         Empty for TensorFlow Serving without batching, which takes none.
         """
@@ -422,12 +423,12 @@ class Run:
     def recommendation(self) -> Recommendation:
         """Read the recommendation that was written last.
 
-        One of an older schema is not read but made anew from the trials, as is that of an older run of
-        several models.
+        One of an older schema, or of an older run of several models, is not read but computed again from the
+        trials.
 
         Raises:
             ArchiveError: missing or corrupt.
-            BatchtuneError: made anew, the trials recommend nothing; its class says why.
+            BatchtuneError: computed again, the trials recommend nothing; its class says why.
         """
         path = self.path / RECOMMENDATION
         is_joint = not path.exists() and (self.path / JOINT_RECOMMENDATION).is_file()

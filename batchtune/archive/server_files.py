@@ -79,7 +79,7 @@ def server_files(
     *,
     model_config: Mapping[str, Any] | None = None,
 ) -> dict[Path, str]:
-    """Make the files that give a server the recommended parameters: path -> text, `file` first.
+    """Make the files from which a server reads the recommended parameters: path -> text, `file` first.
 
     `models`: those of the scenario, where the server has several. Empty for TensorFlow Serving without
     batching, which takes none.

@@ -136,11 +136,14 @@ def parse_server_command(text: str, *, source: str) -> ServerCommand:
 
 
 def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:
-    """Split the words of a server's command line, its program first, into flags, parameters file and what cannot be
-    used; `in_container`: a path in a flag is the container's.
+    """Split the words of a server's command line, its program first, into flags, parameters file and what
+    cannot be used.
+
+    `in_container`: a path in a flag is one inside the container.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a Triton, or words that the server does not get as they are.
+        BatchingParametersError: `source:line: …`: a Triton, or words that the server does not get as they
+            are.
     """
     if any("tritonserver" in word for word in args):
         raise BatchingParametersError(

@@ -30,7 +30,7 @@ HASH = "\ue000"
 
 
 def format_flags(parameters: BatchingParameters | None) -> str:
-    """Write the parameters as flags on one line for a shell; None gives `--enable_batching=false`."""
+    """Write the parameters as flags on one line for a shell; for None `--enable_batching=false`."""
     if parameters is None:
         return "--enable_batching=false"
     words = ["--enable_batching=true"]

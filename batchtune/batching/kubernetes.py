@@ -92,7 +92,8 @@ def format_kserve(configuration: Configuration, file: ParametersFile, *, model: 
 
 
 def digest_of(configuration: Configuration, file: ParametersFile) -> str:
-    """Return the value of the label that tells pods with these parameters and flags from others: a digest of them."""
+    """Return a digest of these parameters and flags: the value of the label by which pods with others are
+    told apart."""
     return "p" + hashlib.sha256((file.text + repr(configuration.flags)).encode()).hexdigest()[:12]
 
 

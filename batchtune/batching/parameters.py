@@ -92,7 +92,7 @@ class Configuration:
     `instance_group.count`; for a server of kind http, its parameters that `words` does not name. `known`: False for a
     server that somebody else started and that does not report its parameters. `dialect`: whose names and defaults
     apply. `models`: (model, its own parameters) for a server of several models, which share the threads of `batching`.
-    `words`: the own names of a server of kind http.
+    `words`: the own names and units of a server of kind http.
     """
 
     batching: BatchingParameters | None
@@ -130,20 +130,21 @@ class Configuration:
         )
 
     def word(self, name: str) -> str:
-        """Return the server's own name for a batching parameter."""
+        """Return the server's own name for a batching parameter; the name unchanged where it has no other."""
         if self.dialect == "triton":
             return triton_words.WORDS.get(name, name)
         return next((word for ours, word, _ in self.words if ours == name), name)
 
     def in_its_unit(self, name: str, value: Any) -> Any:
-        """Return a batching parameter's value in the server's own unit."""
+        """Return a batching parameter's value, given in TensorFlow Serving's unit, in the server's own unit."""
         units = next((units for ours, _, units in self.words if ours == name), 1)
         if units == 1 or not isinstance(value, int):
             return value
         return value // units if value % units == 0 else value / units
 
     def server_values(self, rows_per_request: int = 1) -> dict[str, Any]:
-        """Return the settings of a server of kind http, by its own names; without batching each request is a batch."""
+        """Return the settings of a server of kind http, its own name -> value; without batching each request
+        is a batch."""
         if self.batching is None:
             ours: dict[str, Any] = {"max_batch_size": rows_per_request, "batch_timeout_micros": 0}
         else:
@@ -408,11 +409,12 @@ class BatchingFile:
     notes: tuple[str, ...] = ()
 
     def knobs(self, *, on_triton: bool, rows_per_request: int = 1) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return (values for a scenario's `fixed`, notes) for a Triton, or for TensorFlow Serving.
+        """Return (parameters, notes): name -> value for a scenario's `fixed`, for a Triton or else for
+        TensorFlow Serving.
 
-        The notes name what that server has no counterpart for. A limit on waiting requests becomes one on waiting
-        batches and the other way round, each at least 1; where the file has none, a note says that the other server's
-        default differs.
+        notes: a sentence on each thing that this server has no counterpart for. A limit on waiting requests
+        becomes one on waiting batches and the other way round, each at least 1; where the file has none, a
+        note says that the other server's default differs.
 
         Raises:
             BatchingParametersError: a Triton's file without `max_batch_size`, for TensorFlow Serving.

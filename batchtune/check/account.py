@@ -37,8 +37,10 @@ MOVED: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a request's way, such as `queue`: its median before and after, in seconds, of batches in
-    rows."""
+    """One part of a request's way, such as `queue`: its median before and after.
+
+    `before`, `after`: seconds, but rows for the part `batch rows`.
+    """
 
     name: str
     before: float

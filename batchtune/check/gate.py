@@ -249,22 +249,23 @@ class Gate:
 
     @property
     def limit(self) -> float:
-        """The gate's margin as a worsening: a log ratio, of errors a difference."""
+        """The gate's margin in the unit of `worsening`: a natural log ratio; of errors a difference of
+        shares."""
         return self.limit_of(self.margin)
 
     def limit_of(self, margin: float) -> float:
-        """Return a margin in the unit of `worsening`: the log ratio of getting that much worse; of errors the
-        margin itself."""
+        """Return a margin, a share, in the unit of `worsening`: the natural log ratio of getting that much
+        worse; of errors the margin itself."""
         if self.is_absolute:
             return margin
         return -math.log1p(-margin) if self.metric in _LOWER_IS_WORSE else math.log1p(margin)
 
     def worsening(self, before: float, after: float) -> float:
-        """Return how much worse `after` is than `before`; above 0 is worse.
+        """Return how much worse `after` is than `before`, two values of the figure; above 0 is worse.
 
-        log(after / before), with the sign flipped where lower is worse; of errors after − before. A rate of 0
-        or an infinite latency on one side counts as a factor of 1000. nan where a side is nan, both are
-        infinite, or there is no logarithm.
+        The natural log(after / before), with the sign flipped where higher is better; of errors after −
+        before. A rate of 0 or an infinite latency on one side counts as a factor of 1000. nan where a side is
+        nan, both are infinite, or there is no logarithm.
         """
         if math.isnan(before) or math.isnan(after):
             return math.nan
@@ -382,7 +383,7 @@ def _gate(name: str, margin: float) -> Gate:
 def listed(texts: Iterable[str]) -> list[str]:
     """Split comma-separated lists into their items, without surrounding spaces.
 
-    A text that is empty gives one empty item, so that the caller reports a shell variable that is not set.
+    An empty text counts as one empty item, so that the caller reports a shell variable that is not set.
     """
     return [
         item.strip() for text in texts for item in text.split(",") if item.strip() or not text.strip(" ,")

@@ -77,7 +77,7 @@ class Benches:
         return [self._with_found(variant) for variant in variants]
 
     def turn(self, turn: Turn) -> None:
-        """Take over which trial runs next, for the progress text; `compare` calls it before each trial."""
+        """Note which trial runs next, for the progress text; `compare` calls it before each trial."""
         self._turn = turn
 
     def bench(self, variant: Variant) -> Bench:
@@ -107,8 +107,8 @@ class Benches:
         other in short turns.
 
         Returns (baseline, candidate). None where that cannot be measured: a server whose CPU time cannot be
-        read, load from other machines, or answers too slow for short turns. `trials`: the block's runs, which
-        say how slow. `paces`: by variant.
+        read, load from other machines, or answers too slow for short turns. `trials`: the block's runs, whose
+        latencies say how long turns must be. `paces`: variant name -> what is known of its server's speed.
 
         Raises:
             TargetError: a server failed.

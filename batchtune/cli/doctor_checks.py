@@ -226,8 +226,8 @@ def open_files() -> Check:
 
 
 def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
-    """Check whether a container engine answers within `limit_s` seconds: that `program` is installed does not
-    run containers."""
+    """Check whether a container engine answers within `limit_s` seconds; an installed `program` alone is not
+    enough."""
     if shutil.which(program) is None:
         return Check("missing", "not installed", "needed only where target.command runs a container")
     answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)

@@ -161,10 +161,10 @@ class MeasuringSession:
             target.keep_log(run.path / SERVER_LOG)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
-        """Return the run as `begin` does, for a command that must keep what it measures.
+        """Return the run as `begin` does, for a command whose results must be saved.
 
         Raises:
-            UsageError: nothing is to be kept.
+            UsageError: nothing is to be saved.
             ArchiveError: as `begin`.
         """
         run = self.begin(scenario, provenance=provenance)
@@ -299,8 +299,8 @@ def gravest(codes: Collection[int]) -> int:
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:
-    """Save the search's summary in the run; where that fails, print a note: the trials alone give a
-    recommendation."""
+    """Save the search's summary in the run; where that fails, print a note, since the trials alone are enough
+    to recommend."""
     try:
         run.write_search(summary)
     except ArchiveError as error:

@@ -43,8 +43,7 @@ def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -
     """Read every recorded request of a file, in the file's order.
 
     `rows`: rows of each request that an .npz file is cut into; requests of other files have the recorded
-    rows. `rest`: the target is reached by REST, so that the bodies of a .jsonl file are returned unchanged in
-    `rest_body`; else the requests have tensors only.
+    rows. `rest`: return the bodies of a .jsonl file as well, unchanged, as `rest_body`.
 
     Raises:
         ScenarioError: `file:line: …` or `file: record n: …` for what cannot be read.

@@ -48,7 +48,7 @@ least number of looks, for which SETTLE_LIMIT_S is extended."""
 class Served(Protocol):
     """One model on a running server: where it is reached, its counters and signatures.
 
-    `in_force`: the configuration that the server has; None: unknown.
+    `in_force`: the configuration that the server runs with; None: unknown.
     """
 
     @property

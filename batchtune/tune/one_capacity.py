@@ -98,7 +98,7 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
 def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     """Choose the next rate to try, requests/s; None: the bracket is closed, or no rate tried was held.
 
-    `limits`: of latency in seconds, by quantile name.
+    `limits`: quantile name -> the latency limit in seconds.
     """
     # Of what the closed loop answers, the first rate.
     first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0

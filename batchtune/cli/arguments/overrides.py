@@ -178,7 +178,7 @@ Kind = Literal["scenario", "model", "address"]
 
 
 def kind_of(argument: str) -> Kind:
-    """Tell whether an argument means a scenario, a model or the address of a server.
+    """Return whether an argument is a scenario, a model or the address of a server.
 
     A `.yaml` is a scenario whether it exists or not; so is a stream such as /dev/stdin.
 
@@ -245,8 +245,9 @@ def _is_stream(argument: str) -> bool:
 def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read a file of batching parameters, in the format of any supported server; return (parameters, notes).
 
-    parameters: name -> value, as the scenario's `fixed` has them. notes: a sentence on each parameter of the
-    file that was left out, since the scenario's kind of server does not have it.
+    parameters: name -> value, as the scenario's `fixed` has them. notes: a sentence on each part of the file
+    that is not used, such as a parameter that the scenario's kind of server lacks, and on defaults in which
+    the two kinds of server differ.
 
     Raises:
         BatchingParametersError: the file cannot be read, or holds values that its own server, or the

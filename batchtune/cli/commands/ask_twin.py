@@ -330,8 +330,8 @@ def run_simulate(
 
 
 def trusted(twin: Twin) -> int:
-    """Return the exit code of an answer that is based on the twin: 0, or 5, with a warning on stderr, where
-    it is inaccurate."""
+    """Return the exit code of an answer that the twin computed: 0, or 5 with a warning on stderr where its
+    predictions are too inaccurate."""
     if twin.reliable:
         return 0
     print("warning: the model of the server is too inaccurate to rely on", file=sys.stderr)
@@ -417,8 +417,8 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
 
 
 def twin_document(calibrated: Calibrated) -> dict[str, Any]:
-    """Return what a reader of JSON needs to know about the twin: how accurate it is, and from how many
-    trials."""
+    """Return the facts on the twin for --json, name -> value: how accurate it is, and from how many trials it
+    was calibrated."""
     twin = calibrated.twin
     return {
         "reliable": twin.reliable,

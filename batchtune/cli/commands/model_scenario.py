@@ -544,8 +544,11 @@ def look(
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Ask the model as `look_at`, or with `address` as `look_at_running`, and show what was found and
-    guessed."""
+    """Send the model a few requests, as `look_at` or with `address` as `look_at_running`, and print what was
+    found and guessed.
+
+    The result and the arguments are those of these two.
+    """
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]
     with sweep_view(quiet=quiet) as view:

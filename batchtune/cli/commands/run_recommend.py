@@ -212,11 +212,11 @@ def _require_of_several(given: Sequence[str], write: Path | None) -> None:
 def to_establish(
     run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
 ) -> str | None:
-    """Return the `batchtune sweep` command that would confirm the answer: it goes on with the run, with twice
-    the budget.
+    """Return the `batchtune sweep` command that would confirm the answer: it resumes the run, with twice the
+    budget.
 
-    For another SLO than the scenario's, `asked`, it starts a sweep of its own. None where every batch fails:
-    more trials tell nothing.
+    For another SLO than the scenario's, `asked`, it starts a new sweep. None where every batch fails: more
+    trials would change nothing.
     """
     if failure_with_batching(trials) is not None:
         return None

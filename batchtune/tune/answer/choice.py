@@ -56,7 +56,8 @@ class Capacities:
         return self.value(contender), max(self.search.upper(contender), self.value(contender))
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
-        """Return the ratio of the brackets, ours over the other's; None: unknown."""
+        """Return the ratio of the capacities, ours over the other's, with an interval by the ends of both
+        brackets; None: unknown."""
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
@@ -74,10 +75,11 @@ class Capacities:
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return the runs that a contender's figures come from, and how many of them are confirmation runs.
+        """Return (runs, confirmations): the runs that a contender's figures come from, and how many of them
+        are confirmation runs.
 
-        Confirmation runs that held the stated rate or more, or missed it or less; without any, the runs that held the
-        highest rate; else those that held in closed loops; else all.
+        Confirmation runs that held the stated rate or more, or missed it or less; without any, the runs that
+        held the highest rate; else those that held in closed loops; else all.
         """
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [
@@ -127,7 +129,7 @@ class Capacities:
         return questions
 
     def spread(self) -> float:
-        """Return 0: rates held are compared by brackets, which contain what runs differ by."""
+        """Return 0, the spread between runs: brackets, by which capacities are compared, contain it already."""
         return 0.0
 
 
@@ -164,14 +166,16 @@ class FixedLoads:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return the interval of a contender's figure: requests/s, or 1 / p95; (0, inf) without runs."""
+        """Return (low, high), the interval of a contender's figure: requests/s, or 1 / (p95 in seconds); (0,
+        inf) without runs."""
         standing = self.search.standing(contender)
         if standing is None:
             return 0.0, math.inf
         return math.exp(standing.low), math.exp(standing.high)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
-        """Return the ratio of the intervals, ours over the other's; None: unknown."""
+        """Return the ratio of the figures, ours over the other's, with an interval by both intervals; None:
+        unknown."""
         if self.search.standing(other) is None:
             return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
@@ -197,7 +201,8 @@ class FixedLoads:
         )
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return the runs that a contender's figures come from, and its number of confirmation runs.
+        """Return (runs, confirmations): the runs that a contender's figures come from, and its number of
+        confirmation runs.
 
         All under the scenario's own load; once there are FRESH confirmation runs, these only.
         """

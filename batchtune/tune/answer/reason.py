@@ -42,11 +42,13 @@ def explain_gain(
     missed: tuple[str, float, float] | None,
     configuration: Configuration,
 ) -> Coded:
-    """Return a finding that compares the best configuration with batching with none: costs of a batch, sizes, gain.
+    """Return a finding that compares the best configuration with batching to no batching: cost of a batch,
+    sizes, gain.
 
-    `batched`: a measurement of it; None: there is none, and `absence` is returned, which says why.
-    `gain`: with over without batching; None: unknown. `unbatched_rows_per_s`: of the busy server without batching; NaN:
-    not measured. `missed`: (quantile, its seconds, the limit in seconds) where no batching misses the SLO; else None.
+    `batched`: a measurement of that configuration; None: there is none, and `absence`, which says why, is
+    returned. `gain`: ratio of with to without batching; None: unknown. `unbatched_rows_per_s`: of the busy
+    server without batching; NaN: not measured. `missed`: (quantile, its seconds, the limit in seconds) where
+    no batching misses the SLO; else None.
     """
     if batched is None:
         return absence
@@ -263,9 +265,11 @@ def _failed(trials: Sequence[Trial]) -> str:
 
 
 def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
-    """Compute the largest ratio of a run's figures to their limits, of latencies, errors and the rate answered.
+    """Compute the largest of a run's ratios figure / limit: of latencies, of the share of errors, and of the
+    rate asked for over the rate answered; above 1 misses.
 
-    `limits`: quantile name -> seconds. inf: a figure is unknown, or nothing was answered.
+    `limits`: quantile name -> seconds. `error_limit`: the share of requests, 0 to 1, that may fail. inf: a
+    figure is unknown, or nothing was answered.
     """
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
     errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio

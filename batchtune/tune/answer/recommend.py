@@ -155,7 +155,7 @@ def recommend(
 ) -> Recommendation:
     """Choose the best of the configurations measured, for `slo` (None: the scenario's).
 
-    `search`: the sweep's summary, which the recommendation only contains.
+    `search`: the sweep's summary, which is copied into the recommendation.
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.

@@ -97,7 +97,7 @@ class Capacity:
 class Compared:
     """A configuration that was tried, compared with the recommended one.
 
-    `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …).
+    `names`: the sources that proposed it ("present", "no_batching", "defaults", "rule", "guide", …).
     `throughput_rps`, `latency_s` (quantile name -> seconds): median and range over `runs` runs, `fresh` of them
     confirmation runs; with objective capacity those at the rate held. `behind`: the numbers of their trials.
     `keeps`: it keeps the SLO. `open`: it may be better than the recommended one. `outside`: the space that the user
@@ -196,7 +196,7 @@ class OpenQuestion:
 class Recommendation:
     """The answer. In JSON every field has its own name, estimates are `{value, low, high}`.
 
-    `configuration`, `names`, `objective`: what to deploy, who named it, and by what it is the best.
+    `configuration`, `names`, `objective`: what to deploy, the sources that proposed it, and by what it is the best.
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (quantile name -> seconds): median with an interval over
     `runs` runs, `confirmations` of them confirmation runs; `behind`: the numbers of their trials. `interval`: "range"
     of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
@@ -206,8 +206,8 @@ class Recommendation:
     latency limit with the runs against it.
     `references`: what runs now ("present"), no batching, the server's defaults, as far as they have figures.
     `failed_references`: name -> error text of those that failed. `contenders`: all others that have figures.
-    `batching_helps`, `reason`: whether it helps, and why. `batching_gain`: the best configuration with batching over
-    none with as many model instances. `cannot_pay`: the finding that no batch can pay; None: not found.
+    `batching_helps`, `reason`: whether it helps, and why. `batching_gain`: a ratio, the best configuration with
+    batching over none with as many model instances. `cannot_pay`: the finding that no batch can pay; None: not found.
     `level_with`: the simplest reference that may be as good; None: the answer is better than all.
     `established`: nothing is open; else `open_questions` says what is. `may_find_more`: neighbours are untried.
     `rule`: how the throughput × interval rule computes its batch size. `bottleneck`: what limits these runs.
@@ -264,7 +264,7 @@ class Recommendation:
 
     @property
     def of_limit(self) -> Estimate:
-        """Largest latency over its limit, with an interval; NaN without limits."""
+        """Largest ratio latency / limit, with its interval; NaN without limits."""
         return tightest(self.latency_s, self.slo)
 
     @property
@@ -274,7 +274,7 @@ class Recommendation:
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
-        """Name of each reference -> gain over it; None: unknown."""
+        """Name of each reference -> ratio of the recommended configuration to it; None: unknown."""
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:
@@ -301,9 +301,10 @@ class Recommendation:
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:
-    """Return the largest latency over its limit: largest value, largest low end, largest high end.
+    """Return the largest ratio latency / limit; value, low and high are each the largest of all latencies
+    with a limit.
 
-    `latency_s`, `slo`: by quantile name, in seconds. NaN: no latency has a limit.
+    `latency_s`, `slo`: quantile name -> seconds. NaN: no latency has a limit.
     """
     shares = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
     return Estimate(
@@ -342,7 +343,10 @@ PREDICTION_RUNS = 5
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
-    """Write the limits of an SLO: `p95 ≤ 20 ms, errors ≤ 1 %`."""
+    """Write the limits of an SLO as text: `p95 ≤ 20 ms, errors ≤ 1 %`.
+
+    `limits`: quantile name -> seconds. `error_ratio`: the share of requests, 0 to 1, that may fail.
+    """
     wanted = [limit_words(name, limit) for name, limit in limits.items()]
     return ", ".join([*wanted, f"errors ≤ {percentage(error_ratio)}"])
 

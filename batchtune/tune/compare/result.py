@@ -61,7 +61,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingAnswer:
-    """Whether batching helps, from two variants that differ in nothing else: `pair` is with over without batching."""
+    """Whether batching helps, from two variants that differ in nothing else.
+
+    `pair` compares the variant with batching to the one without.
+    """
 
     protocol: str
     rows_per_request: float | None
@@ -96,7 +99,8 @@ class Comparison:
 
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:
-    """Sum up the trials of `compare`, all or those so far; the first variant is the baseline."""
+    """Summarize the trials that `compare` yielded, all or those so far; the first of `variants` is the
+    baseline."""
     arms = [arm for variant in variants for arm in variant.arms()]
     runs = {arm.name: runs_of(trials, arm.name) for arm in arms}
     figures = {arm.name: figures_of(arm, trials) for arm in arms}

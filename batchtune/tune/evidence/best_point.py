@@ -56,7 +56,8 @@ def searched_bottleneck(
 ) -> Bottleneck | None:
     """Find what limits most runs of a configuration that a search chose; None without runs.
 
-    Where it would advise fewer microseconds or more threads, and one of `tried` had them, the advice says so instead.
+    Where the advice would be a shorter batch timeout or more threads, and one of `tried` had that, it says so
+    instead.
     """
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
     # The parameter that is advised to change, and whether it is advised to be less.
@@ -94,7 +95,7 @@ def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
 
 
 def rows_per_request(measured: Measurement) -> float | None:
-    """Compute the mean rows of an answered request; None when no request was answered."""
+    """Compute the mean number of rows of an answered request; None when no request was answered."""
     requests_per_s = measured.throughput_rps.value
     return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
 

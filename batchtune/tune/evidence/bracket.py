@@ -133,7 +133,7 @@ class Bracket:
         return BACK * self.missed_once(0.0)
 
     def missed_once(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one that at least one run missed; inf: none."""
+        """Return the lowest rate above this one, requests/s, that at least one run missed; inf: none."""
         missed = (_rate(run) for run in self.open_runs if not run.held)
         return min((rate for rate in missed if rate > rate_rps), default=math.inf)
 
@@ -143,9 +143,11 @@ class Bracket:
         return self.missed_above(self.held_rps)
 
     def missed_above(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one that is missed: by one run by far, or by two and more than held it.
+        """Return the lowest rate above this one, requests/s, that counts as missed: by one run by far, or by
+        at least two runs and more than held it.
 
-        A closed loop with full batches counts as one miss at what it answered. At most `saturated_rps`.
+        A closed loop with full batches counts as one miss at what it answered. The result is at most
+        `saturated_rps`.
         """
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
@@ -199,18 +201,19 @@ class Bracket:
         )
 
     def has_failed(self, rate_rps: float) -> bool:
-        """Whether more than a third as many confirmation runs missed a rate as held it.
+        """Whether the confirmation runs that missed a rate are more than a third of those that held it.
 
-        Runs that held a rate count for lower ones too, so that a step down may cost one run where this rate needs
-        three more.
+        Runs that held a rate count for lower ones too, so that a step down may cost one run where this rate
+        needs three more.
         """
         return self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True) / 3
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held, requests/s: the confirmed one, or if higher UNCONFIRMED times the search's.
+        """Rate that is stated as held, requests/s: `confirmed_rps`, or UNCONFIRMED times `held_rps` if that
+        is more.
 
-        The latter stays STEP_DOWN below the lowest rate whose confirmation runs failed.
+        The second stays at STEP_DOWN times the lowest rate whose confirmation runs failed, or below.
         """
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
@@ -227,7 +230,8 @@ class Bracket:
 
     @cached_property
     def has_fresh_misses(self) -> bool:
-        """Whether more than a quarter as many confirmation runs missed the stated rate as held it."""
+        """Whether the confirmation runs that missed the stated rate are more than a quarter of those that
+        held it."""
         stated = self.stated_rps
         return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
 
@@ -342,7 +346,11 @@ def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[B
 
 
 def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
-    """Whether these figures keep every limit; an undefined quantile, or one that was not measured, misses its limit."""
+    """Whether these figures keep every limit; an undefined quantile, or one that was not measured, misses its
+    limit.
+
+    `latency_s`: quantile name -> seconds. `error_ratio`: the share of requests that failed, 0 to 1.
+    """
     return error_ratio <= slo.error_ratio and all(
         latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
     )

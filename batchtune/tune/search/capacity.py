@@ -95,7 +95,8 @@ class CapacitySearch(Search):
     # Who leads, and who may still win.
 
     def worth(self, contender: Contender) -> float:
-        """Return the rate by which contenders are ranked, requests/s: the confirmed one, or SAFE of the held one."""
+        """Return the rate by which contenders are ranked, requests/s: the confirmed rate, or SAFE times the
+        rate held if that is more."""
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
@@ -146,9 +147,10 @@ class CapacitySearch(Search):
         )
 
     def is_level(self, rival: Contender, top: Contender) -> bool:
-        """Whether a checked service-time curve predicts at most LEVEL times the leader's capacity for a contender.
+        """Whether the service-time curve predicts for `rival` at most LEVEL times the capacity that it
+        predicts for `top`.
 
-        False while the curve is not trusted, or not checked by three sizes.
+        False while the curve is not trusted, or not checked by three batch sizes.
         """
         if not (self.trusts_curve and self.curve.is_checked):
             return False

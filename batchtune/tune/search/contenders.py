@@ -67,7 +67,7 @@ class RuleAnswer:
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
     def arithmetic(self) -> Coded:
-        """Return how the batch size was computed, as a finding with its figures."""
+        """Return a finding with the figures from which the batch size was computed."""
         code = "rule_no_interval"
         if self.slo_s is None:
             code = "rule_without_slo"
@@ -118,9 +118,10 @@ GROWS: Final[Mapping[str, int]] = {SIZE: 4096, THREADS: 64, _TIMEOUT: 1_000_000,
 
 @dataclass(eq=False, slots=True)
 class Contender:
-    """A configuration that may be the answer, who named it, and its runs.
+    """A configuration that may be the answer, the sources that proposed it, and its runs.
 
-    `sources`: who named it, the first first. `rows`, `threads`: of its largest batch, and its batch threads.
+    `sources`: what proposed it ("defaults", "rule", "guide", …), earliest first. `rows`: of its largest batch.
+    `threads`: its batch threads.
     `point`: parameter -> value in the space, as far as it grew; None: it lies outside.
     `eligible`: whether it can be the answer; False: the space that the user wrote excludes it.
     `failures`: failed trials. `runs`: all its loads, judged by the SLO.
@@ -169,7 +170,7 @@ class Contender:
 
 
 class Contenders:
-    """All contenders of a search, in the order in which they were named, and the values of the space.
+    """All contenders of a search, in the order in which they were proposed, and the values of the space.
 
     Iteration yields those that can be the answer. `alone`: the only one of several models that the search loads; the
     parameters of the other models have the middle of their values.
@@ -201,7 +202,7 @@ class Contenders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no contender can be the answer: none is named yet, or all are barred or broken."""
+        """Whether no contender can be the answer: there is none yet, or all are barred or broken."""
         return next(iter(self), None) is None
 
     def all(self) -> tuple[Contender, ...]:
@@ -215,7 +216,7 @@ class Contenders:
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
     def of(self, source: Source) -> Contender | None:
-        """Return the first contender that this source named; None: there is none."""
+        """Return the first contender that this source proposed; None: there is none."""
         return next((c for c in self._by_configuration.values() if source in c.sources), None)
 
     def find(self, configuration: Configuration) -> Contender | None:
@@ -225,7 +226,7 @@ class Contenders:
     def add(
         self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
     ) -> Contender:
-        """Return the contender of this configuration, made at the first call; `source` is added to those that named it.
+        """Return the contender of this configuration, made at the first call; `source` is added to its sources.
 
         `point`: its point in the space; None: it is located by its parameters.
         """
@@ -281,7 +282,8 @@ class Contenders:
         return _unique(self.at(point, "grid") for point in points)
 
     def indices(self, contender: Contender) -> tuple[int, ...] | None:
-        """Return the index of each parameter's value; None: the contender lies outside the space."""
+        """Return the index of each parameter's value among its values in the space; None: the contender lies
+        outside."""
         point = contender.point
         if point is None or any(point[name] not in values for name, values in self.values.items()):
             return None
@@ -297,7 +299,7 @@ class Contenders:
         return _unique(self.at(point, "alone") for point in points)
 
     def grid(self, most: int) -> list[Contender]:
-        """Return contenders for all sizes times all threads; other parameters as in `base`.
+        """Return contenders for all batch sizes times all numbers of threads; other parameters as in `base`.
 
         Further parameters are varied too while there are at most `most` points.
         """

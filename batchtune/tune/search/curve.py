@@ -136,7 +136,7 @@ class Curve:
         return self._prediction(summary)
 
     def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
-        """Predict Poisson arrivals at this rate, by simulation."""
+        """Predict Poisson arrivals at `rate_rps` requests/s, by simulation."""
         return self._open(self._batcher(configuration), rate_rps)
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:

@@ -82,7 +82,7 @@ class FixedLoadSearch(Search):
     # What runs say.
 
     def merit(self, run: BracketRun) -> float:
-        """Return the merit of one run (`Standing`); NaN: it has no figure."""
+        """Return the merit of one run, a natural log (see `Standing`); NaN: the run has no figure."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
             value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)

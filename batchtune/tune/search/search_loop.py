@@ -46,7 +46,7 @@ RUN_SHARE, FRESH_SHARE = 0.055, 0.08
 """Share of the budget that one run, and one confirmation run, may last."""
 
 RANDOM_POINTS = 3
-"""Random points named with several models, beside the middle of the space and the best of each model alone."""
+"""Random points proposed with several models, beside the middle of the space and the best of each model alone."""
 
 MIDDLE, LARGE = 16, 128
 """Requests in a batch of the middle and of the large size that are scouted, at most."""
@@ -247,7 +247,8 @@ class Search(ABC):
             self.contenders.put_together(points)
 
     def spent_s(self, left_s: float) -> float:
-        """Return the seconds of the budget that are spent; once a budget of trials is, all those for comparing."""
+        """Return the seconds of the budget that are spent; where a budget of trials is used up, at least the
+        share for comparing."""
         spent_s = self.budget_s - left_s
         return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
 
@@ -304,7 +305,7 @@ class Search(ABC):
             confirm=round(confirm_s),
         )
 
-    # The contenders that are named once something is known.
+    # The contenders that are added once something is known.
 
     def name_points(self) -> None:
         """Add the first contenders of the search, at the first call only.
@@ -320,7 +321,7 @@ class Search(ABC):
         if self.of_models:
             self.contenders.scattered(RANDOM_POINTS)
         elif strategy == "grid":
-            grid_most = 10_000  # Points of a space that strategy grid names: more are not run in a day.
+            grid_most = 10_000  # Points of a space that strategy grid proposes: more are not run in a day.
             self.contenders.whole(grid_most)
         elif strategy == "guided":
             self.contenders.grid(self.hopes_max)
@@ -329,9 +330,10 @@ class Search(ABC):
         self._named = True
 
     def name_rule(self, unbatched_rps: float) -> None:
-        """Name the throughput × interval rule's point as a contender, once.
+        """Add the point of the throughput × interval rule as a contender, once.
 
-        `unbatched_rps`: requests/s without batching. Nothing is named while that or `lone_s` is unknown (0, NaN).
+        `unbatched_rps`: requests/s without batching. Nothing is added while that or `lone_s` is unknown (0,
+        NaN).
         """
         if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
             return
@@ -345,10 +347,10 @@ class Search(ABC):
             self.contenders.overlaid(self.rule.point, "rule")
 
     def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
-        """Yield contenders that Optuna's sampler names; none with strategy "rule" or "grid".
+        """Yield contenders that Optuna's sampler proposes; none with strategy "rule" or "grid".
 
-        `worth`: contenders that ran, each with its value, higher is better. The sampler does not learn of neighbours:
-        they all lie around a leader, and its points would then stay there too.
+        `worth`: contenders that ran, each with its value, higher is better. The sampler does not learn of
+        neighbours: they all lie around a leader, and its points would then stay there too.
         """
         if self.scenario.search.strategy in ("rule", "grid"):
             return
@@ -375,7 +377,8 @@ class Search(ABC):
     # What a run costs.
 
     def overhead_s(self) -> float:
-        """Return the seconds that a run takes beside its length (applying, warming up, draining), by the last eight."""
+        """Return the seconds that a run takes beside its measured part (applying, warming up, draining): the
+        median of the last eight trials, or OVERHEAD_S with fewer than three."""
         beside = [
             trial.seconds - trial.request.duration_s
             for trial in self.trials[-8:]
@@ -390,7 +393,8 @@ class Search(ABC):
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
 
     def batch_s(self, rows: float) -> float:
-        """Return the seconds of a batch by the curve; before there is one those of a lone request, or 0."""
+        """Return the seconds that a batch takes by the service-time curve; before there is a curve the
+        seconds of a lone request, or 0."""
         if self.curve.is_known:
             return self.curve.batch_s(rows)
         return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
@@ -404,9 +408,10 @@ class Search(ABC):
         rate_rps: float | None = None,
         **load: float | None,
     ) -> TrialRequest:
-        """Return a load of this contender; `source` None: who named it.
+        """Return the request for a load of this contender.
 
-        `rate_rps`: with several models the sum of their rates. `load`: `concurrency` or `duration_s`.
+        `source`: what the trial is for; None: the source that proposed the contender. `rate_rps`: with
+        several models the sum of their rates. `load`: `concurrency` or `duration_s`.
         """
         if self.of_models:
             load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
@@ -424,7 +429,7 @@ class Search(ABC):
     # Scouts of an open loop, and of the rule.
 
     def lone_probe(self) -> TrialRequest | None:
-        """Return a load of one client, whose latency no configuration can beat; None: it was run."""
+        """Return a load of one client, whose latency no configuration can beat; None: it has run already."""
         if any(trial.request.concurrency == 1 for trial in self.trials):
             return None
         return TrialRequest(
@@ -436,7 +441,8 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
-        """Return a closed loop of `clients` for a contender; None: it had one, or `next_asks` has chosen one."""
+        """Return a closed loop of `clients` for a contender; None: it had a closed loop already, or
+        `next_asks` has chosen a load for it."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
         ):
@@ -446,7 +452,8 @@ class Search(ABC):
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
-        """Return a closed loop with enough clients to fill every batch of a contender; None: as `loop`."""
+        """Return a closed loop with enough clients to fill every batch of a contender; None: as `loop`
+        returns it."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
         # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
@@ -459,10 +466,11 @@ class Search(ABC):
         )
 
     def corners(self) -> list[Contender]:
-        """Return up to three contenders to scout: a middle batch size, a large one whose batch takes at most 0.7 of
-        the limit, and the middle one with more threads.
+        """Return up to three contenders to scout: a middle batch size, a large one whose batch takes at most
+        0.7 of the latency limit, and the middle one with more threads.
 
-        Without a service-time curve also the last of them with each other parameter at either end of its values.
+        Without a service-time curve also the last of them with each other parameter at either end of its
+        values.
         """
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
@@ -501,7 +509,7 @@ class Search(ABC):
                 yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
-        """Return a closed loop without batching; None: it was run."""
+        """Return a closed loop without batching; None: it has run already."""
         return self._patient_loop(self.unbatched(), "what is answered one by one")
 
     def present(self) -> Contender | None:
@@ -509,7 +517,8 @@ class Search(ABC):
         return self.contenders.of("present") if self.scenario.target.attached else None
 
     def present_loop(self) -> TrialRequest | None:
-        """Return a closed loop of what an attached server runs now; None: it was run, or the server was launched."""
+        """Return a closed loop of what an attached server runs now; None: it has run already, or the server
+        was launched."""
         present = self.present()
         return None if present is None else self._patient_loop(present, "what runs now")
 
@@ -538,10 +547,11 @@ class Search(ABC):
         return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
 
     def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
-        """Set the hope of every contender by a plane through those that ran, for where there is no service-time curve.
+        """Set the hope of every contender, the figure expected of it, by a plane through those that ran, for
+        where there is no service-time curve.
 
-        `known`: contenders that ran, the leader first, each with the natural log of its figure; those near the leader
-        weigh most.
+        `known`: contenders that ran, the leader first, each with the natural log of its figure; those near
+        the leader weigh most.
         """
         located = [(at, value) for c, value in known if (at := self.contenders.indices(c)) is not None]
         if not located:
@@ -553,11 +563,12 @@ class Search(ABC):
                 contender.hope = math.exp(hope(at))
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
-        """Set every hope: the curve's prediction times the median ratio of runs to predictions in this sweep.
+        """Set the hope of every contender, the figure expected of it: the curve's prediction times the median
+        ratio of runs to predictions in this sweep.
 
-        `known`: contenders that ran, each with its figure to compare with the prediction, and its figure by runs alone,
-        both in the unit of `model_says`. Where the ratios differ too much between contenders the curve is not trusted
-        (`trusts_curve`), and the hope is the figure of the nearest contender that ran.
+        `known`: contenders that ran, each with its figure to compare with the prediction, and its figure by
+        runs alone, both in the unit of `model_says`. Where the ratios differ too much between contenders the
+        curve is not trusted (`trusts_curve`), and the hope is the figure of the nearest contender that ran.
         """
         shifts = [
             math.log(value / contender.model_says)

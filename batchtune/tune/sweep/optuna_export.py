@@ -28,7 +28,7 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
 NAMES = "named_by"
-"""Name of the user attribute that marks an exported trial; its value is who named the contender."""
+"""Name of the user attribute that marks an exported trial; its value is the source that proposed the contender."""
 
 _STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 _HINT = "give sqlite:///FILE"
@@ -89,7 +89,7 @@ def _refused(error: Exception) -> UsageError:
 
 
 def _exported(search: Search, by_number: Mapping[int, Trial]) -> Iterator[optuna.trial.FrozenTrial]:
-    """Yield an Optuna trial for each contender that ran, in the order in which they were named.
+    """Yield an Optuna trial for each contender that ran, in the order in which they were proposed.
 
     `by_number`: trial number -> trial, of all trials of the search.
     """

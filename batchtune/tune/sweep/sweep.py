@@ -85,7 +85,7 @@ NOBODY = Watcher()
 
 
 def phase_of(source: Source) -> str:
-    """Return the phase of a sweep, one of PHASES, in which trials of this source run."""
+    """Return the phase of a sweep, one of PHASES, in which trials with this source run."""
     return _PHASES.get(source, "comparing")
 
 
@@ -135,7 +135,8 @@ def run_sweep(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """As `sweep`, on any bench and by any clock: tests sweep a table of recorded trials in virtual time."""
+    """Run a sweep as `sweep` does, on any bench and by any clock: tests sweep a table of recorded trials in
+    virtual time."""
     yield from _Sweep(scenario, finished, watcher, now_s).run(OneServer(bench))
 
 
@@ -147,9 +148,10 @@ def sweep_nodes(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """As `sweep`, on several nodes, which run a trial each at once.
+    """Run a sweep as `sweep` does, on several nodes, each of which runs a trial at the same time.
 
-    `nodes`: called once with a function that takes the plan and live counts of a trial in flight; returns the nodes.
+    `nodes`: called once with a function that takes the plan and live counts of a trial in flight; returns the
+    nodes.
     """
     search = _Sweep(scenario, finished, watcher, now_s)
     yield from search.run(nodes(search.report))

@@ -139,10 +139,11 @@ def _value_among(
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
-    """Return the value that a parameter or flag has in a configuration, else the server's default; None: unknown.
+    """Return the value that a parameter or flag has in a configuration, else the server's default; None:
+    unknown.
 
-    `name`: of several models `MODEL:NAME` is that of one of them. `cpus`: those that the server may run on
-    (`target.cpus`), by which the default of num_batch_threads goes; None: those of this process.
+    `name`: of one of several models `MODEL:NAME`. `cpus`: those that the server may run on (`target.cpus`),
+    by whose number num_batch_threads defaults; None: those of this process.
     """
     model, _, name = name.rpartition(":")
     if model:

@@ -42,7 +42,7 @@ Source = Literal[
 models by itself, combined. `grid`: a point of the space. `neighbour`: of the leader. `sampler`: Optuna's.
 `probe`: a lone client. `calibration`: a scout. `confirm`: a confirmation run of a configuration measured before.
 `variant`: of a comparison; `reason` is the variant's name, `block` the block. `load`: a point of a load test.
-Only in older files: `twin` (the twin named it), `race` (a repeat among the best), `node` (a load on each of several
+Only in older files: `twin` (the twin proposed it), `race` (a repeat among the best), `node` (a load on each of several
 nodes)."""
 
 NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
@@ -64,7 +64,7 @@ WORST_VIOLATION = 10.0
 class TrialRequest:
     """What a trial shall measure: a configuration, the load it gets, and why.
 
-    `source`: who named the configuration, or what the trial is for. `reason`: why, in words.
+    `source`: what proposed the configuration, or what the trial is for. `reason`: why, in words.
     `point`: the configuration as a point of the search space (parameter -> value); None: it lies outside.
     `block`: number of the block whose seed the trial has; None: a seed of its own.
     `rate_rps`, `concurrency` (clients of a closed loop), `duration_s` (the measured part): in place of the scenario's;

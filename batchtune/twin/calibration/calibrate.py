@@ -39,11 +39,12 @@ ENOUGH: Final = 0.75
 
 
 def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
-    """Compute how well trials are predicted by a fit without them (cross-validation); `full`: the fit to all of `runs`.
+    """Compute how well trials are predicted by a fit from which they were left out (cross-validation).
 
-    One configuration under one traffic is left out at a time, with its repeats; from eleven on several, in ten folds.
-    Never left out are those with the smallest or largest batches, or the most threads, of all: the fit to the rest
-    would have to extrapolate, which the full fit does not. With fewer than four to leave out all figures are NaN.
+    `full`: the fit to all of `runs`. One configuration under one traffic is left out at a time, with its
+    repeats; from eleven on several, in ten folds. Never left out are those with the smallest or largest
+    batches, or the most threads, of all: the fit to the rest would have to extrapolate, which the full fit
+    does not. With fewer than four to leave out all figures are NaN.
     """
     fewest = 4
     groups = [group for group in _groups(runs) if _is_within(group, runs)]

@@ -81,9 +81,11 @@ def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
 def solve_again(
     law: Law, runs: Sequence[FitRun], near: Solution, slopes: Sequence[NDArray[np.float64]]
 ) -> Fitted:
-    """Fit a law to some of the runs, starting from the solution `near` of all of them. Returns the reading.
+    """Fit a law to some of the runs, starting from `near`, the solution for all of them. Returns the fitted
+    reading.
 
-    `slopes`: those of `near` for these runs, which are used unchanged: three evaluations are then enough.
+    `slopes`: derivatives of the residuals of these runs at `near`, which are used unchanged: three
+    evaluations are then enough.
     """
     together = np.concatenate(slopes)
     # Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution

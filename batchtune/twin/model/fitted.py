@@ -78,7 +78,8 @@ def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
 
 
 def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
-    """Return the rows of the largest batch that can be executed, padding included, up to which τ must be known."""
+    """Return how many rows the largest batch that can be executed has, padding included; τ must be known up
+    to there."""
     return max(batcher.max_batch_size or 1, traffic.rows_most, *batcher.allowed_batch_sizes, 1)
 
 

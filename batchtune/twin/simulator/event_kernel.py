@@ -201,10 +201,10 @@ def simulate_plain(
     plan: PlainPlan,
     run: PlainRun,
 ) -> int:
-    """Run the plain kernel and write into `run`. Returns the number of batches, or QUEUE_FULL as soon as a request
-    would be refused.
+    """Run the plain kernel (one replica, one queue, requests of equal rows) and write into `run`.
 
-    `due_s` [requests]: ascending. `cost_s` [size + 1]: seconds of a batch of so many requests. Events at one instant
+    Returns the number of batches, or QUEUE_FULL as soon as a request would be refused. `due_s` [requests]:
+    seconds, ascending. `cost_s` [size + 1]: seconds of a batch of so many requests. Events at one instant
     have the order that they have in the event loop.
     """
     requests = len(due_s)

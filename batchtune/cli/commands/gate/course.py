@@ -330,7 +330,7 @@ def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
     """Write the report files, append to the CI job's summary, and print annotations where a GitHub runner
     reads them.
 
-    For each file that cannot be written a note goes to stderr. `scenario`: the file that annotations point
+    A file that cannot be written is named in a note on stderr. `scenario`: the file that annotations point
     to.
     """
     summary = files.markdown

@@ -157,13 +157,13 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
 
 
 def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: BatchtuneError | None) -> int:
-    """Save the account and add it to the history, print it, write the CI job's files and the page. Returns
-    the exit code.
+    """Save the account and add it to the history, print it, write the CI job's files and the HTML page.
+    Returns the exit code.
 
     What cannot be saved is printed as a note.
 
     Raises:
-        BatchtuneError: `fault`, an error from closing the servers, after all that.
+        BatchtuneError: `fault`, an error from closing the servers; raised after all else is done.
     """
     run, document = course.run, account_document(account)
     try:

@@ -166,11 +166,12 @@ TIMES_LARGER: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTries:
-    """What the probe found out. `request` is answered; `shapes` and `ranges` had to be guessed for it.
+    """What the first few requests to a model showed.
 
-    `lone_s`: time of a request sent alone. `larger_s`: time of one with TIMES_LARGER times its rows; None where the
-    model takes only the rows of one request, or refuses so many (`refusal` says why), or the requests are recorded and
-    cannot be made larger.
+    `request`: one that the model answers. `shapes`, `ranges`: those that had to be guessed for it. `lone_s`:
+    seconds of a request sent alone. `larger_s`: seconds of one with TIMES_LARGER times its rows; None where
+    the model takes only the rows of one request, or refuses so many (`refusal` says why), or the requests are
+    recorded and cannot be made larger.
     """
 
     request: RequestSpec
@@ -403,7 +404,8 @@ def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
 
 
 def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> RequestSpec:
-    """Return the request with guessed dimensions and ranges added; its own stay."""
+    """Return the request with the guessed dimensions and ranges added; those that it has already are not
+    replaced."""
     inputs = request.inputs
     if ranges and (inputs == "random" or isinstance(inputs, RandomInputs)):
         values = inputs.random if isinstance(inputs, RandomInputs) else RandomValues()

@@ -68,7 +68,8 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one of several workers did: its name, and its `wall_s` and CPU time as in `Samples`."""
+    """The part of one of several workers in a job: its name, and its `wall_s` and CPU seconds as in
+    `Samples`."""
 
     name: str
     wall_s: float

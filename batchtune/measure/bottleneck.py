@@ -48,11 +48,11 @@ class Case:
 
 
 def advice_for(kind: Kind, case: Case) -> Coded:
-    """Return one piece of advice on this configuration under this load; it says nothing of other points of a
+    """Return one piece of advice on this configuration under this load; it considers no other points of a
     search space.
 
-    For a server that speaks KServe v2 the figures hold `in_tritons_words`, so that the report uses Triton's
-    terms.
+    For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses
+    Triton's terms.
     """
     figures: dict[str, Any] = {"in_tritons_words": True} if _speaks_kserve(case.protocol) else {}
     if kind == "server_threads":
@@ -159,7 +159,7 @@ class Facts:
 
     @property
     def fill_ratio(self) -> float | None:
-        """Mean rows of a batch over max_batch_size."""
+        """Mean rows of a batch over max_batch_size, 0 to 1."""
         server, most = self.run.server, self.settings.max_batch_size
         return server.mean_batch_rows / most if server and server.mean_batch_rows and most else None
 
@@ -294,8 +294,8 @@ class Facts:
 
     @property
     def fuller_gain(self) -> float | None:
-        """Rows per second of full batches over those of the mean batch, by a straight line through the
-        execution times by size.
+        """Ratio of the rows/s of full batches to those of batches of the mean size, by a straight line
+        through the execution times by size.
 
         An extrapolation. None too where no two sizes are 2 : 1 apart, or batching is off.
         """
@@ -313,7 +313,8 @@ class Facts:
         return (fixed_s / server.mean_batch_rows + per_row_s) / (fixed_s / most + per_row_s)
 
     def error_ratio(self, name: str) -> float:
-        """Share of the requests that failed with errors of this class, by its name in lower case."""
+        """Return the share of the requests that failed with errors of this class, 0 to 1; `name`: the class
+        in lower case."""
         return self.run.errors.get(name, 0) / self.run.requests if self.run.requests else 0.0
 
     @property

@@ -48,9 +48,10 @@ def padding_share(per_element: float) -> str:
 
 
 def saved_text(per_element: float, *, in_one_queue: float) -> str:
-    """Return `padding saved: 84 %`, how much less padding there is than in one queue; "" where that has none.
+    """Return `padding saved: 84 %`, by how much padding is less than in one queue; "" where one queue would
+    have none.
 
-    Both arguments are padding for each element that was sent.
+    `per_element`, `in_one_queue`: elements of padding for each element that was sent.
     """
     if in_one_queue <= 0.0:
         return ""
@@ -126,8 +127,8 @@ def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     """Return the table of a noise floor, headings first: a row for each figure.
 
-    Its columns: spread in %, second arm over first, and the smallest detectable change in % by number of
-    blocks. `marks`: the letters of the caveats, which it has under the name "A/A".
+    Its columns: spread in %, ratio of the second arm to the first, and the smallest detectable change in % by
+    number of blocks. `marks`: letters of the caveats on the runs, which are those of the name "A/A".
     """
     shown = next(iter(floor.floors.values())).smallest
     rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks, %" for blocks in shown)]]
@@ -323,14 +324,14 @@ def _p95(figures: VariantFigures) -> str:
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
-    """Whether batching is known to change the figure by at most HARDLY, a share."""
+    """Whether batching is known to change the figure by at most HARDLY, a share of it."""
     return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
-    """Return the table of variants, headings first; a column in which no variant has a value stays.
+    """Return the table of variants, headings first; a column in which no variant has a value is not left out.
 
-    `marks` adds the letters of caveats.
+    `marks`: the letters of the variants' caveats, which follow the figures.
     """
     variants = comparison.variants
 

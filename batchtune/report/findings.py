@@ -110,7 +110,7 @@ def worded(document: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Letters that stand behind figures in a table and refer to the caveats below it.
+    """Letters that follow figures in a table and refer to the caveats below it.
 
     `caveats`: row or column, such as a variant or a load point -> its caveats. Each code of a caveat has one
     letter. A caveat that touches all figures of a row is marked at the row's heading only.
@@ -136,9 +136,10 @@ class Marks:
         return f"{text} {letters}" if letters else text
 
     def lines(self, *, named: str = "") -> list[str]:
-        """Return a line for each caveat: `a  (whose) text — advice`; an advice given before is `as for a`.
+        """Return a line for each caveat: `a (whose) text — advice`; an advice given before is `as for a`.
 
-        `(whose)` is left out where the caveat concerns all. `named`: what the names are, such as "clients".
+        `(whose)` is left out where the caveat concerns all. `named`: the kind of things that have caveats,
+        such as "clients".
         """
         lines: list[str] = []
         first_with: dict[str, str] = {}

@@ -201,8 +201,8 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
 def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
     """Return one line on a finished trial; `head` begins it, None: number, source, configuration and load.
 
-    `scenario` says whether there is an SLO to miss, and the server's CPUs and flags, on which the bottleneck
-    depends; None: there is one, and the server has all CPUs.
+    `scenario`: its SLO decides whether a limit is missed, and its server's CPUs and flags decide the
+    bottleneck; None: there is an SLO, and the server has all CPUs.
     """
     if trial.parts:
         return _line_of_models(trial)

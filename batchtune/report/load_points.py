@@ -332,8 +332,8 @@ def print_models(
     """Print a row for each of several models, what the load of the others costs it, and what the server did
     meanwhile.
 
-    `together`: its trial beside the others; `alone`: by itself. `server`: counters over all models, None
-    where not known.
+    `together`: model -> its trial while the others were loaded; `alone`: model -> its trial by itself.
+    `server`: counters over all models, None where not known.
     """
     measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
@@ -367,7 +367,7 @@ def print_models(
 
 
 def measured_of(trials: Trials) -> dict[str, Measurement]:
-    """Return the measurements of the trials that did not fail, by model."""
+    """Return model -> measurement for the trials that did not fail."""
     return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
 
 

@@ -135,8 +135,8 @@ def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
 
 
 def short_label(label: str | None) -> str:
-    """Shorten a configuration's label for a table: `size 8 · 500 µs · 2 threads`; with several models a part
-    for each; None: ""."""
+    """Return a configuration's label, shortened for a table: `size 8 · 500 µs · 2 threads`; with several
+    models a part for each; for None ""."""
     return "; ".join(map(_short_part, (label or "").split("; ")))
 
 

@@ -147,8 +147,8 @@ def accuracy_text(twin: Twin) -> str:
 
 
 def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
-    """Return a clause on the rates that one replica held and missed, and on the twin's own where that lies
-    outside of them.
+    """Return a clause on the rates that one replica held and missed, and on the twin's own rate where that
+    lies outside of them.
 
     `not measured` where either argument is None.
     """

@@ -158,7 +158,7 @@ def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
 
 
 def name_without_parameters(configuration: Configuration) -> str | None:
-    """Return what to call a configuration that sets no batching parameter: "no batching", "the server's
+    """Return the name of a configuration that sets no batching parameter: "no batching", "the server's
     defaults"; else None."""
     if configuration.batching is None:
         return reference_text("no_batching")
@@ -168,7 +168,7 @@ def name_without_parameters(configuration: Configuration) -> str | None:
 
 
 def reference_text(name: str) -> str:
-    """Return what to call a reference, such as `no_batching`, within a sentence."""
+    """Return the words for a reference, such as `no_batching`, within a sentence."""
     return "the server's defaults" if name == "defaults" else labels("references")[name]
 
 
@@ -180,8 +180,8 @@ def other_references(chosen: Recommendation) -> list[Compared]:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Return who named a contender, such as `no batching, rule`; "" for a point of the space that nobody else
-    named."""
+    """Return the sources that proposed a contender, such as `no batching, rule`; "" for a point of the space
+    that no source proposed by name."""
     return ", ".join(text for name, text in labels("names").items() if name in set(names))
 
 
@@ -236,8 +236,8 @@ def gain_cell(other: Compared) -> str:
 
 
 def gain_sentences(chosen: Recommendation) -> Iterator[str]:
-    """Yield sentences on what is gained over the configuration that runs now; without one, over no batching
-    and the defaults."""
+    """Yield sentences on what is gained over the configuration that runs now; where none runs, over no
+    batching and the defaults."""
     others = other_references(chosen)
     if "present" in chosen.names:
         yield "None: this is what runs now."
@@ -274,14 +274,14 @@ def _gained_what(chosen: Recommendation) -> str:
 
 
 def quantile_of(chosen: Recommendation) -> str:
-    """Return the name of the quantile to state: the first that the SLO limits and the runs measured, else
-    p95."""
+    """Return the name of the latency quantile to state: the first that the SLO limits and the runs measured,
+    else "p95"."""
     return next((name for name in chosen.slo if name in chosen.latency_s), "p95")
 
 
 def runs_text(chosen: Recommendation, runs: int) -> str:
-    """Return how many runs of which kind: `3 confirmation runs`, `2 runs of the search`, or `5 runs` where
-    both are meant."""
+    """Return the number of runs with their kind: `3 confirmation runs`, `2 runs of the search`, or `5 runs`
+    for both kinds."""
     if chosen.confirmations == chosen.runs:
         return counted(runs, "confirmation run")
     return counted(runs, "run") + ("" if chosen.confirmations else " of the search")
@@ -322,9 +322,10 @@ def _figures_of_models(chosen: Recommendation) -> str:
 
 
 def model_sentences(chosen: Recommendation) -> Iterator[str]:
-    """Yield, for each of several models, what it gets and what it got when it was searched alone.
+    """Yield, for each of several models, a sentence on its rate in the answer and its rate when it was
+    searched alone.
 
-    The last sentence says how the best configurations of all alone, put together, compare with the
+    The last sentence says how the best configurations of all models alone, put together, compare with the
     recommended one.
     """
     for model in chosen.models:
@@ -492,8 +493,8 @@ def _met(chosen: Recommendation) -> str:
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
-    """Yield that a longer search may find more, with `offer`, the options for one; nothing where the answer
-    is not confirmed."""
+    """Yield a sentence that a longer search may find more, with `offer`, the options for it; nothing where
+    the answer is not confirmed."""
     if chosen.established and chosen.may_find_more:
         yield "A longer search may find more" + (f": `{offer}`." if offer else ".")
 
@@ -506,8 +507,8 @@ def _confirmed(chosen: Recommendation) -> tuple[int, int]:
 
 
 def named_sentences(chosen: Recommendation) -> Iterator[str]:
-    """Yield how the configurations that the throughput × interval rule and the tuning guide name compare with
-    the recommended one."""
+    """Yield sentences on how the points of the throughput × interval rule and of the tuning guide compare
+    with the recommended configuration."""
     rule = "" if chosen.rule is None else f" ({text_of(chosen.rule)})"
     for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
         if name in chosen.names:

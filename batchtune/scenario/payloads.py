@@ -239,9 +239,10 @@ def build_requests(
 ) -> RequestSet:
     """Encode the requests of a scenario; one seed always gives the same bytes.
 
-    `signature` is the one that the request names, or all of them by name when a mix calls several; of
-    protocol http none is read. `version` of the model goes into each request; None: the server chooses.
-    `distinct` replaces `request.distinct`; recorded requests are all taken, whatever it is.
+    `signature` is the one that the request names, or name -> signature of all when a mix calls several;
+    protocol http uses none. `version` of the model goes into each request; None: the server chooses.
+    `distinct` replaces `request.distinct`, the number of different bodies; recorded requests are all used,
+    whatever it is.
 
     Raises:
         UsageError: inputs that do not fit the signature; the text names the input and what to add.
@@ -471,9 +472,10 @@ def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
 
 def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
     """Return an order of bodies as indices, shape (4096,): each kind of request has its share by weight,
-    shuffled, and its bodies come in turn. One kind alone: each body once, shape (size,).
+    shuffled, and its bodies come in turn. With one kind only: each body once, shape (size,).
 
-    `sizes` is the number of bodies of each kind; those of the first kind have the lowest indices.
+    `weights`: of each kind. `sizes`: the number of bodies of each kind; those of the first kind have the
+    lowest indices.
     """
     if len(sizes) == 1:
         return np.arange(sizes[0], dtype=np.int32)

@@ -43,7 +43,7 @@ def trim() -> None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 where /proc does not tell."""
+    """Return the resident memory of this process in bytes; 0 where /proc does not report it."""
     statm = Path("/proc/self/statm")
     try:
         return int(statm.read_text().split()[1]) * _PAGE_BYTES

@@ -207,7 +207,7 @@ _LAG_BOUNDS = exponential_bounds(10, 2, 16)
 
 
 class Queues(Protocol):
-    """Knows the batching queues in use."""
+    """An object that reports on the batching queues in use."""
 
     def queue_depths(self) -> tuple[int, int]:
         """Return (batches, rows) that wait for a batch thread, over all queues."""

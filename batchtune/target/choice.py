@@ -71,7 +71,7 @@ def target_of(
 
 
 def refuse_several_models(scenario: Scenario) -> None:
-    """Check that a scenario has one model, for commands that can only ask about one.
+    """Check that a scenario has one model, for commands that cannot measure several.
 
     Raises:
         UsageError: the scenario lists several.

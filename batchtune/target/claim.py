@@ -50,7 +50,7 @@ class OriginalModel:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """Make it from what `to_dict` returned.
+        """Make an OriginalModel from the result of `to_dict`.
 
         Raises:
             ValueError: `document` is something else.
@@ -86,11 +86,11 @@ class Claim:
     def hold(
         self, original: OriginalModel | None, on_event: Callable[[str], None] = lambda _text: None
     ) -> OriginalModel | None:
-        """Lock the server against other sweeps, and return what is to be put back on it; None: nothing that
-        is known yet.
+        """Lock the server against other sweeps. Returns the model as it is to be put back at the end; None:
+        that is not known yet.
 
-        That is `original`, else what a killed process noted and did not put back; `on_event` is then called
-        with a message about it.
+        It is `original`; where that is None, the one that a killed process recorded and did not put back, and
+        `on_event` is then called with a message about it.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -126,11 +126,11 @@ class Claim:
         return left
 
     def keep(self, original: OriginalModel) -> None:
-        """Note what is to be put back on the server; it is on disk when this returns."""
+        """Record the model that is to be put back on the server; it is on disk when this returns."""
         self._write(json.dumps(original.to_dict()).encode())
 
     def settle(self) -> None:
-        """Note that the server has been put back."""
+        """Record that the server has been put back."""
         self._write(b"")
 
     def release(self) -> None:

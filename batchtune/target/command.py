@@ -267,8 +267,8 @@ class CommandTarget:
         return self._server.signature(name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; True of one that was not launched here: whether it answers shows
-        when it is asked."""
+        """Whether the launched server runs; True for one that was not launched here, since only a request can
+        show that."""
         return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
@@ -528,8 +528,8 @@ def restored(spec: TargetSpec) -> None:
 
 
 def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) -> Settings | None:
-    """Return what gives a server of kind http its parameters; None: the scenario does not say how, or the
-    server is of another kind."""
+    """Return the Settings that apply parameters to a server of kind http; None: the scenario does not say
+    how, or the server is of another kind."""
     if spec.set is None:
         return None
     return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)

@@ -214,13 +214,14 @@ def wait_for(
     step_s: float = 0.02,
     hint: str = "a big model may need a longer target.ready_timeout",
 ) -> None:
-    """Return when `failure`, which is called with the seconds that are left, returns "".
+    """Call `failure` again and again, with the seconds that are left, until it returns "", which means
+    success.
 
-    `still_alive` is called before each, and raises when waiting has become pointless.
+    `still_alive` is called before each call, and raises when waiting has become pointless.
 
     Raises:
-        TargetError: `failure` still returns a text after `limit_s` seconds; the message is `what` and that
-            text.
+        TargetError: `failure` still returns a text after `limit_s` seconds; the message is `what` and
+            that text.
     """
     give_up, last = time.monotonic() + limit_s, "no answer"
     while (left_s := give_up - time.monotonic()) > 0.0:
@@ -259,8 +260,8 @@ def wait_until_ready(
 def url_failure(
     url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
 ) -> str:
-    """Ask the URL that shows whether the server is ready. Returns what is wrong, "" where the answer has one
-    of `status` and contains `body`.
+    """Request the URL that shows whether the server is ready. Returns what is wrong; "" where the answer has
+    one of `status` and contains `body`.
 
     Raises:
         TargetError: `url` is no URL.

@@ -126,7 +126,7 @@ class ExternalTarget:
         return external_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Return True: what became of the server shows when it is asked."""
+        """Return True: only a request can show whether the server still runs."""
         return True
 
     def log_tail(self) -> str:

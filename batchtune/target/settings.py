@@ -43,7 +43,7 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 
 
 class Settings:
-    """Gives one server of kind http its parameters as `target.set` says, and keeps what was there before."""
+    """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before."""
 
     def __init__(
         self, spec: SettingSpec, endpoint: Endpoint, *, rows_per_request: int, limit_s: float
@@ -132,7 +132,7 @@ class Settings:
         path.write_text(json.dumps(_changed(before, file, values), indent=2) + "\n", encoding="utf-8")
 
     def send(self, configuration: Configuration) -> None:
-        """Ask the server to take the parameters, and wait until they are in force; nothing without
+        """Send the parameters to the server, and wait until they are in force; does nothing without
         `set.request`.
 
         Raises:

@@ -208,7 +208,7 @@ def _scaled(values: _Labelled, factor: float) -> _Series:
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
-    """Compute what a server did between two readings."""
+    """Compute what a server did between two readings, as the differences of their counters."""
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
     cpu = None
     if before.server_cpu_s is not None and after.server_cpu_s is not None:

@@ -221,7 +221,11 @@ class SharedBytes:
         self._outgoing = outgoing
 
     def note(self, client: Connection, held_bytes: int) -> None:
-        """Set how many bytes are held for a client now; where all clients then hold too much, cut off the idlest."""
+        """Set how many bytes are held for a client now.
+
+        Where all clients together then hold more than the limits, clients are cut off, first those that have
+        moved no data for longest.
+        """
         account = self._accounts.get(client)
         if account is None:
             if not held_bytes:

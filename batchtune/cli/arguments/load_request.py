@@ -191,8 +191,8 @@ class LoadRequest:
     """What the command line says of a load and of a server; None or empty: as the scenario says.
 
     `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
-    `overrides`: those of --set and the other options, `KEY=VALUE`. `rate`, `concurrency`: texts of the
-    options. `rest_url`, `grpc_url`: of a server that runs.
+    `overrides`: `KEY=VALUE`, from --set and the other options. `rate`, `concurrency`: texts of the options.
+    `rest_url`, `grpc_url`: of a server that runs.
     """
 
     scenario: Path | ScenarioText = Path()

@@ -64,7 +64,8 @@ class GrpcClient:
         )
 
     async def open(self, connections: int) -> None:
-        """Connect before the start, and wait up to 1 s for the server's SETTINGS, so that neither is measured."""
+        """Open this many connections before the start, and wait up to 1 s for the server's SETTINGS, so that
+        neither is measured."""
         ready_limit_s = 1.0
         await self._dialer.resolve()
         await self._dialer.dial_all(min(connections, CONNECTIONS_MAX))

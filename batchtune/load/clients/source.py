@@ -34,7 +34,7 @@ class Source(Protocol):
         is due."""
 
     def released(self, now_ns: int) -> None:
-        """Note that a request has ended and its connection or stream cannot be used again."""
+        """Note that a request has ended and that its connection or stream cannot be used again."""
 
     def failed(self, now_ns: int) -> None:
         """Note that a request failed with its connection, or never got one."""

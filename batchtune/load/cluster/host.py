@@ -121,7 +121,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a host is with its part of a job; `live` None: no figures yet."""
+    """How far a host has come with its part of a job; `live` None: no figures yet."""
 
     live: LiveAggregate | None
     ended: bool

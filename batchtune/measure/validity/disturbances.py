@@ -182,7 +182,7 @@ Pressed: TypeAlias = Literal["our control group", "this machine"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
     """One reading of the machine's counters; None where its kernel does not report them. Ticks are since
-    boot, over the CPUs that were asked for."""
+    boot, over the CPUs that were named; `canary_s` is the time of a fixed computation."""
 
     monotonic_s: float
     steal_ticks: int | None
@@ -217,7 +217,8 @@ class HostNoise:
 
     @property
     def noisy(self) -> bool:
-        """Whether steal, other programs or the canary are beyond their limits."""
+        """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) are beyond
+        their limits."""
         return (
             self.steal_ratio > MOST_STEAL_RATIO
             or self.foreign_ratio > MOST_FOREIGN_RATIO
@@ -322,7 +323,8 @@ def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float)
 
 
 def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
-    """Read /proc and /sys under `root` for these CPUs (None: this process's) and time the canary: about 15 ms."""
+    """Read /proc and /sys under `root` for these CPUs (None: this process's), and time the canary, a fixed
+    computation: about 15 ms."""
     ours = schedulable_cpus() if cpus is None else frozenset(cpus)
     by_cpu = _ticks_by_cpu(root / "proc" / "stat")
     lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]

@@ -27,8 +27,8 @@ _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 def junit_xml(account: Account) -> str:
     """Return a check as JUnit XML, a test case for each gate; a gate that is undecided or void is skipped.
 
-    One more case stands for the whole check where no gate does, or the verdict is INVALID, INCOMPARABLE or
-    SLO MISSED.
+    One more case represents the whole check where there is no gate, or the verdict is INVALID, INCOMPARABLE
+    or SLO MISSED.
     """
     cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
     conclusion = account.conclusion

@@ -120,8 +120,7 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
 
 
 def typical_run(runs: Mapping[int, Trial]) -> Trial | None:
-    """Return the run with the median p95, which stands for all in figures of single requests; None without
-    runs."""
+    """Return the run with the median p95, whose single requests are shown for all runs; None without runs."""
     ranked = sorted(runs.values(), key=lambda trial: _rank(figure_of("p95")(trial)))
     return ranked[(len(ranked) - 1) // 2] if ranked else None
 

@@ -111,7 +111,7 @@ def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def misspelt_triton_knob(name: str, *, attached: bool) -> tuple[str, str] | None:
-    """Check a parameter's name for Triton. Returns what is wrong and a hint; None: nothing is wrong.
+    """Check a parameter's name for Triton. Returns (what is wrong, hint); None: nothing is wrong.
 
     `attached`: the server runs already and takes no flags, so that every name must be a parameter.
     """

@@ -265,7 +265,8 @@ class SearchSpec(Spec):
 
     @property
     def budget_is_given(self) -> bool:
-        """Whether the scenario says when the search ends; else the server's speed decides."""
+        """Whether the scenario limits the time or the trials of the search; else the server's speed decides
+        how long it lasts."""
         return bool(self.budget.model_fields_set)
 
     @property

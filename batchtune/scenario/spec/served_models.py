@@ -82,7 +82,9 @@ def refuse_unheard(
     scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
 ) -> None:
     """Check that no override sets a key for which a model of the scenario has a value of its own, which would
-    hide it; all as plain data.
+    hide it.
+
+    `scenario`, `overrides`: as plain data. `option`: the option that gave the overrides, for the message.
 
     Raises:
         UsageError: one does, and no override sets the model's own value.

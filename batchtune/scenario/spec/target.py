@@ -332,8 +332,8 @@ class TargetSpec(Spec):
 
     @property
     def words(self) -> tuple[ServerWord, ...]:
-        """Parameters of a server of kind http that TensorFlow Serving has too, as `MeansSpec.words`; empty
-        for other kinds."""
+        """(Our name, the server's name, our units in one of the server's) for each parameter of a server of
+        kind http that TensorFlow Serving has too; empty for other kinds."""
         return self.means.words()
 
     def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:
@@ -347,7 +347,7 @@ class TargetSpec(Spec):
         ]
 
     def in_house_words(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values by the server's names and units under TensorFlow Serving's names and in its units."""
+        """Return values, given by the server's own names, under TensorFlow Serving's names and in its units."""
         return dict(in_words_of(values, self.words))
 
     @property
@@ -589,7 +589,8 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
 
 
 def unsayable(target: TargetSpec) -> str:
-    """Explain why the server cannot be made to batch nothing, where `can_be_off` is False."""
+    """Return a text that explains why the server cannot be made not to batch, for targets of which
+    `can_be_off` is False."""
     if target.kind == "http":
         return "target.means names no parameter for the rows in a batch"
     return "a tfserving file, all that target's commands name, cannot say no batching"
@@ -602,8 +603,8 @@ _HINT: Final = (
 
 
 def can_be_off(target: TargetSpec) -> bool:
-    """Whether the server can be made to batch nothing: not by commands that get only a tfserving file, nor
-    one of kind http that has no parameter for the rows in a batch."""
+    """Whether the server can be made not to batch: False for commands that get only a tfserving file, and for
+    a server of kind http without a parameter for the rows in a batch."""
     if target.kind == "http":
         return target.means.rows is not None
     words = [word for command in (target.launch, target.apply) for word in command or ()]
@@ -614,7 +615,7 @@ def can_be_off(target: TargetSpec) -> bool:
 
 
 def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[str, Space]) -> None:
-    """Check that a server for which no batching is fixed or searched can be made to batch nothing; raises a
+    """Where no batching is fixed or searched, check that the server can be made not to batch; raises a
     problem if not."""
     if can_be_off(target):
         return
@@ -629,10 +630,10 @@ def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[st
 
 
 def require_sayable(configuration: Configuration, target: TargetSpec) -> None:
-    """Check that the server can be given this configuration.
+    """Check that this configuration can be applied to the server.
 
     Raises:
-        BatchingParametersError: it is no batching, and the server cannot be made to batch nothing.
+        BatchingParametersError: it is no batching, and the server cannot be made not to batch.
     """
     if configuration.batching is None and not can_be_off(target):
         raise BatchingParametersError(unsayable(target), hint=_HINT)

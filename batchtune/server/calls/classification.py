@@ -34,7 +34,8 @@ _OUTPUTS = "outputs"
 
 
 def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can classify; returns the outputs to ask for: ("classes",), ("scores",) or both.
+    """Check that a signature can classify; returns the names of its outputs to compute: ("classes",),
+    ("scores",) or both.
 
     check_method: the method name must be CLASSIFY_METHOD (--enable_signature_method_name_check).
 
@@ -60,7 +61,7 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
 
 
 def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can regress; returns the outputs to ask for: ("outputs",).
+    """Check that a signature can regress; returns the names of its outputs to compute: ("outputs",).
 
     check_method: the method name must be REGRESS_METHOD (--enable_signature_method_name_check).
 

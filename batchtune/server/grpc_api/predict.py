@@ -319,9 +319,11 @@ class PredictPlan:
 
 
 class PredictRequests:
-    """Decodes Predict requests, and keeps plans and templates of those so far.
+    """Decodes Predict requests, by the plans and templates of earlier ones where these fit.
 
-    Whatever clients send, it keeps at most 4,096 templates and 512 plans of 1 kB each: about 10 MB in all.
+    A plan is a request's content beside its tensors; a template the bytes around a request's values, by which
+    further requests are read without parsing. Whatever clients send, at most 4,096 templates and 512 plans of
+    1 kB each are kept: about 10 MB in all.
     """
 
     def __init__(self) -> None:
@@ -331,8 +333,9 @@ class PredictRequests:
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
         """Return (plan, inputs, request) of a serialised PredictRequest.
 
-        Where a template fits, inputs are read-only views of `message` by name, and request is None; else
-        inputs are None and request is the parsed PredictRequest, for `decode_inputs`.
+        plan: the request's content beside its tensors. Where a template of an earlier request fits, inputs
+        are read-only views of `message` by name, and request is None; else inputs are None and request is the
+        parsed PredictRequest, for `decode_inputs`.
 
         Raises:
             StatusError: INTERNAL when the message is no PredictRequest; INVALID_ARGUMENT without a

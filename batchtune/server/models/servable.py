@@ -242,7 +242,7 @@ class Servable:
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 
     def drain(self) -> None:
-        """Answer the requests that are in the stages around the model, while its sessions still take them.
+        """Answer the requests that are in the stages around the model, which still need its sessions.
 
         Blocks. Call it before BatchingControl.detach, when no `submit` is under way.
         """

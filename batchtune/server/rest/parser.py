@@ -90,7 +90,7 @@ class Head:
         return self.fields.get(b"expect", b"").lower() == b"100-continue"
 
     def without_upgrade(self) -> bytes:
-        """Return the head as bytes, without the field that asks for another protocol."""
+        """Return the head as bytes, without the `Upgrade` field, by which a client offers another protocol."""
         lines = [b"%b: %b\r\n" % field for field in self.fields.items() if field[0] != b"upgrade"]
         version = b"1.0" if self.is_http_1_0 else b"1.1"
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))

@@ -135,8 +135,8 @@ class Batch(Generic[TaskT]):
 class BatchQueue(Generic[TaskT]):
     """One queue of a scheduler; made by `SharedBatchScheduler.add_queue`; any thread may call it.
 
-    process_batch: runs a batch, on a batch thread. on_gone: called once, with the lock held, when the queue
-    is closed and empty.
+    process_batch: runs a batch, on a batch thread. on_gone: called once, while the scheduler's lock is held,
+    when the queue is closed and empty.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class BatchQueue(Generic[TaskT]):
     def take(self, now_micros: int) -> Batch[TaskT] | None:
         """Remove and return the oldest batch if it is full, timed out or closed, else None.
 
-        Called by the scheduler, with the lock held.
+        Called by the scheduler, which holds its lock.
         """
         if self._waiting:
             self._running += 1
@@ -249,12 +249,13 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def due_micros(self) -> int:
-        """Instant at which the open batch times out, NEVER_MICROS while it is empty; needs the lock held."""
+        """Instant at which the open batch times out, NEVER_MICROS while it is empty; the caller holds the
+        scheduler's lock."""
         return self._open.opened_micros + self._timeout_micros if self._open.tasks else NEVER_MICROS
 
     @property
     def pending(self) -> bool:
-        """Whether a task waits for a thread; needs the lock held."""
+        """Whether a task waits for a thread; the caller holds the scheduler's lock."""
         return bool(self._waiting or self._open.tasks)
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
@@ -369,10 +370,11 @@ class SharedBatchScheduler:
         self._threads.stop()
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
-        """Return ((queue, batch), NEVER_MICROS) for a batch to run now, else (None, instant to ask again).
+        """Return ((queue, batch), NEVER_MICROS) for a batch to run now, else (None, instant at which to call
+        again).
 
-        The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, with the lock
-        held.
+        The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, which hold the
+        scheduler's lock.
         """
         due_micros = NEVER_MICROS
         for _ in range(len(self._queues)):
@@ -385,7 +387,7 @@ class SharedBatchScheduler:
         return None, due_micros
 
     def pending(self) -> bool:
-        """Whether a task waits in any queue; called by the batch threads, with the lock held."""
+        """Whether a task waits in any queue; called by the batch threads, which hold the scheduler's lock."""
         return any(queue.pending for queue in self._queues)
 
     def _forget(self, queue: BatchQueue[Any]) -> None:

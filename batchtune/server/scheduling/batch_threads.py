@@ -32,6 +32,8 @@ def lower_timer_slack() -> None:
 
 
 class Parker(Protocol):
+    """Puts its one thread to sleep; any other thread may wake it."""
+
     def park(self, until_micros: int | None) -> None:
         """Sleep until `unpark()` or until the clock shows `until_micros` (None: no limit); may return early."""
 
@@ -40,6 +42,8 @@ class Parker(Protocol):
 
 
 class Clock(Protocol):
+    """The time by which a scheduler's threads sleep: the system's, or one that a test moves."""
+
     def now_micros(self) -> int:
         """Microseconds since an arbitrary origin; never goes back."""
 
@@ -110,6 +114,8 @@ BatchT_contra = TypeVar("BatchT_contra", contravariant=True)
 
 
 class BatchOwner(Protocol[BatchT_contra]):
+    """Runs batches that a BatchSource returned; `BatchThreads` calls both methods on a batch thread."""
+
     def process(self, batch: BatchT_contra) -> None:
         """Run the batch; a batch thread calls this without holding the scheduler's lock."""
 
@@ -119,14 +125,17 @@ class BatchOwner(Protocol[BatchT_contra]):
 
 
 class BatchSource(Protocol[BatchT]):
-    def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
-        """Return ((owner, batch), NEVER_MICROS) for a batch to run now, else (None, instant to ask again).
+    """Supplies `BatchThreads` with batches; both methods are called while `BatchThreads.lock` is held."""
 
-        The instant is NEVER_MICROS where nothing will become due by itself. Called with the lock held.
+    def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
+        """Return ((owner, batch), NEVER_MICROS) for a batch to run now, else (None, instant at which to call
+        again).
+
+        The instant is NEVER_MICROS where nothing will become due by itself.
         """
 
     def pending(self) -> bool:
-        """Whether there is work that another thread should take or watch; called with the lock held."""
+        """Whether there is work that another thread should take, or whose time it should watch."""
 
 
 class _BatchThread:
@@ -171,7 +180,7 @@ class BatchThreads(Generic[BatchT]):
         return self._count
 
     def wake(self) -> None:
-        """(locked) Wake one idle thread, if there is one, to ask the source for a batch."""
+        """(locked) Wake one idle thread, if there is one, so that it takes a batch from the source."""
         if not self._idle:
             return
         worker = self._idle.pop()
@@ -189,7 +198,7 @@ class BatchThreads(Generic[BatchT]):
             self.wake()
 
     def wake_at(self, due_micros: int) -> None:
-        """(locked) Have an idle thread, if there is one, ask the source for a batch at `due_micros`."""
+        """(locked) Have an idle thread, if there is one, take a batch from the source at `due_micros`."""
         if due_micros < self._timer_micros:
             self.wake()
 

@@ -118,9 +118,9 @@ class BatchSchedulerRetrier:
             self._waiting.popleft().on_refused(_shutting_down())
 
     def take(self, now_micros: int) -> tuple[tuple[BatchSchedulerRetrier, _Attempt] | None, int]:
-        """Return ((self, attempt), NEVER_MICROS) for a due attempt, else (None, instant of the next).
+        """Return ((self, attempt), NEVER_MICROS) for a due attempt, else (None, instant of the next attempt).
 
-        NEVER_MICROS where none waits. Called by the retrier's thread.
+        The instant is NEVER_MICROS where no attempt waits. Called by the retrier's thread.
         """
         if not self._waiting:
             return None, NEVER_MICROS
@@ -148,7 +148,7 @@ class BatchSchedulerRetrier:
                 self._waiting.append(attempt)
 
     def finished(self, attempt: _Attempt) -> None:
-        """Do nothing; called by the retrier's thread, as BatchOwner asks."""
+        """Do nothing; called by the retrier's thread, since a BatchOwner needs this method."""
 
     def _end_one(self) -> None:
         with self._idle:

@@ -177,7 +177,8 @@ class StreamingQueue(Generic[TaskT]):
         self._on_gone(self)
 
     def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
-        """Return ((self, batch), NEVER_MICROS) for a batch to process, else (None, instant to ask again).
+        """Return ((self, batch), NEVER_MICROS) for a batch to process, else (None, instant at which to call
+        again).
 
         The instant is when the open batch times out; NEVER_MICROS: it has no timeout or no tasks, or its own
         thread watches the time. Called by the threads.

@@ -192,6 +192,8 @@ class BatchRecord:
 
 
 class BatchObserver(Protocol):
+    """Receives a record of each batch and each refused request, for metrics."""
+
     def on_batch(self, record: BatchRecord) -> None:
         """Called on the batch thread when a batch has been run; delays that thread, so it must be quick."""
 

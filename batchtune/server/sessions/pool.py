@@ -118,6 +118,8 @@ def in_words(settings: BatchingSettings, own: BatchingParameters | None, session
 
 
 class Session(Protocol):
+    """Takes the requests of one signature, and runs them batched or one by one."""
+
     def submit(
         self,
         inputs: Mapping[str, NDArray[Any]],

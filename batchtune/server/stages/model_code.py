@@ -37,10 +37,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestThreads:
-    """`count` threads that run the stages before and after the device part of requests.
+    """`count` threads that run the stages of requests before and after the model: first stages (pre), last
+    stages (post).
 
-    Last stages go first. An error of a job is only logged: a job reports its errors to its request itself.
-    waiting_max: most first stages that wait for a thread.
+    Last stages are run before first ones. An error of a job is only logged: a job reports its errors to its
+    request itself. waiting_max: most first stages that wait for a thread.
     """
 
     def __init__(self, count: int, *, waiting_max: int = WAITING_MAX) -> None:

@@ -179,6 +179,8 @@ Named = dict[str, NDArray[Any]]
 
 
 class Stage(Protocol):
+    """A function of tensors by name that returns tensors by name."""
+
     def __call__(self, inputs: Tensors, rows: int | None = None) -> Named:
         """Return the stage's tensors by name, each of `rows` rows (None: as many as the first input).
 
@@ -188,7 +190,8 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A stage that asks a store or the like; `ask` returns the values of a batch of keys."""
+    """A stage that looks up values, for example in a Redis store; `ask` returns the values of a batch of
+    keys."""
 
     declared: LookupStage
     ask: Stage

@@ -45,10 +45,11 @@ BatchingStage = Literal["device", "unit", "early"]
 
 
 class ModelStages:
-    """The stages of one version of a model, for its servable.
+    """The stages of one version of a model (code or a lookup before and after the model itself), for its
+    servable.
 
-    Opens them as `plan_of` does. Raises StatusError INVALID_ARGUMENT where `stage` is early but there is a
-    lookup or no pre, else what `plan_of` raises.
+    Opens them as `plan_of` does. `stage`: what is batched (--batching_stage). Raises StatusError
+    INVALID_ARGUMENT where `stage` is early but there is a lookup or no pre, else what `plan_of` raises.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class ModelStages:
         return name == self._name
 
     def batched_signature(self, name: str, model: LoadedModel) -> Signature:
-        """Return the signature of what is batched: the model's own with `device`, else that of requests."""
+        """Return the signature of what is batched: the model's own with --batching_stage=device, else that of
+        requests."""
         return model.signatures[name] if self._session is not None else self.signatures[name]
 
     def in_words(self, *, batched: bool) -> str:
@@ -125,7 +127,8 @@ class ModelStages:
         return _Early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
-        """Return the sessions that take requests: with `device` the staged one replaces its model's session.
+        """Return the sessions that take requests, by signature name: with --batching_stage=device, that of
+        the signature with stages is replaced by one that runs the stages too.
 
         sessions: signature name -> session of the device part, used from now on. Called on the event loop.
         """
@@ -258,7 +261,8 @@ class StagedSession:
         return request
 
     def close(self) -> None:
-        """Refuse new requests and return when all are answered; the device part must still take requests.
+        """Refuse new requests and return when all are answered; the model's own session must still take
+        requests.
 
         Blocks: not on the event loop.
         """

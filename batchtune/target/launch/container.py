@@ -50,8 +50,10 @@ class Answer:
 
 
 def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
-    """Run a program to its end and return its stdout, or why it failed; `environment` is added to ours, after
-    `limit_s` it is killed."""
+    """Run a program to its end and return its stdout, or why it failed; after `limit_s` seconds it is killed.
+
+    `environment` is added to this process's own.
+    """
     try:
         ended = subprocess.run(
             [*ending_with_us(), *command],
@@ -149,7 +151,7 @@ overloaded."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How much is asked of a server at once."""
+    """The most requests that a server has to handle at once."""
 
     # The most requests under way at once.
     clients: int
@@ -160,7 +162,7 @@ class Demand:
 
     @property
     def threads(self) -> int:
-        """A number of the server's threads that all clients of this demand never exhaust."""
+        """A number of server threads that this many clients never exhaust."""
         return self.clients + 16  # gRPC's own pollers
 
 
@@ -186,8 +188,8 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
 
 
 def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
-    """Return flags that set TensorFlow Serving's own limits of threads above what is asked at once: name ->
-    text; {} for a server that may have other flags."""
+    """Return flags that set TensorFlow Serving's own limits of threads above `demand`: name -> text; {} for a
+    server that may have other flags."""
     if target.runs not in ("local", "docker"):
         return {}
     return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
@@ -443,7 +445,7 @@ def _peak_bytes(status: str) -> int:
 
 def tree_listens(pid: int, port: int) -> bool:
     """Whether a process or one of its children listens on a TCP port; True too where the system does not
-    tell."""
+    report it."""
     try:
         root = psutil.Process(pid)
         return any(

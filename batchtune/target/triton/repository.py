@@ -39,10 +39,11 @@ def marked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
-    """Check that no sweep gave the model this configuration for a trial.
+    """Check that this configuration was not applied to the model by a sweep for one of its trials.
 
     Raises:
-        TargetError: one did, which still runs or was killed; what it found before is kept where it runs.
+        TargetError: it was, by a sweep that still runs or was killed; the original is saved on the
+            machine where it runs.
     """
     mark = (config.get("parameters") or {}).get(MARK)
     if mark is not None:

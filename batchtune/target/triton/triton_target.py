@@ -182,8 +182,7 @@ class TritonTarget:
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; True of an attached one: whether it answers shows when it is
-        asked."""
+        """Whether the launched server runs; True for an attached one, since only a request can show that."""
         return self._launched is None or self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
@@ -198,8 +197,8 @@ class TritonTarget:
         )
 
     def restore(self) -> None:
-        """Give an attached server back the configuration that it had, once; a server that was not changed is
-        left alone.
+        """Restore the configuration that an attached server had before, once; does nothing where it was not
+        changed.
 
         Raises:
             TargetError: it is gone, or does not take it.
@@ -344,7 +343,9 @@ def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
-    """Put back what was kept of an attached server, from another process than the one that changed it.
+    """Put back the model of an attached server as `original` says, from another process than the one that
+    changed it.
+
     Returns `original` with `restored` set.
 
     Raises:

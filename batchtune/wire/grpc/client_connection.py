@@ -59,14 +59,16 @@ class ClientStreams:
         self._message_bytes_max = message_bytes_max
 
     def begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Take the first header block of an answer that is not plain; raises PeerError for trailers out of place."""
+        """Handle the first header block of an answer that is not plain; raises PeerError for trailers out of
+        place."""
         if stream_id in self.bodies or not head.http_status:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
         if not head.informational:
             self.bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def feed(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take DATA off the fast path, of a stream that has headers: in pieces, compressed or ending the stream."""
+        """Handle a DATA frame that the fast path does not, of a stream that has headers: in pieces,
+        compressed or ending the stream."""
         body = self.bodies[stream_id]
         if not isinstance(body, CollectedAnswer):
             answer = CollectedAnswer(PLAIN_HEAD, self._message_bytes_max)
@@ -84,7 +86,7 @@ class ClientStreams:
             body.unacknowledged_bytes = 0
 
     def end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
-        """Take the header block that ends an answer which is not simply OK with one message."""
+        """Handle the header block that ends an answer which is not simply OK with one message."""
         if isinstance(body, CollectedAnswer):
             self._settle(stream_id, body, head)
             return
@@ -200,7 +202,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
     @property
     def retiring(self) -> str:
-        """Why this connection will take no more calls; "" while it does."""
+        """Why this connection accepts no more calls; "" while it accepts them."""
         return self._retiring
 
     def call(self, prepared: PreparedCall, tag: int) -> None:

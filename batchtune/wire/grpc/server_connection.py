@@ -51,7 +51,7 @@ _DRAIN_PING = b"draining"
 class RateLimit:
     """Allows a client `per_s` frames per second of a kind that costs work and carries no request.
 
-    `frames` names the kind in errors. The clock is asked only when `per_s` frames have come.
+    `frames` names the kind in errors. The clock is read only when `per_s` frames have come.
     """
 
     __slots__ = ("_count", "_frames", "_per_s", "_since_s")

@@ -221,7 +221,7 @@ class AnswerWriter:
         self.out.append(h2.rst_stream_frame(stream_id, code))
 
     def cancel(self, stream_id: int) -> None:
-        """Drop a stream that the client no longer wants and tell the service."""
+        """Drop a stream that the client no longer wants, and cancel its call."""
         stream = self._forget(stream_id)
         if stream is not None and not stream.answered:
             self.zombies += type(stream) is GrpcCall and stream.half_closed
@@ -394,8 +394,8 @@ class AnswerWriter:
 class HeldCalls:
     """Holds back the calls of one connection while its client does not read its answers.
 
-    `dispatch` hands a call to the service; `unsent` counts the unread answers of all clients; `note_held()` is called
-    when a call that had been begun waits again. `held_bytes`: of the calls that wait.
+    `dispatch` hands a call to the service; `unsent` counts the unread answers of all clients; `note_held()`
+    is called when a call that had been begun is held again. `held_bytes`: memory of the held calls.
     """
 
     __slots__ = (
@@ -435,10 +435,11 @@ class HeldCalls:
         self._tried_max = tried_calls_max
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
-        """Start a complete call, by `start` (None: by `dispatch`): now, or when the client has read enough answers.
+        """Start a complete call, by `start` (None: by `dispatch`): now, or when the client has read enough
+        answers.
 
         Raises:
-            StatusError: too much waits, or the service refuses the call.
+            StatusError: the held calls take too much memory, or the service refuses the call.
         """
         if not self._is_behind and not self._calls and (self._has_taken or not self._unsent.is_tight):
             (start or self.dispatch)(call)
@@ -447,9 +448,11 @@ class HeldCalls:
         self._go_on_soon()
 
     def put_off(self, call: GrpcCall, message: bytes, start: Callable[[GrpcCall], None]) -> bool:
-        """Let a call that was begun but not dispatched wait again, if its client has too many answers to read now.
+        """Hold a call again that was begun but not dispatched, if its client has too many answers to read
+        now.
 
-        Returns False where the call goes on; True where it waits, or has failed because too much waits.
+        Returns False where the call goes on; True where it is held, or has failed because held calls take too
+        much memory.
         """
         if not self._is_behind or call.cancelled:
             return False
@@ -463,9 +466,10 @@ class HeldCalls:
         return True
 
     def note_unsent(self, unsent_bytes: int) -> bool:
-        """Set how many bytes of answers the client has to read, and start its waiting calls where these are few.
+        """Set how many bytes of answers the client has to read, and start its held calls where these are few.
 
-        Returns whether calls wait, or are under way on trial, so that the caller reports each further answer.
+        Returns whether the caller has to report each further answer: calls are held, or some were started
+        although the answers of all clients take nearly all the memory they may.
         """
         bytes_max = self._limits.max_unsent_bytes
         tight_unsent_bytes_max = 2**16  # of a client, while there is little room for all

@@ -106,9 +106,10 @@ def goaway_frame(last_stream_id: int, code: ErrorCode, reason: str = "") -> byte
 
 
 def header_frames(block: bytes, flags: int) -> tuple[bytes, ...]:
-    """Write a header block as HEADERS and CONTINUATION frames with a gap for each frame's stream id.
+    """Write a header block as HEADERS and CONTINUATION frames, in pieces with a gap for each frame's stream
+    id.
 
-    The pieces joined by the packed stream id are the frames: `STREAM_ID.pack(stream_id).join(pieces)`.
+    `STREAM_ID.pack(stream_id).join(pieces)` are the frames of a stream.
     """
     chunks = [block[at : at + DEFAULT_FRAME_BYTES] for at in range(0, len(block), DEFAULT_FRAME_BYTES)]
     pieces, before = [], b""

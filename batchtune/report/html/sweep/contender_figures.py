@@ -200,7 +200,8 @@ def sweep_results_of(run: Run) -> SweepResults:
 
 
 def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
-    """Yield (configuration, its objective's figure) of those that keep the SLO and have one."""
+    """Yield (configuration, estimate of the objective's figure) for the configurations that keep the SLO and
+    have one."""
     for contender in account.contenders:
         merit = account.merit_of(contender)
         if merit is not None and (
@@ -415,7 +416,8 @@ def _run_text(trial: Trial, run: JudgedRun) -> str:
 
 
 def told(contender: Recommendation | Compared, account: SweepResults) -> str:
-    """Return what a configuration gave: rate, latency and number of runs, as in the table of contenders."""
+    """Return a text on a configuration's figures: rate, latency and number of runs, as in the table of
+    contenders."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
         held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"

@@ -115,8 +115,8 @@ def _crosses(
 
 
 def slices(account: SweepResults) -> Section:
-    """Draw, for each parameter, the configurations that differ from the recommended one in that parameter
-    alone."""
+    """Draw, for each parameter, the objective's figure of those configurations that differ from the
+    recommended one in that parameter alone."""
     chosen = account.chosen
     if chosen is None or chosen.configuration.batching is None:
         return drawing.section("knobs", None, variant="unbatched")
@@ -360,7 +360,7 @@ def _sure(chosen: Recommendation) -> Fact:
 
 
 def notes_of(chosen: Recommendation) -> Iterator[str]:
-    """Yield what else a reader should know: the reason, how rule and guide compare, and what weakens the
+    """Yield sentences for below the answers: the reason, how rule and guide compare, and what weakens the
     answer."""
     yield words.why_sentence(chosen)
     yield from words.model_sentences(chosen)

@@ -31,7 +31,11 @@ _RECORDING = threading.Lock()
 
 
 class Lanes:
-    """Runs `forward` on `device` for batch threads; failures: the exceptions that `forward` may raise."""
+    """Runs `forward` on `device` for batch threads, each batch on a free lane: a stream with its recorded
+    graphs.
+
+    failures: the exceptions that `forward` may raise.
+    """
 
     def __init__(
         self, torch: Any, device: TorchDevice, forward: Forward, *, failures: tuple[type[Exception], ...]
@@ -68,11 +72,11 @@ class Lanes:
     def prepare(self, examples: Sequence[Arrays], *, at_once: int | None) -> None:
         """Make `at_once` lanes (None: the device's lanes_max), each with a graph for each example's shapes.
 
-        They replace the present lanes and graphs, unless those are for equal shapes and number: a sweep that
-        changes only the timeout records nothing again. Blocks until running batches have ended and graphs are
-        recorded, the largest first, since smaller ones share their memory; batches that come meanwhile run
-        without a graph. So do, with a note on stderr, shapes that cannot be recorded, or not within
-        RECORDING_LIMIT_S.
+        The new lanes and graphs replace the present ones, unless these are for equal shapes and number: a
+        sweep that changes only the timeout records nothing again. Blocks until running batches have ended and
+        graphs are recorded, the largest first, since smaller ones share their memory; batches that come
+        meanwhile run without a graph. So do batches whose shapes cannot be recorded, or not within
+        RECORDING_LIMIT_S; a note on stderr says so.
         """
         asked = frozenset(_shapes(arrays) for arrays in examples), at_once
         if not self._device.records or asked == self._prepared:

@@ -159,10 +159,10 @@ def differences(
     baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any], *, relaunches: bool
 ) -> tuple[list[str], list[str]]:
     """Return (workload, host): two lists of sentences on what differs between baseline and scenario; empty
-    where nothing.
+    where nothing differs.
 
-    A difference in workload forbids comparing; one in host makes the verdict less certain. `provenance` is
-    that of this machine.
+    A difference in workload forbids comparing; one in host makes the verdict less certain. `provenance`: that
+    of this machine. `relaunches`: every run of the check has a server of its own.
     """
     host = comparable(baseline.host, provenance)
     asked = json.loads(json.dumps(workload_of(scenario, relaunches=relaunches)))

@@ -102,11 +102,10 @@ def planned_looks(
 def bounds(
     differences: Sequence[float], *, low_level: float, high_level: float
 ) -> tuple[float, float, float]:
-    """Return (median, low, high) of the differences: the Hodges-Lehmann estimate with one-sided bounds at
-    both levels.
+    """Return (median, low, high) of the differences: the Hodges-Lehmann estimate with one-sided bounds.
 
-    A bound is -inf or inf where so few differences allow none at its level; without differences the median is
-    nan.
+    `low_level`, `high_level`: probability of error of each bound. A bound is -inf or inf where so few
+    differences allow none at its level; without differences the median is nan.
     """
     averages = walsh_averages(differences)
     if not len(averages):
@@ -125,9 +124,10 @@ def student_bounds(
     """Return (low, high), one-sided bounds by Student's t of the mean of after − before over pairs (before,
     after).
 
-    -inf or inf where a level is 0, with fewer than 3 pairs, or where a figure is not finite. Each bound is
-    the tighter of two, at half of its level: from the noise of both sides (two samples, twice as many degrees
-    of freedom), and from that of the differences, in which the host's speed cancels.
+    `low_level`, `high_level`: probability of error of each bound. -inf or inf where a level is 0, with fewer
+    than 3 pairs, or where a figure is not finite. Each bound is the tighter of two, at half of its level:
+    from the noise of both sides (two samples, twice as many degrees of freedom), and from that of the
+    differences, in which the host's speed cancels.
     """
     count = len(pairs)
     sides = np.asarray(pairs, dtype=np.float64)
@@ -280,8 +280,8 @@ class Gate:
         return max(-_FARTHEST, min(worse, _FARTHEST))
 
     def change(self, worsening: float) -> float:
-        """Return the relative change of the figure for a worsening: 0.05 is 5 % more; of errors the
-        difference.
+        """Return the relative change of the figure for a worsening, the result of `worsening`: 0.05 is 5 %
+        more; of errors the difference.
 
         Infinite stays infinite.
         """
@@ -292,7 +292,8 @@ class Gate:
         return math.expm1(-worsening if self.metric in _LOWER_IS_WORSE else worsening)
 
     def worsening_of(self, change: float) -> float:
-        """Return the worsening of a relative change of the figure; the inverse of `change`."""
+        """Return the worsening, a natural log ratio, of a relative change of the figure (0.05: 5 % more); the
+        inverse of `change`."""
         if math.isinf(change):
             return -change if self.metric in _LOWER_IS_WORSE else change
         if change <= -1.0 and not self.is_absolute:  # a loss of all

@@ -232,7 +232,8 @@ def run_check(
     """Measure blocks until the verdict is clear or `blocks_max` are used; measure once more what looks worse.
 
     The screen ends when a gate is flagged or none is open. Flagged and open gates are then judged by new
-    blocks alone. `on_look(phase, blocks, findings)` is called after each look.
+    blocks alone, the confirmation. `error_rate`: probability that a check of two equal sides fails, 0 to 1.
+    `on_look(phase, blocks, findings)` is called after each look.
     """
     counts = looks_up_to(blocks_max)
     settled: dict[tuple[Phase, Gate], Finding] = {}
@@ -297,7 +298,10 @@ def run_check(
 def judge_fixed(
     gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, error_rate: float = ERROR_RATE
 ) -> Conclusion:
-    """Judge blocks that were all measured beforehand, by one look and without a confirmation."""
+    """Judge blocks that were all measured beforehand, by one look and without a confirmation.
+
+    `error_rate`: probability that equal sides are judged to be different, 0 to 1.
+    """
     (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
     findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
     return Conclusion(

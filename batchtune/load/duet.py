@@ -42,6 +42,7 @@ class DuetPlan:
 
     @property
     def pairs(self) -> int:
+        """Number of pairs of turns."""
         return len(self.order) // 2
 
     @property

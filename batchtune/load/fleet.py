@@ -159,9 +159,10 @@ class LoadFleet:
     ) -> list[Samples]:
         """Run as many parts on each worker as there are endpoints, and return one `Samples` for each worker.
 
-        `parts`: all parts of the first worker, then those of the next. `start_ns()` is called when all are ready and
-        returns the common start (CLOCK_MONOTONIC), from which the samples count. The sending ends as soon as `stops` is
-        not empty.
+        `parts`: all parts of the first worker, then those of the next. `start_ns()` is called when all are
+        ready and returns the common start (CLOCK_MONOTONIC), from which the samples count. The sending ends
+        as soon as `stops` is not empty. `overdue_after_s`, `on_progress`, `should_stop`: as in `LoadJob` and
+        `run`.
 
         Raises:
             MeasurementInvalidError, TargetError, UsageError: as `run`.
@@ -416,6 +417,7 @@ class LiveView:
         self._start_ns = start_ns
 
     def look(self) -> LiveAggregate:
+        """Return the live figures of all workers together, as they are now."""
         now_ns = time.monotonic_ns()
         elapsed_s = max(0.0, (now_ns - self._start_ns) / 1e9)
         looks = [table.look(now_ns) for table in self._tables]

@@ -142,10 +142,12 @@ class LoadJob:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
+        """Addresses that get the requests: the replicas, or the only endpoint."""
         return self.replicas or (self.endpoint,)
 
     @property
     def timeout_or_default_s(self) -> float:
+        """Seconds after which a request without an answer ends as TIMEOUT."""
         return self.requests.timeout_s if self.timeout_s is None else self.timeout_s
 
 

@@ -125,10 +125,10 @@ class Facts:
 
     @property
     def thread_busy_ratio(self) -> float | None:
-        """Mean share of the batch threads that are executing.
+        """Mean share of the batch threads that are executing, 0 to 1; None: the server does not report it.
 
-        The time spent in batches over the run and the threads. The device's busy time counts overlapping
-        batches once, so it is a lower bound, and the larger of the two is taken.
+        The time spent in batches, divided by the run's length and the number of threads. The device's busy
+        time counts overlapping batches once, so it is a lower bound, and the larger of the two is taken.
         """
         server = self.run.server
         if server is None or not self.settings.known:
@@ -159,7 +159,7 @@ class Facts:
 
     @property
     def fill_ratio(self) -> float | None:
-        """Mean rows of a batch over max_batch_size, 0 to 1."""
+        """Mean rows of a batch over max_batch_size, 0 to 1; None: one of the two is unknown."""
         server, most = self.run.server, self.settings.max_batch_size
         return server.mean_batch_rows / most if server and server.mean_batch_rows and most else None
 
@@ -172,13 +172,13 @@ class Facts:
 
     @property
     def server_cpu_ratio(self) -> float | None:
-        """Share of the server's CPU cores that is busy, 0 to 1."""
+        """Share of the server's CPU cores that is busy, 0 to 1; None: unknown."""
         used, cores = self.server_cpus_used, self.settings.server_cores
         return None if used is None or not cores else used / cores
 
     @property
     def server_cpus_used(self) -> float | None:
-        """How many CPUs the server keeps busy."""
+        """Number of CPUs that the server keeps busy on average; None: unknown."""
         server = self.run.server
         if server is None or server.server_cpu_s is None or server.duration_s <= 0:
             return None
@@ -232,7 +232,7 @@ class Facts:
 
     @property
     def executing_ratio(self) -> float | None:
-        """Share of the time with at least one batch executing; else, where the server does not report it,
+        """Share of the time with at least one batch executing, 0 to 1; where the server does not report it,
         `thread_busy_ratio`."""
         server = self.run.server
         return (server and server.device_busy_ratio) or self.thread_busy_ratio
@@ -287,7 +287,8 @@ class Facts:
 
     @property
     def requests_in_server(self) -> float | None:
-        """Mean number of requests in queue and execution at a time, by Little's law."""
+        """Mean number of requests in queue and execution at a time, by Little's law; None: the server reports
+        no times."""
         inside_s = (self.run.queue_mean_s or 0.0) + (self.run.compute_mean_s or 0.0)
         rate_rps = self.run.throughput_rps.value
         return rate_rps * inside_s if inside_s > 0.0 and math.isfinite(rate_rps) else None

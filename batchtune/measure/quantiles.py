@@ -25,7 +25,7 @@ Z_95 = NormalDist().inv_cdf(0.975)
 
 
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
-    """P(X ≤ successes), X ~ Binomial(trials, probability)."""
+    """Return P(X ≤ successes) for X ~ Binomial(trials, probability)."""
     from scipy.special import bdtr
 
     if successes < 0 or successes >= trials:
@@ -51,7 +51,7 @@ def binomial_quantile_ranks(count: int, quantile: float, confidence: float = 0.9
 
 @lru_cache(maxsize=256)
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution with `degrees` of freedom."""
+    """Return the quantile at `probability` (0 to 1) of Student's t distribution with `degrees` of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
@@ -101,8 +101,8 @@ def quantile_estimate(
     """Estimate a quantile of ascending values, shape (n,), with its order-statistic interval; UNDEFINED
     without values.
 
-    `design_effect` ≥ 1 moves both ranks away from n·quantile by its square root; ends outside the sample are
-    ±inf.
+    `quantile`, `confidence`: 0 to 1. `design_effect` ≥ 1 moves both ranks away from n·quantile by its square
+    root; ends outside the sample are ±inf.
     """
     count = len(sorted_values)
     if count == 0:
@@ -285,11 +285,12 @@ Arm = TypeVar("Arm")
 
 
 def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tuple[Arm, ...]]:
-    """The order of the arms in each block: drawn at random for every other block, mirrored in the next.
+    """Return the order of the arms in each block: drawn at random for every other block, mirrored in the
+    next.
 
-    Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as often
-    as after it, so that neither a steady drift nor the place within a block favours one; an odd last block stays
-    without its mirror.
+    Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as
+    often as after it, so that neither a steady drift nor the place within a block favours one; an odd last
+    block stays without its mirror.
     """
     chance = random.Random(seed)
     orders: list[tuple[Arm, ...]] = []
@@ -345,7 +346,8 @@ def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
     """Return k such that the k-th smallest and k-th largest Walsh average bound the interval; 0: too few
     differences.
 
-    The largest k with P(W < k) ≤ α/2, W the sum of the ranks of the positive differences.
+    `count`: number of differences. The largest k with P(W < k) ≤ α/2, where α = 1 - confidence and W is the
+    sum of the ranks of the positive differences.
     """
     below = np.cumsum(signed_rank_distribution(count))
     return int(np.searchsorted(below, 0.5 * (1.0 - confidence) * (1.0 + 1e-12), side="right"))

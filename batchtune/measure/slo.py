@@ -96,7 +96,8 @@ def strict_decision(
     """Decide by a binomial test, at ALPHA on both sides, whether the true miss ratio is below the allowed one
     (PASS) or above it (FAIL); UNSURE: neither is shown.
 
-    Both counts are divided by `design_effect` and rounded against the verdict (measurement.md 2.4).
+    `requests`, `misses`: how many counted, and how many of them missed the limit. Both are divided by
+    `design_effect` and rounded against the verdict (measurement.md 2.4).
     """
     effective, missed = requests / design_effect, misses / design_effect
     if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= ALPHA:
@@ -113,7 +114,7 @@ def times_longer(
     """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None:
     beyond LONGEST_TIMES.
 
-    Assumes that misses go on at this ratio and come together as before.
+    Assumes that misses go on at this ratio and come together as before (`design_effect`).
     """
     times = 1.0
     while times < LONGEST_TIMES:

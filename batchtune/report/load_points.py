@@ -170,7 +170,10 @@ def print_points_csv(
 
 def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
     """Return a table, headings first, with a row for each load point that was measured, without letters of
-    caveats."""
+    caveats.
+
+    `scenario`: as in `points_dict`.
+    """
     measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "offered /s"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}

@@ -111,7 +111,8 @@ def print_trials(
 def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
     """Return the trials sorted by a column, the best first, those without a value last.
 
-    `name`: a column, or a short name such as `p95`, `throughput`, `capacity` or `time`.
+    `name`: a column, or a short name such as `p95`, `throughput`, `capacity` or `time`. `lower_is_better`:
+    for the column `objective`.
 
     Raises:
         UsageError: no such column.

@@ -60,7 +60,8 @@ def pieces_of(text: str, indices: Mapping[str, int]) -> Iterator[str]:
 
 @cache
 def tables() -> tuple[dict[str, int], NDArray[np.float32]]:
-    """Return the index of each word piece, and the embedding of each index."""
+    """Return (indices, embeddings): word piece -> its index, and the embedding of each index, shape (pieces,
+    width)."""
     folder = Path(__file__).parent
     pieces = (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
     return {piece: index for index, piece in enumerate(pieces) if piece}, np.load(folder / "embeddings.npy")

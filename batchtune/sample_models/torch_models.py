@@ -48,6 +48,7 @@ class Form:
     beside: Callable[[Path], None] | None = None
 
     def signature_yaml(self) -> str:
+        """Return the text of the model's signature.yaml: names, dtypes and shapes of its input and output."""
         given, gives = list(self.input_shape), list(self.output_shape)
         if self.length_max is not None:
             given[0] = -1

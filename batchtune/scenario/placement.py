@@ -63,7 +63,10 @@ def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> S
 
 def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
     """Return the scenario without the CPUs that `placed_on_node` gave it in an earlier run; CPUs that the
-    user named stay."""
+    user named stay.
+
+    `cpus`, `alone`: those that were passed to `placed_on_node`.
+    """
     still_open = _with_cpus(scenario, server=None, client=None)
     earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
     is_earlier = (scenario.target.cpus, scenario.load.cpus) == (earlier.target.cpus, earlier.load.cpus)

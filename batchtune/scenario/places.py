@@ -18,7 +18,7 @@ _HOLE: Final = re.compile(r"\{\{\s*(?:(\d+)\s*\*\s*)?([^{}]*?)\s*\}\}")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes, Any]]:
-    """Yield the number, the bytes and the parsed JSON of each line of a file that is not blank.
+    """Yield (line number, bytes, parsed JSON) of each line of a file that is not blank.
 
     Raises:
         ScenarioError: the file cannot be read, or a line is no JSON.

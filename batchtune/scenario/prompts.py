@@ -43,8 +43,11 @@ def build_prompts(
     """Encode the prompts of a scenario as requests. One seed always gives the same bytes; a client then
     replaces UNIQUE_MARK in them.
 
+    `distinct`: number of different prompts; None: `request.distinct`.
+
     Raises:
-        UsageError: `request.openai.tokenizer` cannot be used, or chat messages are given to api: completions.
+        UsageError: `request.openai.tokenizer` cannot be used, or chat messages are given to api:
+            completions.
         ScenarioError: a file that cannot be read.
     """
     import orjson

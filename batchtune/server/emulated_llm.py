@@ -89,6 +89,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
+        """Queue a request that has arrived."""
         self.waiting.append(sequence)
 
     @property
@@ -177,6 +178,7 @@ class Engine(threading.Thread):
         self.requests = 0
 
     def submit(self, sequence: Sequence) -> None:
+        """Queue a request; called on the event loop."""
         self.requests += 1
         self._arrived.append(sequence)
         self._wake.set()
@@ -383,6 +385,7 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def device_of(options: argparse.Namespace) -> Device:
+    """Return the emulated device that the command line describes."""
     return Device(**{name: getattr(options, name) for name in vars(_defaults())})
 
 

@@ -42,6 +42,7 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
+        """Count one value, `times` times."""
         self.counts[bisect_right(self.bounds, value)] += times
         self.total += value * times
 
@@ -68,6 +69,7 @@ class Timings(list[float]):
         self._histogram = Histogram(bounds)
 
     def add(self, value: float) -> None:
+        """Add one value in the histogram's unit."""
         self.append(value)
         if len(self) >= FOLDED_AT:
             self.fold()

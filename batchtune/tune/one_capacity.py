@@ -50,6 +50,7 @@ class FoundCapacity:
 
     @property
     def probes(self) -> tuple[Probe, ...]:
+        """Every rate tried, with its figures, in the order of the runs."""
         return tuple(
             Probe(rate_rps=run.rate_rps, met=run.held, latency_s=run.latency_s, error_ratio=run.error_ratio)
             for run in self.bracket.open_runs

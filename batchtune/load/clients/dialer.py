@@ -86,6 +86,7 @@ class Dialer:
             await asyncio.gather(*self._tasks)
 
     def became_ready(self, protocol: asyncio.BaseProtocol) -> None:
+        """Count a connection as ready; called by the client when it can use the connection."""
         self._ready.add(protocol)
 
     def closed(self, protocol: asyncio.BaseProtocol) -> bool:

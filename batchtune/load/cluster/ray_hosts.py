@@ -234,8 +234,11 @@ def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: 
 def client_max_rps(
     fleet: AnyFleet, requests: RequestSet, *, server_cpus: Sequence[int] | None = None
 ) -> float:
-    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that do
-    nothing."""
+    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that
+    do nothing.
+
+    `server_cpus`: numbers of the CPUs for such a server on this machine; None: any.
+    """
     if isinstance(fleet, ClusterFleet):
         return fleet.client_max_rps(requests)
     return calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps

@@ -108,10 +108,11 @@ def settings_of(
     """Return the settings that a configuration puts in force, with TF Serving's defaults for what it leaves
     out.
 
-    `cpus` are those of the server (`target.cpus`; None: those of this process), from which its default number
-    of threads follows. `flags` are the server's own (`target.flags`); with `protocol`, that of the load, they
-    give `request_threads`. `known` False: somebody else started the server, and the configuration is not what
-    it runs with.
+    `rows_per_request`: mean rows of a request. `server_cores`: CPU cores that the server may use; None:
+    unknown. `cpus`: numbers of those CPUs (`target.cpus`; None: those of this process), from which its
+    default number of threads follows. `flags`: the server's own (`target.flags`); with `protocol`, that of
+    the load, they give `request_threads`. `known` False: somebody else started the server, and the
+    configuration is not what it runs with.
     """
     if not known:
         return ServerSettings(

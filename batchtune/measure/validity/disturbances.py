@@ -83,7 +83,10 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[st
 
 def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> tuple[str, Coded] | None:
     """Find a slow load worker that the others can replace: they are not slow, and have CPU for its share.
-    Returns its name and the caveat that says why it is slow; None: there is none."""
+
+    Returns (worker's name, caveat that says why it is slow); None: there is none. `limit_s`: the SLO's
+    primary limit, to which lags and pauses are compared.
+    """
     slow = slow_workers(samples, window, limit_s=limit_s)
     busy = [
         share.cpu_s / share.wall_s for share in samples.workers if share.name not in slow and share.wall_s
@@ -256,7 +259,7 @@ class HostGuard:
     _cpus: Collection[int] | None = None
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
-        """Take the first reading, of these CPUs: those of server and client; None: those of this process."""
+        """Take the first reading. `cpus`: those of server and client; None: those of this process."""
         self._cpus = cpus
         self._before = read_host(cpus)
 

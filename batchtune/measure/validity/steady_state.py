@@ -203,7 +203,11 @@ class SloWatch:
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
     """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7
-    times); at ±2.944 (SURE) one of them is 19 times likelier."""
+    times).
+
+    `requests`, `misses`: how many counted, and how many of them missed the limit. At ±2.944 (SURE) one of the
+    two is 19 times likelier.
+    """
     # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
     good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
     hits = max(requests - misses, 0.0)

@@ -162,6 +162,7 @@ class LoadSpec(Spec):
 
     @property
     def open_loop(self) -> bool:
+        """Whether requests are sent at given instants, whatever the server answers."""
         return self.arrivals != "closed"
 
     @model_validator(mode="after")

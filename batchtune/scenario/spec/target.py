@@ -103,8 +103,8 @@ class TlsSpec(Spec):
         return context
 
     def pem_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Read the CA, key and certificate files, in the order that grpcio's channel credentials take; None
-        for each that is not given.
+        """Return the contents of (CA file, key file, certificate file), in the order that grpcio's channel
+        credentials take; None for each that is not given.
 
         Raises:
             UsageError: a file that cannot be read.

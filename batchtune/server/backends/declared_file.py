@@ -99,6 +99,7 @@ def whole_number(value: Any, key: str, *, least: int, most: int | None = None) -
 
 
 def did_you_mean(word: Any, known: Iterable[str]) -> str:
+    """Return `, did you mean X?` with the known word nearest to `word`; "" where none is near."""
     close = difflib.get_close_matches(str(word), list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
 

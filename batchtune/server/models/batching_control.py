@@ -49,6 +49,7 @@ class BatchingControl:
 
     @property
     def settings(self) -> BatchingSettings:
+        """The batching settings in force."""
         return self._pool.settings
 
     def attach(self, servable: Servable) -> None:

@@ -66,10 +66,12 @@ class ConcurrencyLimit:
 
     @property
     def inside(self) -> int:
+        """Number of requests that were admitted and are not answered."""
         return self._inside
 
     @property
     def waiting(self) -> int:
+        """Number of requests that wait to be admitted."""
         return len(self._waiting)
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:

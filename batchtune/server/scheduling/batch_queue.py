@@ -125,6 +125,7 @@ class Batch(Generic[TaskT]):
         self.announced = False  # a thread was woken because the batch became schedulable
 
     def add(self, task: TaskT, size: int, enqueued_micros: int) -> None:
+        """Add a task of `size` rows that was scheduled at `enqueued_micros`."""
         if not self.tasks:
             self.opened_micros = enqueued_micros
         self.tasks.append(task)
@@ -164,6 +165,7 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def num_enqueued_rows(self) -> int:
+        """Number of rows that no thread has taken, the open batch included."""
         with self._lock:
             return sum(batch.size for batch in self._waiting) + self._open.size
 
@@ -259,6 +261,7 @@ class BatchQueue(Generic[TaskT]):
         return bool(self._waiting or self._open.tasks)
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
+        """Count a batch as processed; called by a batch thread, which holds the scheduler's lock."""
         self._running -= 1
         self._leave_if_done()
 
@@ -342,6 +345,7 @@ class SharedBatchScheduler:
 
     @property
     def clock(self) -> Clock:
+        """The clock on which the scheduler's times are."""
         return self._threads.clock
 
     def add_queue(

@@ -177,6 +177,7 @@ class BatchThreads(Generic[BatchT]):
 
     @property
     def count(self) -> int:
+        """Number of threads."""
         return self._count
 
     def wake(self) -> None:

@@ -117,7 +117,8 @@ class LengthBuckets:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
-        """Submit a request to the session of its length; as `BatchingSession.submit`."""
+        """Submit a request to the session of its length; arguments and result are those of
+        `BatchingSession.submit`."""
         length = self._length(inputs)
         request = self._sessions[bisect_left(self.boundaries, length)].submit(
             inputs, output_names, deadline_ns, done

@@ -95,7 +95,7 @@ def flag_words(flags: Mapping[str, str]) -> list[str]:
 
 
 def model_in_repository(model: str) -> tuple[Path, str]:
-    """Return the model repository and the model's name for `target.model`, a folder in a model repository.
+    """Return (model repository, model's name) for `target.model`, a folder in a model repository.
 
     Raises:
         UsageError: `model` is no folder with a version.

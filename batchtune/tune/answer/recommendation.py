@@ -123,6 +123,7 @@ class Compared:
 
     @property
     def name(self) -> str:
+        """The first source that proposed the configuration."""
         return self.names[0]
 
 

@@ -89,6 +89,7 @@ class Comparison:
     repeats: int
 
     def figures(self, name: str) -> VariantFigures:
+        """Return the figures of the variant with this name."""
         return next(variant for variant in self.variants if variant.name == name)
 
     def to_dict(self) -> dict[str, Any]:

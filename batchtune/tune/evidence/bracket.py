@@ -106,6 +106,7 @@ class Bracket:
 
     @cached_property
     def open_runs(self) -> tuple[BracketRun, ...]:
+        """Runs at a given rate, without the closed loops."""
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:

@@ -64,6 +64,7 @@ class RuleAnswer:
 
     @property
     def point(self) -> dict[str, Any]:
+        """The rule's parameters by name."""
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
     def arithmetic(self) -> Coded:
@@ -143,11 +144,13 @@ class Contender:
     _bracket: Bracket | None = None
 
     def add(self, run: BracketRun) -> None:
+        """Add a run of the contender, judged by the SLO."""
         self.runs.append(run)
         self._bracket = None
 
     @property
     def bracket(self) -> Bracket:
+        """The bracket of the contender's runs so far."""
         if self._bracket is None:
             self._bracket = Bracket(tuple(self.runs))
         return self._bracket
@@ -160,11 +163,13 @@ class Contender:
 
     @property
     def source(self) -> Source:
+        """The first source that proposed the contender."""
         return self.sources[0]
 
     @property
     def simplicity(self) -> tuple[int, int, int]:
-        """Sort key, least for the simplest to deploy: no batching, then the defaults, then by rows and threads."""
+        """Sort key (kind, rows, threads), least for the simplest to deploy: no batching, then the defaults,
+        then any other."""
         kind = 0 if self.configuration.batching is None else 1 if "defaults" in self.sources else 2
         return kind, self.rows, self.threads
 

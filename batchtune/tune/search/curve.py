@@ -113,6 +113,7 @@ class Curve:
 
     @property
     def has_three_sizes(self) -> bool:
+        """Whether at least three batch sizes were measured."""
         return len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:

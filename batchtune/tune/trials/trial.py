@@ -159,22 +159,27 @@ class Trial:
 
     @property
     def configuration(self) -> Configuration:
+        """Configuration that the trial measured."""
         return self.request.configuration
 
     @property
     def source(self) -> Source:
+        """What proposed the configuration, or what the trial is for."""
         return self.request.source
 
     @property
     def reason(self) -> str:
+        """Why the trial was run, in words; of a comparison the variant's name."""
         return self.request.reason
 
     @property
     def point(self) -> dict[str, Any] | None:
+        """The configuration as parameter -> value in the search space; None: it lies outside."""
         return self.request.point
 
     @property
     def block(self) -> int | None:
+        """Number of the block whose seed the trial has; None: a seed of its own."""
         return self.request.block
 
     def to_dict(self) -> dict[str, Any]:

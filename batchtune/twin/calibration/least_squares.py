@@ -47,6 +47,7 @@ class Solution:
 
     @property
     def reading(self) -> Fitted:
+        """The reading of the parameters that fit best."""
         return self.law.reading(self.theta)
 
 

@@ -33,6 +33,7 @@ class MeasuredRates:
 
     @property
     def most_rps(self) -> float:
+        """Lowest rate missed, requests/s; inf: none was."""
         return math.inf if self.missed_rps is None else self.missed_rps
 
     def hold(self, rate_rps: float) -> bool:
@@ -40,6 +41,7 @@ class MeasuredRates:
         return self.held_rps * (1.0 - PRECISION) <= rate_rps <= self.most_rps * (1.0 + PRECISION)
 
     def clipped(self, rates_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the rates (requests/s), those outside the bracket moved to its nearer end."""
         return np.clip(rates_rps, self.held_rps, self.most_rps)
 
 
@@ -53,9 +55,9 @@ def held_to(
 ) -> tuple[Twin, float]:
     """Scale the twin's batch times so that its highest rate within the limits lies in the measured bracket.
 
-    Returns the twin, and the highest rate that it predicted before, requests/s. A prediction outside the bracket is
-    moved to the nearer end, by one factor of at most 30 on all batch times; where no factor does it, the twin is
-    returned unchanged.
+    Returns (scaled twin, the highest rate that it predicted before, requests/s). `error_ratio`: share of
+    requests, 0 to 1, that may fail. A prediction outside the bracket is moved to the nearer end, by one
+    factor of at most 30 on all batch times; where no factor does it, the twin is returned unchanged.
     """
 
     def highest(factor: float) -> float:
@@ -157,6 +159,7 @@ class ReplicaPlan:
 
     @property
     def extrapolated(self) -> bool:
+        """Whether anything lies outside the calibrated range."""
         return bool(self.extrapolations)
 
     @property

@@ -47,14 +47,17 @@ class Traffic:
 
     @property
     def closed(self) -> bool:
+        """Whether the requests are those of a closed loop."""
         return self.clients is not None
 
     @property
     def mean_rows(self) -> float:
+        """Mean number of rows of a request."""
         return float(np.average(self.rows, weights=self.weights))
 
     @property
     def rows_most(self) -> int:
+        """Rows of the largest kind of request."""
         return max(self.rows)
 
     @property

@@ -157,6 +157,7 @@ class Prediction:
 
     @property
     def extrapolated(self) -> bool:
+        """Whether anything lies outside the calibrated range."""
         return bool(self.extrapolations)
 
     @property

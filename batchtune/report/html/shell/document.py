@@ -137,7 +137,7 @@ class Report:
 
     @property
     def not_shown(self) -> list[tuple[str, list[str]]]:
-        """Reasons why sections are missing, each once, with the titles of these sections."""
+        """(Reason why sections are missing, titles of these sections) for each reason, once."""
         titles: dict[str, list[str]] = {}
         for section in self.sections:
             if section.missing:

@@ -140,7 +140,7 @@ class Merit:
     more_is_better: bool
 
     def best(self, values: Sequence[float]) -> float:
-        """Return the best of the values."""
+        """Return the best of the values: the largest, or the smallest where less is better."""
         return max(values) if self.more_is_better else min(values)
 
 
@@ -174,7 +174,7 @@ def section(
     """Make a section with the texts of sections.toml under `key`, in which `figures` are filled in.
 
     `content` None or empty: a section that says why it is missing. `variant`: of each text the one named
-    `…_VARIANT`, where there is one.
+    `…_VARIANT`, where there is one. `anchor`, `clickable`: as in `Section`.
     """
     texts = _texts()[key]
 
@@ -213,7 +213,7 @@ def finite(value: float | None, scale: float = 1.0) -> float | None:
 
 
 def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | None]:
-    """Return `finite` of each value."""
+    """Return each value × scale, rounded as by `finite`."""
     return [finite(value, scale) for value in values]
 
 

@@ -47,6 +47,8 @@ def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def retyped(torch: Any, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """Return the tensor under its real dtype: as bfloat16 where `dtype` is bfloat16, whose bits travel as
+    int16."""
     return tensor.view(torch.bfloat16) if _is_bfloat16(dtype) else tensor
 
 

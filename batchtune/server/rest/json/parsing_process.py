@@ -98,7 +98,7 @@ class LargeBodies:
 def read_predict(
     body: bytes, signatures: Mapping[str, Signature] | StatusError
 ) -> tuple[str, bool, dict[str, NDArray[Any]]] | StatusError:
-    """Parse a predict body, in the parsing process, as `LargeBodies.predict`.
+    """Parse a predict body, in the parsing process. Returns the tuple of `LargeBodies.predict`, or its error.
 
     An error is returned, not raised: a raised one would keep the body in memory.
     """
@@ -110,7 +110,8 @@ def read_predict(
 
 
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
-    """Parse a classify or regress body, in the parsing process, as `LargeBodies.examples`; returns errors."""
+    """Parse a classify or regress body, in the parsing process. Returns the tuple of `LargeBodies.examples`,
+    or its error."""
     try:
         name, message = parse_examples(body)
     except StatusError as error:

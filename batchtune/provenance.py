@@ -64,7 +64,7 @@ def collect(
 ) -> dict[str, Any]:
     """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON.
 
-    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for; the
+    `directory` (default: the current one) is where git runs; `root` is where /proc and /sys are looked for; the
     keys of `extra` are added at the top level.
     """
     import psutil
@@ -163,7 +163,7 @@ def _in_container(root: Path) -> bool:
 def gpus(root: Path = Path("/")) -> dict[str, Any]:
     """Return `names`, `driver` (its version) and `memory_bytes` (a list, parallel to `names`) of the NVIDIA GPUs.
 
-    Asks NVML (extra `gpu`), else nvidia-smi, else the files of the kernel module, which do not tell the memory (empty
+    Reads NVML (extra `gpu`), else nvidia-smi, else the files of the kernel module, which lack the memory (empty
     list). Without a GPU the lists are empty and `driver` is None.
     """
     return (

@@ -1,4 +1,4 @@
-"""Lists the runs there are: what each asked, and what came of it."""
+"""Lists the runs there are: the question of each, and its result."""
 
 from __future__ import annotations
 

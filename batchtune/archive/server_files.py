@@ -1,4 +1,4 @@
-"""Files that a server takes: those that give it the recommended parameters, of one model or several."""
+"""Files that a server takes: those with the recommended parameters, of one model or several."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def beside(file: Path, *names: str) -> Path:
     """Return the path of a further file that a server of several models needs, in the folder of `file`.
 
     In a run, where `file` is batching_parameters.txt, it is named by `names`; elsewhere `file`'s stem comes
-    before it: `out.txt` and `models.config` give `out.models.config`.
+    before it: `out.txt` and `models.config` become `out.models.config`.
     """
     head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
     return file.parent.joinpath(f"{head}{names[0]}", *names[1:])

@@ -75,7 +75,7 @@ latency it is p95 in seconds. `caveats` are codes, divided by spaces.
 """
 
 COMPANY_COLUMNS: Final = ("model", "load", "load_kind", "factor")
-"""Columns that stand before `configuration` in the trials of a sweep of several models; each model has a row.
+"""Columns that come before `configuration` in the trials of a sweep of several models; each model has a row.
 
 All rows of one `load` were measured at once, at `factor` times the stated rates. `load_kind`: "together" or
 "alone"; in runs of older versions "flood of " and the model that got more than its rate.

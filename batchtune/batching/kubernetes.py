@@ -1,7 +1,7 @@
 """Reads and writes the parameters in manifests of a Deployment or a KServe InferenceService.
 
 A ConfigMap holds the server's file, the container mounts it and names it in its args; a label with the file's digest
-makes new pods where only the file has changed, and tells them from the old ones. What is not said here (image,
+makes new pods where only the file has changed, and distinguishes them from the old ones. What is not said here (image,
 replicas, probes, the model's volume) stays as it is when the manifest is applied over what runs, by a field manager of
 its own.
 """

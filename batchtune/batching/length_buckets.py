@@ -36,11 +36,11 @@ PAYS_FROM: Final = 0.05
 
 
 BUCKETS_MAX: Final = 64
-"""Most boundaries: every signature gets a queue for each, and a batch thread asks the queues in turn."""
+"""Most boundaries: every signature gets a queue for each, and a batch thread looks at the queues in turn."""
 
 
 def parse_length_buckets(given: object) -> Boundaries:
-    """Read boundaries from "32,64,128", a list or a single length; "none", "" and () give (), "auto" stays "auto".
+    """Read boundaries from "32,64,128", a list or a single length; "none", "" and () become (), "auto" stays "auto".
 
     Raises:
         BatchingParametersError: anything else, boundaries that do not rise, or too many.
@@ -62,7 +62,7 @@ def parse_length_buckets(given: object) -> Boundaries:
 
 
 def format_length_buckets(boundaries: Boundaries) -> str:
-    """Write boundaries as the flag `--length_buckets` takes them; () gives "none"."""
+    """Write boundaries as the flag `--length_buckets` takes them; () as "none"."""
     if boundaries == AUTO_BUCKETS:
         return AUTO_BUCKETS
     return ",".join(map(str, boundaries)) or NO_BUCKETS

@@ -25,7 +25,7 @@ from batchtune.tune.trials.trial import Trial
 # Where a change came from: the time of a batch, its size, the queue, the front end, or the host.
 #
 # By the server's own account of the runs of both sides, medians over the runs. What explains most of the change is
-# named; the others are told where they moved.
+# named; the others are reported where they moved.
 
 Cause = Literal["compute", "batch size", "queue", "front end", "host", "tail", "not known"]
 """What made a side faster or slower. "tail": no median moved, so the slow requests did; "not known": no cause

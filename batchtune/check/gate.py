@@ -22,7 +22,7 @@ from batchtune.units import parse_ratio, rounded
 #
 # A group-sequential test: the looks and what each may spend are fixed beforehand by the number of blocks, whatever the
 # blocks say, so that the union bound holds over all looks and tests (Jennison & Turnbull, "Group Sequential Methods",
-# chapter 7). Two kinds of test share the error rate. The signed-rank test asks nothing of the noise, and needs many
+# chapter 7). Two kinds of test share the error rate. The signed-rank test assumes nothing on the noise, and needs many
 # blocks. Student's t takes the noise from the blocks that there are, so that three blocks decide what lies an order of
 # magnitude beyond it (tests/benchmarks/check/simulated_check.py).
 
@@ -429,7 +429,7 @@ class Finding:
         """The relative change of the figure with its interval, lower end first: 0.05 is 5 % more (of errors:
         5 points).
 
-        An end is infinite where the blocks give no bound.
+        An end is infinite where there are too few blocks for a bound.
         """
         ends = sorted((self.gate.change(self.worsening.low), self.gate.change(self.worsening.high)))
         return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
@@ -463,7 +463,7 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
     )
     low, high = min(max(low, student_low), value), max(min(high, student_high), value)
-    # The noise may raise that margin to 2.5 times what was asked for; beyond it the gate stays open, and says so.
+    # The noise may raise that margin to 2.5 times the requested one; beyond it the gate stays open.
     clear_limit = max(gate.limit, min(_floor(known, blocks_max), 2.5 * gate.limit))
     state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
     return Finding(

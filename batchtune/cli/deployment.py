@@ -105,7 +105,7 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
     """Return the commands for several models: copy each model's own parameters into its version directories,
     start the server.
 
-    PATH stands for the parent folder of a model whose directory is not known, here and in the file with the
+    PATH represents the parent folder of a model whose directory is not known, here and in the file with the
     list of models.
     """
     models = {own.name: own.model for own in scenario.target.models}

@@ -212,7 +212,7 @@ def open_files() -> Check:
     if hard in (resource.RLIM_INFINITY, -1):
         return Check("ok", "no limit of a process")
     text = f"{hard:,} a process (hard limit)"
-    files = 4096  # Of a server that is asked by REST each client holds a connection at both ends.
+    files = 4096  # With REST each client holds a connection at both ends.
     if hard < files:
         advice = f"ulimit -Hn {files} as root (or LimitNOFILE=); each connection is a file at both ends"
         return Check("problem", text, advice)

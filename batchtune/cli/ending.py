@@ -17,7 +17,7 @@ from batchtune.system import hear_interrupts
 # When nobody reads our output any more, or when it cannot be written.
 #
 # A command whose reader goes away (`batchtune recommend | head -1`) ends as other Unix tools do: silently, by SIGPIPE.
-# A full disk is told in one line. Both are raised as an exception of our own, because typer and rich take a
+# A full disk is reported in one line. Both are raised as an exception of our own, because typer and rich take a
 # BrokenPipeError for exit code 1, and because a pipe between our processes may break too.
 
 
@@ -97,7 +97,7 @@ def main() -> NoReturn:
         code = _exit_code(sys.stdout.flush) or code
     except ReaderGoneError:
         end_by_sigpipe()
-    except BatchtuneError as error:  # raised where one was told: stderr cannot be written
+    except BatchtuneError as error:  # raised where one was reported: stderr cannot be written
         code = error.exit_code
     sys.exit(code)
 

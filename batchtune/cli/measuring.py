@@ -183,7 +183,7 @@ def load(
         rest_url=rest_url,
         grpc_url=grpc_url,
     )
-    parse_limits(gate or [])  # a mistake is told before a model is launched
+    parse_limits(gate or [])  # a mistake is reported before a model is launched
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
     return run_load(

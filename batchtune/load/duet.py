@@ -174,7 +174,7 @@ class ClockReader:
             before_ns = time.monotonic_ns()
             try:
                 cpu_s = tuple(clock() for clock in self._clocks)
-            except psutil.Error:  # a server ended: what was read until then stands
+            except psutil.Error:  # a server ended: what was read until then is kept
                 return
             after_ns = time.monotonic_ns()
             self.readings.append(

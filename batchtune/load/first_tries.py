@@ -303,7 +303,7 @@ class _Asking:
         return statistics.median(times_s[1:] or times_s)
 
     def _requests(self, request: RequestSpec, *, times: int, distinct: int) -> RequestSet:
-        recorded = 16  # Of a file of recorded requests the first so many are asked.
+        recorded = 16  # Of a file of recorded requests the first so many are sent.
         patience_s = 60.0  # For one answer of a model of unknown speed.
         patient = request.model_copy(
             update={"rows": times * request.rows, "timeout_s": patience_s, "mix": ()}

@@ -569,7 +569,7 @@ def _front_end(facts: Facts) -> _Found:
 
 
 def _errors(facts: Facts) -> _Found:
-    """Nothing is used up, and yet requests fail: more of them would tell nothing."""
+    """Nothing is used up, and yet requests fail: more of them would show nothing."""
     if facts.unexplained_error_ratio <= SOME_ERRORS_RATIO:
         return None
     figures = {"error_ratio": facts.run.error_ratio, "classes": ", ".join(facts.run.errors)}

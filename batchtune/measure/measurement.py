@@ -116,7 +116,7 @@ class CountedRequests:
         the variance of that share exceeds that of independent requests, since slow requests come together.
         Where fewer than 10 values are above, it is at least the mean number of requests in a batch."""
         effect = self.shown_effect(limit_s)
-        # Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect.
+        # Below this many misses their clumping cannot be seen; the mean batch replaces the design effect.
         few_misses = 10
         few = np.count_nonzero(self.latencies_s > limit_s) < few_misses
         return max(effect, self.requests_per_batch) if few else effect
@@ -128,7 +128,7 @@ class CountedRequests:
 
 
 def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
-    """Select the requests that were due in `window`, answered or not; `activity` tells how many shared a
+    """Select the requests that were due in `window`, answered or not; `activity` says how many shared a
     batch."""
     counted = window.holds(samples.due_ns)
     latencies_s = np.where(samples.status == Status.OK, samples.latency_ns / 1e9, math.inf)[counted]

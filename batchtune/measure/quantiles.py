@@ -73,7 +73,7 @@ SLICES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; without samples all three
+    """A figure with its 95 % interval; an end that cannot be computed is ±inf; without samples all three
     are nan (`UNDEFINED`)."""
 
     value: float
@@ -235,7 +235,7 @@ def rate_estimate(
     """Estimate events (or weights) per second within [start, end), with a 95 % interval; UNDEFINED for an
     empty window.
 
-    Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
+    Completions come in clumps of one batch, so plain counts per slice mostly show where the edges fell. The
     variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their
     variance for independent counts); the window's own edges cut one clump each, uniformly. What varies more
     slowly than a slice, such as the host's speed, shows in part only: that is the spread between runs.

@@ -1,4 +1,4 @@
-"""Words findings: the codes with figures that other rooms give, by the texts of `findings.toml`."""
+"""Words findings: the codes with figures of other rooms, by the texts of `findings.toml`."""
 
 from __future__ import annotations
 

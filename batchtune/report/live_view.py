@@ -107,7 +107,7 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
     `width`, `height`: of the plot in characters, without its labels. A limit far above all points is named
     below instead.
     """
-    # A limit that is further above the slowest point is told below the plot, so that the points keep
+    # A limit that is further above the slowest point is named below the plot, so that the points keep
     # their room.
     limit_shown = 4.0
     from rich.text import Text

@@ -209,7 +209,7 @@ def _search(chosen: Recommendation) -> Iterator[str]:
 
 
 def _searched(search: SearchSummary) -> Iterator[str]:
-    """Yield sentences on how the search went: its plan, who named the runs, why it ended."""
+    """Yield sentences on how the search went: its plan, which sources proposed the runs, why it ended."""
     if plan := text_of(search.plan):
         yield f"The plan was {plan}."
     if search.proposals:
@@ -224,7 +224,7 @@ def _searched(search: SearchSummary) -> Iterator[str]:
         yield f"Trials ran on several nodes at once: {search.nodes}."
 
 
-# The tables: who named a configuration, what it held and missed, in how many runs, what is gained over it.
+# The tables: which sources proposed a configuration, what it held and missed, in how many runs, what is gained over it.
 
 
 RECOMMENDED = "recommended"
@@ -263,7 +263,7 @@ def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str
 
 
 _Row = tuple[str, Recommendation | Compared, str]
-"""(who named a configuration, its figures, what is gained over it)."""
+"""(sources that proposed a configuration, its figures, what is gained over it)."""
 
 
 def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:

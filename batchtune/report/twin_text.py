@@ -1,4 +1,4 @@
-"""Prints what the twin says: of other parameters and loads, and of replicas."""
+"""Prints the twin's predictions: for other parameters and loads, and for replicas."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def print_simulations(
     `base`: what --set starts from. A star marks a row outside of the calibrated range or in overload; a line
     below says why.
     """
-    # Configurations of which the measured rates stand below the table; `--json` has them all.
+    # Configurations of which the measured rates are shown below the table; `--json` has them all.
     measured_most = 8
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")

@@ -130,7 +130,7 @@ def models_text(scenario: Scenario) -> str:
 
 
 def _at_rate(scenario: Scenario) -> str:
-    """Return ` at 500/s`, the mean rate that the scenario asks for; "" for a capacity, which is the answer,
+    """Return ` at 500/s`, the mean rate of the scenario's load; "" for a capacity, which is the answer,
     and without a rate."""
     rate_rps = None if scenario.objective == "capacity" else scenario.load.rate_rps
     return "" if rate_rps is None else f" at {rounded(rate_rps)}/s"
@@ -528,7 +528,7 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 
 
 def _fared(chosen: Recommendation, other: Compared) -> str:
-    """Return a clause on what another configuration gave, and what the recommended one gains over it."""
+    """Return a clause on another configuration's figures, and on what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
         gave = f"it held {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:

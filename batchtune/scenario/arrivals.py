@@ -3,7 +3,7 @@
 Every kind of arrivals takes three steps: positions between 0 and 1 (random or even), the rate over time, and
 the inverse of its integral. The number of requests is exact, so the mean rate is too; given their number, the
 times of a Poisson process are uniform order statistics, here as normalised sums of exponentials. One seed
-thus gives one pattern for every configuration, and nearly the same, stretched, for every rate.
+thus makes one pattern for every configuration, and nearly the same, stretched, for every rate.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def draw(
     after the warm-up, which is sent at their first rate.
 
     Raises:
-        UsageError: the load is a closed loop, has no rate, or gives no request or more than 200 million.
+        UsageError: the load is a closed loop, has no rate, or makes no request or more than 200 million.
     """
     if not load.open_loop:
         raise UsageError("a closed loop has no schedule", hint="set load.arrivals to poisson")

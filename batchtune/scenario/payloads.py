@@ -296,7 +296,7 @@ def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
     that many rows in turn; without either, bodies follow `requests.order`.
 
     Raises:
-        UsageError: a trace asks for a number of rows that no body has.
+        UsageError: a trace has a number of rows that no body has.
     """
     count = len(schedule.due_ns)
     if schedule.request_index is not None:

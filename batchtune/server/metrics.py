@@ -473,7 +473,7 @@ def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Lab
 
 # How busy the GPU is, and how much of its memory is in use, by the driver's own count (NVML).
 #
-# A thread of its own asks every 100 ms, so no request waits for the driver. NVML says during which share of the last
+# A thread of its own looks every 100 ms, so no request waits for the driver. NVML says during which share of the last
 # sampling period (a sixth of a second to one) a kernel was running; the integral over time makes a counter of it.
 
 

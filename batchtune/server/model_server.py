@@ -125,7 +125,7 @@ async def listen(
 
 
 def _nothing() -> None:
-    """Do nothing: stands for the functions of a front end that is off."""
+    """Do nothing: used for the functions of a front end that is off."""
 
 
 _DRAIN_LIMIT_S = 25.0
@@ -230,7 +230,7 @@ class ModelServer:
         watch.cancel()
         lag.close()
         trimming.close()
-        self._repository.stop()  # who waits for a load is told, and is drained
+        self._repository.stop()  # whoever waits for a load gets an error, and is drained
         await front_ends.drain(_DRAIN_LIMIT_S)
         # A thread of its own: whoever waits for models may hold all those of the loop.
         closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
@@ -310,7 +310,7 @@ class ModelServer:
                 await loop.run_in_executor(None, self._repository.configure, models)
                 complaint = ""
             except (UsageError, StatusError) as error:
-                if error.message != complaint:  # a mistake may stay for days, and is told once
+                if error.message != complaint:  # a mistake may stay for days, and is reported once
                     warn(error.message)
                 complaint = error.message
             except Exception:  # the file is looked at again

@@ -1,4 +1,4 @@
-"""Finds out what answers at an address that the user gives: by which protocol, and with which model."""
+"""Finds out what answers at an address of the user's: by which protocol, and with which model."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _folders_listening(port: int | None) -> Iterator[Path]:
     where it runs."""
     import psutil
 
-    with suppress(psutil.Error):  # where only root may ask, nobody is found
+    with suppress(psutil.Error):  # where only root may look, nobody is found
         for there in psutil.net_connections("tcp"):
             if there.status == psutil.CONN_LISTEN and there.laddr[1:2] == (port,) and there.pid:
                 process = psutil.Process(there.pid)

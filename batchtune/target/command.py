@@ -1,4 +1,4 @@
-"""Tunes any server by commands of the user's that launch it, give it its parameters, ask it, and put it back.
+"""Tunes any server by commands of the user's that launch it, set its parameters, check it, and put it back.
 
 A Kubernetes rollout, a compose file, or a server that nobody here knows. The parameters go to a command as JSON on its
 stdin, or in files that its words name; to a server of kind http as `settings` says.

@@ -1,4 +1,4 @@
-"""Launches a server that speaks TensorFlow Serving's API, gives it its parameters, and stops it.
+"""Launches a server that speaks TensorFlow Serving's API, applies parameters to it, and stops it.
 
 Launches the bundled server, a local `tensorflow_model_server`, one in a container, or `target.command`. The
 bundled server takes new batching parameters between two batches; any other is restarted for them. Unless

@@ -302,7 +302,7 @@ class _ModelBench:
         self._together = together
 
     def load(self, plan: Plan) -> _Outcome:
-        """Send the plan's load, or search the capacity where it asks for one, and return what was measured."""
+        """Send the plan's load, or search the capacity where the plan needs one, and return what was measured."""
         return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:

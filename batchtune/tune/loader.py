@@ -386,7 +386,7 @@ def loaded_cpus(scenario: Scenario) -> frozenset[int]:
 
 
 def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Coded, ...]:
-    """The caveat that the time was over before the number of requests asked for was sent; () where it was not."""
+    """The caveat that the time was over before the requested number of requests was sent; () where it was not."""
     asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
     requests = samples.one_in * len(samples)
     if asked is None or requests >= asked:

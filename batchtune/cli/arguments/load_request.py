@@ -1,4 +1,4 @@
-"""Reads what the command line of `batchtune load` asks for: scenario, configuration, points."""
+"""Reads the command line of `batchtune load`: scenario, configuration, points."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def _configuration(question: Question, wanted: LoadRequest) -> Configuration:
 
 
 def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
-    """Make the configuration for a launched Triton; where nothing was asked for, the one that the model's
+    """Make the configuration for a launched Triton; where none was requested, the one that the model's
     files hold."""
     scenario, original = question.scenario, question.scenario.target.found
     knobs = {**scenario.fixed, **in_house_words(question.settings)}

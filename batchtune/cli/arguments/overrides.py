@@ -1,4 +1,4 @@
-"""What arguments and options mean for a scenario: its SLO, what is asked about, requests, a file of parameters."""
+"""What arguments and options mean for a scenario: its SLO, its subject, requests, a file of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`batchtune simulate` and `plan`: calibrate the twin of a run and ask it about other parameters and loads."""
+"""`batchtune simulate` and `plan`: calibrate the twin of a run, and predict other parameters and loads with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`batchtune init MODEL`: the model is asked, and a commented scenario for it written; `--check` only asks."""
+"""`batchtune init MODEL`: sends the model requests and writes a commented scenario for it; `--check` only sends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _COMMENTS: Final[Mapping[str, str]] = {
     "search.space.num_batch_threads": "batches that run at the same time",
     "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
 }
-"""Key of a scenario -> the comment that stands beside it in a file that `init` writes."""
+"""Key of a scenario -> the comment beside it in a file that `init` writes."""
 
 
 def run_init_model(

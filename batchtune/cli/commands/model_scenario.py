@@ -44,7 +44,7 @@ from batchtune.wire.signature import Signature, TensorSpec
 Command = Literal["sweep", "load", "compare", "init"]
 
 CLIENTS: Final = 32
-"""Clients of a load test or a comparison of a bare model where the command line gives no load."""
+"""Clients of a load test or a comparison of a bare model where the command line has no load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def look_at_running(
 def loop_of_model(
     overrides: Sequence[str], *, command: Command, rate: str | None, concurrency: str | None
 ) -> list[str]:
-    """Return the `KEY=VALUE` overrides for --rate or --concurrency over the load that `command` gives a bare
+    """Return the `KEY=VALUE` overrides for --rate or --concurrency over the default load of `command` for a bare
     model.
 
     Raises:
@@ -238,7 +238,7 @@ def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> 
 
 
 def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether the draft with the overrides asks for a capacity without a latency limit."""
+    """Whether the draft with the overrides has objective capacity, but no latency limit."""
     merged = unchecked_scenario(ScenarioText(text=yaml.safe_dump(base), source="MODEL"), overrides=overrides)
     slo = merged.get("slo") or {}
     if not isinstance(slo, dict) or merged["objective"] != "capacity":

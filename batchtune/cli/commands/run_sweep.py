@@ -144,7 +144,7 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
 
 
 def _require_search_of_several(scenario: Scenario) -> None:
-    """Check that a scenario of several models asks for nothing that their search cannot do.
+    """Check that a scenario of several models needs nothing that their search cannot do.
 
     Raises:
         UsageError: it does.

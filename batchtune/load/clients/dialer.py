@@ -68,7 +68,7 @@ class Dialer:
 
     def dial(self, wanted: int) -> None:
         """Begin to open connections until `wanted` are on their way, at most 16 and within `connections_max`."""
-        # Few, since a server that stands still accepts only as many as its listen queue holds, often 100.
+        # Few, since a server that is stalled accepts only as many as its listen queue holds, often 100.
         dials_at_once_max = 16
         loop = asyncio.get_running_loop()
         room = min(wanted, dials_at_once_max) - self.on_the_way

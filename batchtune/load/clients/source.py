@@ -1,6 +1,6 @@
 """Decides which request is sent next, and when: open loop by a schedule, closed loop by users who wait for answers.
 
-A client asks for the next request when a connection or stream is free (`take`) or its request was answered
+A client takes the next request when a connection or stream is free (`take`) or its request was answered
 (`finished`), and reports a connection or stream that is gone (`failed`, `released`). A negative index means: nothing to
 send now.
 """

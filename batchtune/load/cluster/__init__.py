@@ -6,7 +6,7 @@
    station connects.
 3. Each worker's clock is compared with the head's (`host.read_clock`), and each gets the start in its own clock. Due,
    sent and done of a request are readings of one clock; only the start depends on two.
-4. Every 0.25 s the head asks each worker for its progress, sums it up for the view, and passes on a stop.
+4. Every 0.25 s the head reads each worker's progress, sums it up for the view, and passes on a stop.
 5. The clocks are compared again: one that moved by more than 1,000 ppm was set, and its worker is lost.
 6. Samples come back through the object store, 500,000 rows at once, one worker after another; of more than 20 million
    requests only one in n, drawn at random by the worker.

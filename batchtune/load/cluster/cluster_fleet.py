@@ -268,7 +268,7 @@ class ClusterFleet:
 
     @property
     def _enough(self) -> int:
-        # With fewer of the workers than this left, a load is no longer what was asked for, and the run ends.
+        # With fewer of the workers than this left, a load is no longer the requested one, and the run ends.
         enough_ratio = 0.5
         return max(1, math.ceil(enough_ratio * self._asked))
 

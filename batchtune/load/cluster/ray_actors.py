@@ -1,4 +1,4 @@
-"""Starts actors on the nodes of a Ray cluster, asks them, and ends them.
+"""Starts actors on the nodes of a Ray cluster, calls their methods, and ends them.
 
 `ray` is imported here only, when a cluster is entered: the extra `batchtune[ray]`.
 """
@@ -30,7 +30,7 @@ _REASON_MAX_CHARS: Final = 300
 
 
 def require_ray(key: str) -> None:
-    """Raise UsageError if Ray is not installed; `key` is the scenario key that asks for it."""
+    """Raise UsageError if Ray is not installed; `key` is the scenario key that needs it."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"{key} needs Ray, which is not installed", hint="pip install 'batchtune[ray]'")
 
@@ -38,7 +38,7 @@ def require_ray(key: str) -> None:
 class RayActors:
     """A context manager around a connection to a Ray cluster; on exit its actors end too.
 
-    `key`: the scenario key that asks for it, for errors. `thing`: what an actor is called in messages.
+    `key`: the scenario key that needs it, for errors. `thing`: what an actor is called in messages.
     """
 
     def __init__(

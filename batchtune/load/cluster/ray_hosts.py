@@ -220,10 +220,10 @@ AnyFleet = LoadFleet | ClusterFleet
 
 
 def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
-    """Make, but do not start, the fleet that the scenario's `load` section asks for: local processes or Ray workers.
+    """Make, but do not start, the fleet of the scenario's `load` section: local processes or Ray workers.
 
     Raises:
-        UsageError: Ray is asked for and not installed.
+        UsageError: Ray is needed and not installed.
         ScenarioError: CPUs that this machine has not.
     """
     if load.fleet is None:

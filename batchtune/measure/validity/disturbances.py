@@ -132,7 +132,7 @@ def client_caveats(
     throttled_ratio = 0.1
     if client.paused_ratio > throttled_ratio:
         caveats.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
-    # A pause of a quarter of the limit is told; it makes a run void only where it made more than 1 % of it
+    # A pause of a quarter of the limit is reported; it makes a run void only where it made more than 1 % of it
     # late.
     long_pause_ratio = 0.25
     if client.longest_pause_s > long_pause_ratio * limit_s:
@@ -170,7 +170,7 @@ def error_counts(samples: Samples, window: Window) -> dict[str, int]:
 # Pressure is the kernel's "some" of PSI (Documentation/accounting/psi.rst): the share of the time in which at least one
 # task that wanted to run waited for a CPU. That of our control group is taken where there is one, server and client
 # being what is in it; else the machine's, where its CPUs are ours. A server that uses all of its CPUs waits for itself,
-# so pressure is told and spoils no trial.
+# so pressure is reported and spoils no trial.
 
 MOST_STEAL_RATIO = 0.02
 MOST_CANARY_CHANGE = 0.05
@@ -205,7 +205,7 @@ class HostReading:
 class HostNoise:
     """What disturbed the host between two readings."""
 
-    # Share of our CPUs' time that the hypervisor gave to others.
+    # Share of our CPUs' time that the hypervisor used for others.
     steal_ratio: float
     # Share of the time in which some task of `pressed` waited for a CPU.
     pressure_ratio: float

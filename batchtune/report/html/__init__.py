@@ -2,5 +2,5 @@
 
 `shell/` is what all pages share: `document` is what a page says and `render` fills the template, `drawing` is how a
 figure is drawn, `page.html`, `page.css` and `page.js` how it looks. `sweep/` is the page of a sweep, `comparison_page`,
-`check_page` and `load_page` are the others; the `*_figures` are what stands below their first screens.
+`check_page` and `load_page` are the others; the `*_figures` draw what is below their first screens.
 """

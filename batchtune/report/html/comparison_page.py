@@ -202,7 +202,7 @@ def _whole_numbers(arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 TYPICAL: Final = "Of each the run with the median p95"
-"""Phrase that says which run stands for an arm."""
+"""Phrase that says which run is shown for an arm."""
 
 
 def comparison_document(run: Run) -> Report:

@@ -1,4 +1,4 @@
-"""The page of a load test: which rate or concurrency is best within the SLO, and what it gives."""
+"""The page of a load test: which rate or concurrency is best within the SLO, and its figures."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class SettingSpec(Spec):
         return bool(self.env or self.flag or self.request is None)
 
     def names(self) -> set[str]:
-        """Return the names of the parameters that some setting gives to the server."""
+        """Return the names of the parameters that a setting passes to the server."""
         return {*self.env, *self.flag, *holes(self.model_dump())} - {CHANGED}
 
 

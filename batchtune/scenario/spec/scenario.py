@@ -235,7 +235,7 @@ class Scenario(Spec):
         """Return this scenario as its YAML would have it, with every default spelt out and file names
         absolute.
 
-        Times that follow from the server's speed where nobody gave them are left out: written down they would
+        Times that were not set, but follow from the server's speed, are left out: written down they would
         count as given.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)

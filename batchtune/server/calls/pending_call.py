@@ -218,7 +218,7 @@ class PendingCall(Generic[_Client]):
         self._encode = encode
         self._examples = examples
         self.ended = False
-        self.queued: Queued | None = None  # what stands for it in a batching queue, once it is submitted
+        self.queued: Queued | None = None  # its entry in a batching queue, once it is submitted
         if deadline_ns is not None:
             calls.deadlines.add(self, deadline_ns)
 

@@ -163,7 +163,7 @@ def local_path(base_path: str) -> Path:
         raise invalid_argument(
             f"base_path {base_path!r}: only local directories are served; mount or copy what {scheme}:// holds"
         )
-    return Path("/" + rest.partition("/")[2])  # between them stands a host, which TensorFlow ignores too
+    return Path("/" + rest.partition("/")[2])  # between them is a host, which TensorFlow ignores too
 
 
 def _policy(config: ModelServerConfig) -> VersionPolicy:

@@ -228,7 +228,7 @@ class ModelRepository:
         self._options = options
         self._wanted = {model.name: model for model in models}
         self._book = VersionBook()
-        self.find = self._book.find  # asked for by every request
+        self.find = self._book.find  # called for every request
         self._complaints: dict[str, str] = {}
         self._rounds_begun = 0
         self._rounds_done = 0

@@ -253,7 +253,7 @@ class RestCalls:
         try:
             signatures = dict(self._find(route).signatures)
         except StatusError as error:
-            # What is wrong with the body is told first, as for a small one.
+            # What is wrong with the body is reported first, as for a small one.
             await self._large_bodies.predict(body, StatusError(error.code, error.message))
             raise
         while True:
@@ -269,7 +269,7 @@ class RestCalls:
         """Start a call whose body is only a matrix of numbers, as is the model's input; False: it is not."""
         try:
             servable = self._models.find(route.model_name, version=route.version, label=route.label)
-        except StatusError:  # what is wrong with the body is told first
+        except StatusError:  # what is wrong with the body is reported first
             return False
         binding = self._bindings.get(id(servable))
         if binding is None or binding.servable() is not servable:

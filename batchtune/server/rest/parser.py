@@ -18,7 +18,7 @@ from batchtune.server.rest.calls import Route
 from batchtune.wire.encoding import Memo
 from batchtune.wire.listener import SharedLimits
 
-# What the head of a request tells the API, and how the head of an answer reads.
+# What the head of a request says to the API, and how the head of an answer reads.
 
 PROXY_FIELDS = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 """Header fields of a request that came by way of a proxy."""

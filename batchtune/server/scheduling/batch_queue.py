@@ -1,7 +1,7 @@
 """Makes batches of the tasks of queues, and chooses which batch runs next, on which thread.
 
 TensorFlow's SharedBatchScheduler: many queues, each a deque of closed batches and one open batch, and one pool of
-threads that asks them for batches with `take`. Semantics: `tensorflow/core/kernels/batching_util/
+threads that takes batches from them with `take`. Semantics: `tensorflow/core/kernels/batching_util/
 shared_batch_scheduler.h` of TF 2.21, but for two things: a thread sleeps until the earliest timeout instead of polling
 every millisecond, and a task without rows is delivered instead of hanging.
 """

@@ -1,6 +1,6 @@
 """Threads that run batches, and the clock that they sleep by.
 
-A pool of threads asks a `BatchSource` for work. An idle thread parks; at most one of them, the timekeeper, parks with
+A pool of threads takes work from a `BatchSource`. An idle thread parks; at most one of them, the timekeeper, parks with
 a time limit: the earliest instant at which something becomes due. TensorFlow polls every millisecond instead. So a
 batch costs at most two wake-ups (its timer is set, it becomes schedulable), and a task costs none.
 

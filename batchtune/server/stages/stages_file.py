@@ -3,7 +3,7 @@
     pre: stages.py:preprocess                 # a function: tensors of a request -> tensors of the model; or tokenizer/:
                                               # the model of a folder of this one, by its signature serving_default
     post: stages.py:postprocess               # the model's outputs -> those of the answer
-    lookup:                                   # asked between the two, in batches of its own
+    lookup:                                   # run between the two, in batches of its own
       inputs: {user: {dtype: string}}         # tensors that `pre` gives, or the request
       outputs: {features: {dtype: float32, shape: [16]}}
       redis: {url: "redis://127.0.0.1:6379/0", prefix: "user:", timeout_ms: 1000}
@@ -18,7 +18,7 @@
     signature: serving_default                # of the model
     request_threads: 2                        # that run pre and post; default: the CPUs
 
-A function takes and gives a table of arrays by name, whose first dimension is rows; each row must come out alike,
+A function takes and returns a table of arrays by name, whose first dimension is rows; each row must come out alike,
 whatever rows it came in with.
 """
 

@@ -2,7 +2,7 @@
 memory.
 
 `docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The
-container tells its first process, and that process its control group, which counts the time of all that runs
+container reports its first process, and that process its control group, which counts the time of all that runs
 in it.
 """
 
@@ -77,7 +77,7 @@ def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str
     return Answer(failure=last_words[0].strip()[:200])
 
 
-# What several models are told, each of its own.
+# The parameters of several models, each its own.
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for the file with a version's own batching parameters, read with
@@ -137,7 +137,7 @@ def _quoted(path: str) -> str:
     return json.dumps(path, ensure_ascii=False)
 
 
-# How much will be asked of a server at once, and whether it has the threads for it.
+# How many requests a server gets at once, and whether it has the threads for them.
 #
 # In TensorFlow Serving a request holds a thread from its arrival to its answer, also while its batch fills: fewer
 # threads than clients are a queue before the queue, and a batch never has more requests than there are threads.

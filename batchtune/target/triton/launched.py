@@ -114,7 +114,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether config.pbtxt names inputs, outputs and max_batch_size, for which Triton would else ask the
+    """Whether config.pbtxt names inputs, outputs and max_batch_size, which Triton would else read from the
     model.
 
     A Python model is started once more for that: 1.2 s of every load.

@@ -23,12 +23,12 @@ ADDED: Final = (
     "where the model's backend adds dynamic_batching by itself, start Triton with --disable-auto-complete-config: one "
     "that is launched here by target.flags"
 )
-"""Hint of the error of a model that batches though nobody asked for it."""
+"""Hint of the error of a model that batches although it was not requested."""
 _ASKING_S: Final = 5.0
 
 
 MARK: Final = "batchtune_trial"
-"""Name of a parameter in a model's configuration that says which process gave it a trial's configuration."""
+"""Name of a parameter in a model's configuration that says which process applied a trial's configuration."""
 
 
 def marked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TritonRepository:
             TargetError: nobody answers.
         """
         served = [name for name, state in self.states().items() if state == "READY" and name != self._model]
-        asked = served[:100]  # of thousands, perhaps; to ask each takes some milliseconds
+        asked = served[:100]  # of thousands, perhaps; to read each takes some milliseconds
         return [name for name in asked if self._model in _steps(self._config_of(name))]
 
     def _config_of(self, model: str) -> dict[str, Any]:

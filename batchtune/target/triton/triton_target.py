@@ -1,4 +1,4 @@
-"""Launches or attaches to a Triton, gives it configurations, reads it, and leaves it as it was.
+"""Launches or attaches to a Triton, applies configurations, reads it, and leaves it as it was.
 
 Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it,
 and no file of the repository is changed. An attached server gets back what it had when the target is closed.
@@ -250,7 +250,7 @@ class TritonTarget:
             self._claim.keep(self._found())
 
     def _still_in_force(self, configuration: Configuration) -> bool:
-        """Whether the configuration applied last is in force; an attached server is asked, since others may
+        """Whether the configuration applied last is in force; an attached server's own is read, since others may
         change it too.
 
         Raises:

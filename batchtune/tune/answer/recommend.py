@@ -202,7 +202,7 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
             and contender.rows != state.rule.max_batch_size
             and "rule" in contender.sources
         ):
-            contender.sources.remove("rule")  # of an older run, which asked the rule again and again
+            contender.sources.remove("rule")  # of an older run, which applied the rule again and again
             contender.sources += [] if contender.sources else ["grid"]
     return state
 
@@ -368,7 +368,7 @@ class _Answer:
             tried=sum(bool(contender.runs) for contender in search.contenders.all()),
         )
 
-    # Who stands beside the answer.
+    # The configurations beside the answer.
 
     def _references(self) -> dict[str, Contender]:
         """Name -> contender of the references that have figures, also if one is chosen; in the order of the answer."""

@@ -354,7 +354,7 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
 
 # The capacity of a configuration under an SLO, from the ledger alone.
 #
-# Every command reads it here: what is recommended, planned or simulated cannot differ. A looser SLO never gives less.
+# Every command reads it here: what is recommended, planned or simulated cannot differ. A looser SLO never yields less.
 
 
 def capacity_of(
@@ -385,7 +385,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     if not held_rps:
         # What closed loops kept is believed as far as no open loop missed: where one held instead, no less is stated.
         missed = (run.rate_rps or 0.0 for run in bracket.open_runs)
-        # Multiplied in the order in which a bracket does it: else a looser SLO gives less by a rounding.
+        # Multiplied in the order in which a bracket does it: else a looser SLO yields less by a rounding.
         held_rps = min(LOOP_SHARE * bracket.loop_rps, UNCONFIRMED * (BACK * min(missed, default=math.inf)))
         missed_rps = max(bracket.missed_rps, held_rps)
     if not held_rps and not math.isfinite(missed_rps):

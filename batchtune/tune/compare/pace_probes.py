@@ -21,13 +21,13 @@ from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 
 TURN_S: Final = 0.008
 """Shortest turn of a duet (`load.duet`): the ratio of a pair varies as much for turns of 4 as of 200 ms, so that many
-short ones give the narrowest interval (tests/benchmarks/check/duet.py)."""
+short ones yield the narrowest interval (tests/benchmarks/check/duet.py)."""
 
 TURN_REQUESTS: Final = 8.0
 """Requests that a turn of a duet has in an open loop, at least."""
 
 PAIRS_MIN: Final = 8
-"""Least pairs of turns in a duet: fewer give a wider interval than two runs one after another."""
+"""Least pairs of turns in a duet: fewer yield a wider interval than two runs one after another."""
 
 DUET_S: Final = 3.5
 """Length of a duet: its mean ratio then has a standard deviation of about 2 %."""

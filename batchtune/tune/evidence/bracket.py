@@ -2,7 +2,7 @@
 
 A run at one rate holds the SLO or misses it. On a noisy host one run is one vote: a rate is held if more runs held it
 or a higher one than missed it or a lower one, and it is missed by two misses, or by one miss by far. A bracket depends
-on nothing but the runs, and a looser SLO never gives a lower one.
+on nothing but the runs, and a looser SLO never has a lower one.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
 def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
     """Judge the loads of these trials by an SLO; a trial with probes gives a run for each rate tried.
 
-    A failed trial is a miss by far at the rate asked for. A trial of several models is one run at the sum of their
+    A failed trial is a miss by far at its requested rate. A trial of several models is one run at the sum of their
     rates, left out where the client limited one of them (verdict INVALID).
     """
     runs: list[BracketRun] = []
@@ -399,7 +399,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         kept=kept,
         fresh=trial.source == "confirm",
         requests=requests,
-        # A loop too short for each client to be answered tells of its beginning, not of what is answered at most.
+        # A loop too short for each client to be answered shows its beginning, not what is answered at most.
         full=clients is not None and requests >= clients >= clients_to_fill(trial.configuration, scenario),
     )
 

@@ -261,7 +261,7 @@ class CapacitySearch(Search):
             len(list(self.contenders)),
             sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders),
         )
-        # Of what a closed loop answers without batching, what is hoped that open arrivals may be.
+        # Hope without batching: the rate of open arrivals, as a share of what a closed loop answers.
         unbatched_share = 0.9
         if self._asked_model != asked:
             for contender in self.contenders:
@@ -494,7 +494,7 @@ class CapacitySearch(Search):
             c
             for c in near
             if c in standing or not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)
-        ]  # how the rule's and the guide's points fare is told, whatever is hoped of them
+        ]  # the answer says how the rule's and the guide's points fare, whatever is hoped of them
         if near:
             return max(near, key=lambda c: (self.is_first(c), *_level(self._belief(c), c)))
         return self._named_by_optuna(top, taken) if widely or self._is_optunas else None

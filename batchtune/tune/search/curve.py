@@ -196,7 +196,7 @@ class Curve:
         readings = [
             (reading.rows, reading.rows * self._gain_of(reading.threads) / reading.rows_per_s)
             for reading in self._readings
-            # How many run at once without batching is not known where threads gain: then it tells nothing.
+            # How many run at once without batching is not known where threads gain: then the load is no use.
             if reading.threads or self.contention is None
         ]
         if readings:

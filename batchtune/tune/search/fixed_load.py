@@ -248,7 +248,7 @@ class FixedLoadSearch(Search):
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
-            sizes = self._sizes()  # a middle one at once: with it the curve tells who comes next
+            sizes = self._sizes()  # a middle one at once: with it the curve decides which comes next
             return [*(c for c in first if c.source in REFERENCES), *sizes[:1], *first, *sizes[1:]]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)

@@ -1,6 +1,6 @@
 """Searches a space: chooses which contender to load next, how, and why.
 
-The ledger is the only state: after the same runs a search asks for the same load again, so that a sweep that was killed
+The ledger is the only state: after the same runs a search chooses the same load again, so that a sweep that was killed
 can be resumed. This module has what all objectives share: the contenders, the service-time curve, the cost of a run,
 the phases. The classes in `capacity` and `fixed_load` choose the next load.
 """

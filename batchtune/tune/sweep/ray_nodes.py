@@ -222,7 +222,7 @@ class RemoteNode(Protocol):
 
 
 class RayNodes:
-    """A context manager that starts a Ray actor with a station for each server that the scenario asks for, and ends
+    """A context manager that starts a Ray actor with a station for each server of `search.parallel`, and ends
     them all."""
 
     def __init__(self, scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None) -> None:

@@ -1,4 +1,4 @@
-"""Runs a sweep: asks the search which loads to run next, runs them, and yields each trial as it ends, until the budget
+"""Runs a sweep: runs the loads that the search chooses, and yields each trial as it ends, until the budget
 is spent or nothing is open."""
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _Sweep:
         return Plan(number=number, request=ask, seed=seed, pace=self._search.pace())
 
     def _set_budget(self) -> None:
-        """Set the time budget by the server's speed where the user gives none, and report the plan; once, as soon as
+        """Set the time budget by the server's speed where the scenario has none, and report the plan; once, as soon as
         a lone request was measured."""
         search = self._scenario.search
         lone_s = self._search.lone_s
@@ -283,7 +283,7 @@ class _Sweep:
 def usual_budget_s(batch_s: float) -> float:
     """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds of one
     batch."""
-    # Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some
+    # Lone requests that a sweep may last, at least, where there is no budget: some forty runs of some
     # batches.
     sure_batches = 600
     return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)

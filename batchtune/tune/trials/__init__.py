@@ -1,1 +1,1 @@
-"""The trial: what was asked for, the points of the space, how long a run lasts, what came of it, why it failed."""
+"""The trial: its request, the points of the space, how long a run lasts, its result, why it failed."""

@@ -1,4 +1,4 @@
-"""A trial, one load of one configuration: what was asked for and why, what was measured, and its line in JSON."""
+"""A trial, one load of one configuration: what was requested and why, what was measured, and its line in JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "l
 """Trials under other loads than the scenario's: their figures are not compared by the objective."""
 
 RULE_PROBES: frozenset[Source] = frozenset(("probe", "node"))
-"""Trials whose requests are sent one by one; with `concurrency` 1 they give the latency of a lone request."""
+"""Trials whose requests are sent one by one; with `concurrency` 1 they measure the latency of a lone request."""
 
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of a configuration that was tried before: they do not count against a budget of trials."""
@@ -103,9 +103,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run of one configuration under load: what was asked for, and what came of it.
+    """One run of one configuration under load: its request and its result.
 
-    `number`: from 1; names the samples file. `request`: what was asked for. `seed`: of the load.
+    `number`: from 1; names the samples file. `request`: what was to be measured. `seed`: of the load.
     `state`, `failure`: "failed" where there are no figures to trust, and why; `failure` is None when complete.
     `seconds`: from applying the parameters to the measurement. `started_utc`: when it began, ISO 8601.
     `rate_rps`, `concurrency`: the load that was measured (open loop: requests/s; closed loop: clients).

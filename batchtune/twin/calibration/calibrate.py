@@ -232,7 +232,7 @@ def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
 def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusable]) -> str:
     if not reasons:
         return "measure some configurations in closed loops"
-    rounds = 4  # So many answers of each client are asked of a run that is too short.
+    rounds = 4  # A run that is too short needs so many answers of each client.
     match reasons.most_common(1)[0][0]:
         case "few answers":
             means_s = [observation.measurement.latency_mean_s for observation in observations]

@@ -266,7 +266,7 @@ def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
     """
     tried = [law.reading(law.start) for law in laws(runs)]
     loaded = []
-    load_most = 0.97  # Of the saturation: beyond, a latency tells no more than that the server is near it.
+    load_most = 0.97  # Of the saturation: beyond, a latency shows no more than that the server is near it.
     for run in runs:
         saturation_rps = min(reading.saturation_rps(run.batcher, run.traffic) for reading in tried)
         load = min(run.rate_rps / saturation_rps, load_most)

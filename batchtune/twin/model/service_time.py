@@ -79,7 +79,7 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
     Raises:
         ValueError: there is no batch with a time.
     """
-    # A size that was run fewer times than this tells nothing, unless no size was run more often.
+    # A size that was run fewer times than this is no evidence, unless no size was run more often.
     fewest_batches = 3
     counted = [size for size in timed if size[1] > 0.0 and size[2] >= fewest_batches]
     counted = counted or [size for size in timed if size[1] > 0.0 and size[2] > 0.0]

@@ -85,7 +85,7 @@ QUEUE = np.dtype(
 )
 REPLICA = np.dtype(
     [
-        ("turn", np.int64),  # the queue that is asked next
+        ("turn", np.int64),  # the queue that is looked at next
         ("times_out_s", np.float64),  # the first open batch that an idle thread waits for
         ("idle_threads", np.int64),
         ("running", np.int64),

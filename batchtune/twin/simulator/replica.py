@@ -1,4 +1,4 @@
-"""Defines a simulated server, its scheduler and the device that runs its batches, and sums up what a run gave."""
+"""Defines a simulated server, its scheduler and the device that runs its batches, and sums up the results of a run."""
 
 from __future__ import annotations
 

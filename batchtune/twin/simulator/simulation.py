@@ -342,5 +342,5 @@ def _sigma(device: Device) -> float:
 
 @lru_cache(maxsize=16)
 def normals_of(seed: int) -> NDArray[np.float64]:
-    """Draw the standard normal numbers for the jitter, shape (65536,); a seed gives the same for each device."""
+    """Draw the standard normal numbers for the jitter, shape (65536,); one seed makes the same for each device."""
     return np.random.default_rng(seed).standard_normal(2**16)

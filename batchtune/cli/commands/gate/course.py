@@ -1,4 +1,4 @@
-"""Makes the runs of a check: blocks as they are asked for, each trial kept as it ends."""
+"""Makes the runs of a check: blocks as they are needed, each trial saved as it ends."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) 
 
     Under objective capacity, unless a gate names the capacity, that is a closed loop that fills the batches,
     without an SLO: a search for the capacity takes up to 45 s a run. A closed loop without a stated duration
-    becomes a short one: many short blocks tell more than few long ones. Scenarios of several models are
+    becomes a short one: many short blocks show more than few long ones. Scenarios of several models are
     returned as they are.
     """
     if any(scenario.target.models for scenario in scenarios):
@@ -287,8 +287,8 @@ def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) 
 
 
 def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
-    """Return the scenario under a short closed loop of so many clients; one that asks for a capacity then
-    asks for throughput."""
+    """Return the scenario under a short closed loop of so many clients; one that searches a capacity then
+    measures throughput."""
     load = scenario.load
     closed = LoadSpec(
         arrivals="closed",
@@ -349,7 +349,7 @@ def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open(mode, encoding="utf-8") as file:
                 file.write(text())
-        except OSError as error:  # the verdict stands without it
+        except OSError as error:  # the verdict is valid without it
             print(f"note: cannot write {path}: {error.strerror}", file=sys.stderr)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_annotations(account, file=str(scenario)):
@@ -452,7 +452,7 @@ class Course:
         turns."""
         fresh = sorted({trial.block for trial in trials if trial.block is not None} - self.duets.keys())
         if self.duets and all(math.isnan(before_s) for before_s, _ in self.duets.values()):
-            self.duets |= dict.fromkeys(fresh, UNTOLD)  # nor would these tell anything
+            self.duets |= dict.fromkeys(fresh, UNTOLD)  # nor would these show anything
             return
         if self.relaunches:
             self._stop_each()
@@ -468,7 +468,7 @@ class Course:
         last."""
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
-            self.benches.bench(variant)  # a cluster that is missing is told before a server is launched
+            self.benches.bench(variant)  # a missing cluster is reported before a server is launched
             self.benches.launch(variant)
             self.paces |= probed_paces([variant], bench_of=self.benches.bench)
 

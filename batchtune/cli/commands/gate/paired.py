@@ -173,7 +173,7 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
         unchanged = len(sides) > 1 and are_equal(*sides)
         line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
         append_history(wanted.results, line)
-    except ArchiveError as error:  # the verdict stands without its copy
+    except ArchiveError as error:  # the verdict is valid without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if wanted.json:
         print(json_text.dumps(document, indent=2, allow_nan=False))

@@ -94,7 +94,7 @@ Hosted runners of one kind differ by some per cent, and by far more under load.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRequest:
-    """The stored baseline that a check is asked to compare with.
+    """The stored baseline to compare with, and what to do with it.
 
     `path`: its file, or a run that has one. `update`: measure it anew and write it. `force`: also where it is
     worse than the best earlier one. `allow_missing`: exit with 0 where there is none. `allow_mismatch`:

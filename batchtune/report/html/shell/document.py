@@ -1,6 +1,6 @@
 """Puts a page together: answers first, then figures, caveats, trials, provenance, all in one file.
 
-plotly.js stands compressed inside the page; the page's policy forbids it any network.
+plotly.js is inside the page, compressed; the page's policy forbids it any network.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def unbroken(text: str) -> str:
 
 
 def _coded(text: str) -> Markup:
-    """Return the text escaped for HTML, with what stands between backticks as code."""
+    """Return the text escaped for HTML, with text between backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken(text)))))  # noqa: S704 - escaped

@@ -153,7 +153,7 @@ MERITS: Final = {
     "latency": Merit(title="p95, ms", scale=1e3, more_is_better=False),
     "room": Merit(title="share of the tightest limit", scale=1.0, more_is_better=False),
 }
-"""Objective -> how its figure is plotted; "room" stands for the latency of several models."""
+"""Objective -> how its figure is plotted; "room" is the latency of several models."""
 
 
 @cache

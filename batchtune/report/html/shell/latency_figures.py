@@ -31,7 +31,7 @@ def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
 
     `which`: a phrase that says which run stands for each name.
     """
-    # The names of more bars than that stand askew on a phone.
+    # The names of more bars than that are rotated on a phone.
     # Of bars side by side; more are summed up between powers of two.
     most_sizes = 20
     slanted_px = 50

@@ -41,7 +41,7 @@ ROLE_LOOKS: Final = {
 """Role of a configuration in the sweep, such as `no batching` -> how it is drawn."""
 OTHER: Final = LineStyle(colour="@other", symbol="circle", dash="solid")
 LATEST: Final = "The latest run of each configuration"
-"""Phrase that says which run stands for a configuration in figures of single requests."""
+"""Phrase that says which run is shown for a configuration in figures of single requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,7 @@ _OWNING = threading.Lock()
 
 
 class _OwnStream:
-    """A PyTorch stream that `new_stream` gives to nobody else while this object lives.
+    """A PyTorch stream that `new_stream` returns to no other caller while this object lives.
 
     Weak references point to this object, since PyTorch (2.11) leaves those to its own streams dangling.
     """

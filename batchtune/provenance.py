@@ -99,9 +99,10 @@ def collect(
 
 
 def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """List the differences that forbid comparing figures of two provenances, one line each; empty if there are none.
+    """List the differences that forbid comparing figures of two provenances, a sentence each; empty if there
+    are none.
 
-    A value that is known on one side only counts as a difference; one that neither knows does not.
+    A value that only one side knows counts as a difference; one that neither knows does not.
     """
     differences = []
     for path in (("schema_version",), *_MUST_MATCH):

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one: beside it, synced, renamed, folder synced.
+    """Write a file so that after a crash it has the old content or the new, whole: written beside it, synced,
+    renamed, folder synced.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -279,7 +280,7 @@ class Run:
         append_duet(self.path / DUETS, block, cpu_s)
 
     def ledger(self) -> list[Trial]:
-        """Read every finished trial, in order; `trials` returns them as a table.
+        """Read every finished trial, in order; `Run.trials` returns them as a table.
 
         A last line without its newline was being written when the run was killed: it is left out, and `notes`
         says so.

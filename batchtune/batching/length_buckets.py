@@ -79,10 +79,12 @@ def rounded_up(length: int) -> int:
 
 
 def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) -> tuple[int, ...]:
-    """Choose the boundaries of at most `most` queues with which the requests, padded to them, have the fewest elements.
+    """Choose the boundaries of at most `most` length buckets with the fewest elements, padding included, for
+    these requests.
 
-    `rows_by_length`: length -> rows. Fewer queues are chosen where more would save at most PAYS_FROM of the elements.
-    The last queue takes what is longer than the last boundary, so n queues have n - 1 boundaries; () for one queue.
+    `rows_by_length`: length -> rows. Fewer buckets are chosen where more would save at most PAYS_FROM of the
+    elements. The last bucket takes what is longer than the last boundary, so n buckets have n - 1 boundaries;
+    () for one bucket.
     """
     import numpy as np
 

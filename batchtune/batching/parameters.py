@@ -119,8 +119,8 @@ class Configuration:
         return "; ".join([" ".join(words), *own])
 
     def of_model(self, name: str) -> Configuration:
-        """Return the configuration of one model of several: its own parameters with the shared threads, or all where it
-        has none of its own."""
+        """Return the configuration of one model of several: its own parameters with the shared threads; where
+        it has no parameters of its own, the whole configuration."""
         own = dict(self.models).get(name)
         if own is None or self.batching is None:
             return replace(self, models=())

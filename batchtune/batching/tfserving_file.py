@@ -147,13 +147,14 @@ def rendered(
     rows_per_request: int = 1,
     file: ParametersFile | None = None,
 ) -> str:
-    """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot say.
+    """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot
+    express.
 
-    `model` is the name that it is served by. `file` is the one that the server reads, for `k8s` and `kserve`; None:
-    TensorFlow Serving's parameters file.
+    `model`: the name that it is served by. `file`: the file that the server reads, for `k8s` and `kserve`;
+    None: TensorFlow Serving's parameters file.
 
     Raises:
-        BatchingParametersError: the dialect cannot say it.
+        BatchingParametersError: the dialect cannot express the configuration.
     """
     batching, flags = configuration.batching, configuration.flags
     match dialect:

@@ -97,8 +97,9 @@ class Baseline:
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
         """Pair each new run with a stored one, and return (stored, new) of each figure for each pair.
 
-        The screen takes the stored runs from the first on, a confirmation from the last backwards, so that it
-        compares with others. Runs beyond the shorter of the two lists are left out.
+        The screen takes the stored runs from the first on. A confirmation takes them from the last backwards,
+        so that it compares with other stored runs than the screen. Runs beyond the shorter of the two lists
+        are left out.
         """
         kept = self.runs if phase == "screen" else self.runs[::-1]
         return [

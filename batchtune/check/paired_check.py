@@ -75,8 +75,8 @@ def variant_figures(
     *,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """Return what `paired_figures` does; with several models the figures of each, under names such as
-    `ranker:p95`."""
+    """Return the figures of both sides for each block, as `paired_figures` does; with several models those of
+    each model, under names such as `ranker:p95`."""
     if not before.scenario.target.models:
         return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
     arms = [

@@ -67,8 +67,8 @@ class Benches:
         self.stack.enter_context(self._launched)
 
     def reached(self, variants: Sequence[Variant]) -> list[Variant]:
-        """Return the variants, those on a running Triton with the batching that their model is configured
-        with there.
+        """Return the variants; each on a running Triton with the batching that is found in its model's
+        configuration there.
 
         Raises:
             TargetError: no answer, no such model, or the server did not start.

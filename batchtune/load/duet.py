@@ -52,8 +52,8 @@ class DuetPlan:
         return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
 
     def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
-        """Return the arrivals for one server: clients of a closed loop pause outside its turns; a schedule is cut into
-        its turns, one continuing where the last ended."""
+        """Return the arrivals for server 0 or 1: clients of a closed loop pause outside its turns; a schedule
+        is cut into pieces, which go on from turn to turn."""
         begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
         duration_s = float(self.begins_ns[-1]) / 1e9
         if isinstance(arrivals, ClosedLoop):

@@ -40,7 +40,8 @@ from batchtune.wire.signature import Signature, TensorSpec
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
-    """Return the set with `expected` filled in: the server's own answer to each request, sent one at a time.
+    """Return the set with the expected answers filled in: each request is sent to the server alone, and its
+    answer becomes the expected one.
 
     Raises:
         TargetError: a request gets no answer, an error, or an answer that does not decode.
@@ -394,8 +395,8 @@ def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, Ran
 
 
 def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
-    """Yield the ranges with one input after the other held to 0 and 1, then with all of them: for models
-    whose tables are smaller than guessed."""
+    """Yield narrower ranges to try: first each wide input alone limited to 0 and 1, then all of them; for
+    models whose tables are smaller than guessed."""
     wide = [name for name, limits in ranges.items() if limits.high is not None and limits.high > 2]
     for name in wide:
         yield {**ranges, name: BINARY}

@@ -228,7 +228,10 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
 def samples_of(
     columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int, *, one_in: int = 1
 ) -> Samples:
-    """Copy what a worker recorded out of shared memory: of each `one_in` rows one, times as offsets from `start_ns`."""
+    """Copy a worker's records out of shared memory into Samples; times are offsets from `start_ns`.
+
+    `one_in`: one row of each so many is copied.
+    """
     issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
     good = np.count_nonzero(columns.outcomes()[: report.issued] == Status.OK + ENDED)
     status = np.array(columns.outcomes()[issued])

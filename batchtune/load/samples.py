@@ -225,10 +225,11 @@ def joined(chunks: Sequence[Samples]) -> Samples:
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
-    """Merge what one worker sent to several endpoints at once; one part for each of `endpoints`.
+    """Merge the samples that one worker recorded for several endpoints at once; one part for each of
+    `endpoints`.
 
-    The parts share one process, and each has its own list of that process's pauses: the one with the longest total is
-    taken.
+    The parts share one process, but each has its own list of that process's pauses: the list with the longest
+    total is returned.
     """
     if len(parts) == 1:
         return parts[0]

@@ -369,10 +369,10 @@ def measure(
 ) -> Measurement:
     """Sum up one run: its figures over the window, verdict under `slo` (None: without) and caveats.
 
-    `warm_up_s` and `duration_s`, the schedule's length with its warm-up (None: up to the last request due),
-    give the window; `window` overrules both. `activity` is what the server counted meanwhile;
-    `client_max_rps` what the client can send to a null server; `notes` are further caveats, such as the
-    host's and `warm_up_caveats`.
+    The window follows from `warm_up_s` and `duration_s`, the schedule's length with its warm-up (None: up to
+    the last request due), unless `window` is given. `activity`: what the server counted meanwhile.
+    `client_max_rps`: the rate at which the client can send to a null server. `notes`: further caveats, such
+    as the host's and those of `warm_up_caveats`.
     """
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     activity = None if activity is None else _while_loaded(activity, samples.wall_s)

@@ -326,8 +326,8 @@ def ratio_estimate(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 
 
 def typical(values: Iterable[float]) -> Estimate | None:
-    """Estimate the typical value of one variant's figure over its blocks, with its 95 % interval; None
-    without a positive finite value."""
+    """Estimate the typical value of one variant's figure over its blocks (Hodges-Lehmann, of natural logs),
+    with its 95 % interval; None without a positive finite value."""
     return ratio_estimate((1.0, value) for value in values)
 
 

@@ -145,7 +145,8 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
 
 
 def noise_lines(floor: NoiseFloor) -> list[str]:
-    """Return sentences below the table of a noise floor: the smallest change it finds, and what weakens it."""
+    """Return sentences below the table of a noise floor: the smallest change that a comparison detects, and
+    what weakens that."""
     name, first = next(iter(floor.floors.items()))
     changes = ", ".join(f"{percentage(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [

@@ -25,9 +25,9 @@ def texts() -> Mapping[str, str]:
 
 
 def labels(table: str) -> Mapping[str, str]:
-    """Return the names of one kind of things by their codes, such as `labels("limits")`.
+    """Return code -> name of one kind of things: the table `table` of findings.toml, such as "limits".
 
-    `labels("advice")` has what to do about each caveat.
+    The table "advice" has what to do about each caveat.
     """
     labels: Mapping[str, str] = _document()[table]
     return labels
@@ -57,7 +57,7 @@ def text_of(finding: Coded) -> str:
 
 
 def advice_of(caveat: Coded) -> str:
-    """Return what to do about a caveat, as a clause; that of an older run as it was worded then."""
+    """Return what to do about a caveat, as a clause; for a caveat of an older run its own wording."""
     worded_before: str | None = caveat.figures.get("advice")
     return _filled(labels("advice")[caveat.code], caveat) if worded_before is None else worded_before
 

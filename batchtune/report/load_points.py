@@ -382,8 +382,8 @@ def parameter_lines(together: Trials) -> Iterator[str]:
 
 
 def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
-    """Yield a sentence for each model on its p95 beside the others and alone; nothing for one that was not
-    measured alone."""
+    """Yield a sentence for each model on its p95 beside the other models and alone; nothing for a model that
+    was not measured alone."""
     for name, measurement in measured.items():
         trial = alone.get(name)
         apart = None if trial is None else trial.measurement

@@ -293,7 +293,8 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def outside_text(others: Iterable[Compared]) -> str:
-    """Return the line that explains the star behind a name in the table; "" where there is none."""
+    """Return the line that explains the star behind configurations outside the search space; "" where there
+    are none."""
     return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
 
 

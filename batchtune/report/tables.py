@@ -92,9 +92,9 @@ def print_rows(
 ) -> None:
     """Print headings and rows as a table that fits the stream (default: stdout).
 
-    Columns without any value are left out. Then those of `dispensable` go, in that order, until the rest
-    fits; a line below names them, with `elsewhere`, where to find them. Other columns are printed whole even
-    where they do not fit.
+    Columns without any value are left out. Then the columns `dispensable` are left out, in that order, until
+    the rest fits; a line below names them, and `elsewhere` says where to find them. Other columns are printed
+    whole even where they do not fit.
     """
     filled = without_empty_columns(rows)
     names = [name for name in dispensable if name in filled[0]]

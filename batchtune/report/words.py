@@ -29,7 +29,7 @@ from batchtune.units import counted, percentage, rounded
 
 
 def limit_word(bottleneck: Bottleneck | None) -> str:
-    """Return what limits the server as one or two words for a table; `–` for None, not measured."""
+    """Return the bottleneck as one or two words for a table; `–` for None, not measured."""
     return "–" if bottleneck is None else bottleneck.kind.replace("_", " ")
 
 
@@ -63,7 +63,7 @@ class Fact:
 
 
 def limit_fact(bottleneck: Bottleneck | None) -> Fact:
-    """Return the answer to "What limits it?": what, why, and what to do; None: not known."""
+    """Return the answer to "What limits it?": bottleneck, evidence and advice; `bottleneck` None: not known."""
     if bottleneck is None:
         lines: tuple[str, ...] = ("The server reports too little.",)
         return Fact(question="What limits it?", headline="Not known", lines=lines)
@@ -78,7 +78,8 @@ def fact_text(fact: Fact) -> str:
 
 
 def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
-    """Return the answers with at most `most` lines each; the last line then says how many more there are."""
+    """Return the answers with at most `most` lines each; where lines are left out, the last line says how
+    many."""
     return tuple(
         fact
         if len(fact.lines) <= most

@@ -155,8 +155,8 @@ class ClosedLoop:
     turns_ns: tuple[tuple[int, int], ...] = ()
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
-        """Return one worker's share of the clients and requests; shares differ by one at most, and all
-        together are this loop."""
+        """Return one worker's share of the clients and requests; shares differ by one at most, and the shares
+        of all workers together are this loop."""
         share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 
@@ -368,6 +368,6 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
 
 
 def share_of(total: int, worker: int, workers: int) -> int:
-    """Return one worker's part of `total`, divided among workers numbered from 0; the first ones take what is
-    left over."""
+    """Return one worker's part of `total`, divided among workers numbered from 0; the first workers get one
+    more where it does not divide evenly."""
     return total // workers + (worker < total % workers)

@@ -33,7 +33,7 @@ class Example:
 
     @property
     def command(self) -> str:
-        """The command that its comments run, such as `sweep` or `compare`; `sweep` where they name none."""
+        """The command in the scenario's comments, such as `sweep` or `compare`; `sweep` where they have none."""
         named = re.search(r"batchtune (\w+) scenarios/", self.text)
         return named.group(1) if named else "sweep"
 

@@ -46,7 +46,9 @@ _LENGTH_MAX = 2**31 - 1
 
 
 def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `count` lengths from a distribution, shape (count,): one from each of `count` equal shares of it,
+    """Draw `count` lengths from a distribution, shape (count,).
+
+    The distribution is divided into `count` shares of equal probability, and one length is drawn from each,
     in random order.
 
     Raises:
@@ -70,8 +72,9 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
 def shapes_of_length(
     signature: Signature, shapes: Mapping[str, Sequence[int]], length: int
 ) -> dict[str, Sequence[int]]:
-    """Return `shapes` with, for each input that they leave out, its dimensions after the first, every open
-    one of this length.
+    """Return `shapes` with each input added that it lacks and that has an open dimension.
+
+    Maps an input to its dimensions after the first, the open ones set to `length`.
 
     Raises:
         UsageError: the model leaves no length open.

@@ -104,8 +104,8 @@ def read_kept_scenario(path: Path) -> Scenario:
 
 
 def read_kept_variants(path: Path) -> dict[str, Scenario]:
-    """Read each variant of the scenario in a run's folder as a scenario of its own, by name, as
-    `read_kept_scenario` does.
+    """Read each variant of the scenario in a run's folder as a scenario of its own: name -> scenario. Files
+    may be gone, as in `read_kept_scenario`.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -117,7 +117,8 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
 
 
 def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
-    """Read each variant of a scenario file as a scenario of its own, by name, in the order of the file.
+    """Read each variant of a scenario file as a scenario of its own: name -> scenario, in the order of the
+    file.
 
     Raises:
         ScenarioError: as `read_scenario`.

@@ -240,8 +240,9 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
 
 def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator[Recording]:
-    """Yield recorded JSON bodies, one a line, which are sent as they are; each has as many rows as the list
-    at `rows_path`, one where that is "".
+    """Yield recorded JSON bodies, one a line, which are sent unchanged.
+
+    `rows_path`: place of a list in the body that has an item for each row; "": each body is one row.
 
     Raises:
         ScenarioError: the file cannot be read, a line is no JSON, or has no list there.

@@ -99,7 +99,7 @@ def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStag
 
 
 def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
-    """Return the models of --model_config_file, else the one of --model_base_path.
+    """Return the models of --model_config_file; without that flag, the model of --model_base_path.
 
     Raises:
         UsageError: a configuration file or base path that cannot be used.

@@ -58,8 +58,8 @@ from batchtune.wire.signature import Signature
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment variables that a command gets, by name: the usual ones and those of `names`,
-    where they are set here."""
+    """Return name -> value of the environment variables that a command gets: the usual ones and those of
+    `names`, where they are set here."""
     usual = (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
         *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
@@ -79,8 +79,9 @@ def run_step(
     """Run a command with `given` on its stdin, and return when it has exited with 0; its output is appended
     to the log.
 
-    A command that fails or takes longer than `limit_s` is ended with all that it started; what a successful
-    one leaves running stays. `key` is what the scenario calls it, for messages.
+    A command that fails or takes longer than `limit_s` seconds is ended with all processes that it started;
+    processes that a successful one leaves running are not ended. `key`: the scenario's key for it, for
+    messages.
 
     Raises:
         TargetError: no such program, another exit code, or it took too long; with the last lines of its

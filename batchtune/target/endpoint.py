@@ -304,7 +304,7 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
 
 
 def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> TargetError:
-    """Make the error for a signature that the model lacks; its message lists those that it has."""
+    """Make the error for a signature that the model lacks; its message lists the model's signatures, `known`."""
     there = ", ".join(sorted(known)) or "none"
     return TargetError(
         f"model {endpoint.model_name!r} has no signature {name!r}; it has: {there}",

@@ -295,8 +295,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def coming_up(process: ServerProcess) -> Iterator[None]:
-    """Within, a TargetError or any other exception ends the server; a TargetError then also has the last
-    lines of its log, and a hint at what they mean."""
+    """Return a context manager in which any exception ends the server; a TargetError is also completed by the
+    last lines of its log, and a hint at what they mean."""
     try:
         yield
     except TargetError as error:
@@ -315,8 +315,8 @@ def coming_up(process: ServerProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launch_named(process: ServerProcess) -> Iterator[None]:
-    """Within, complete the TargetError of a server of `target.launch` that did not get ready: it names that
-    key, the log's last lines and what to do."""
+    """Return a context manager that completes the TargetError of a server of `target.launch` that did not get
+    ready: by that key, the log's last lines and what to do."""
     try:
         yield
     except TargetError as error:

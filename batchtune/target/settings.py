@@ -102,8 +102,8 @@ class Settings:
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """Return what is to be put back, for JSON: `file` the text of the settings file (None: there was
-        none), `document` what `set.request.read` answered."""
+        """Return what is to be put back, for JSON: "file" -> the text of the settings file (None: there was
+        none), "document" -> the answer to `set.request.read`."""
         self._look()
         before = None if self._file_before is None else self._file_before.decode("utf-8", "surrogateescape")
         return {"file": before, "document": self._document}

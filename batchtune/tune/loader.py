@@ -179,8 +179,8 @@ class Loader:
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and measure it; `on_live` is called with the live counts a few times a second.
 
-        A load during which a worker of a fleet was lost is sent again by the workers that are left, and so is one in
-        which a worker was too slow (`_may_repeat`).
+        The load is sent again by the remaining workers where a worker of a fleet was lost meanwhile, and
+        again where a worker was too slow (`_may_repeat`).
 
         Raises:
             TargetError: the server died or cannot be reached.

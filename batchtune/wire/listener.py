@@ -250,8 +250,8 @@ class SharedBytes:
             self.make_room()
 
     def make_room(self) -> None:
-        """Cut off clients while too much is held, those first whose last step is longest ago; idle ones only, below the
-        limit for all."""
+        """Cut off clients while too much is held, first those that have moved no data for longest; below the
+        limit for all clients, only idle ones."""
         self._end_oldest(self._untried, self._untried_bytes_max)
         self._end_oldest(self._accounts, self._idle_bytes_max)
 

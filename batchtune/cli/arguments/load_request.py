@@ -206,7 +206,7 @@ class LoadRequest:
 
     @property
     def launches(self) -> bool:
-        """Whether the command line leaves the server to be launched; else it names one that runs."""
+        """Whether a server is launched; False where the command line has the URL of a running one."""
         return self.rest_url is None and self.grpc_url is None
 
 

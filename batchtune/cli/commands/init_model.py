@@ -76,7 +76,7 @@ def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
 
 
 def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
-    """Write a file that does not exist yet, and print its path with `said`, what it is.
+    """Write a file that does not exist yet, and print its path with `said`, a description of it.
 
     Raises:
         UsageError: it exists, or cannot be written.

@@ -265,7 +265,7 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
-    """Return the plans for several models: one under the load of all, then one for each model alone."""
+    """Return the plans for several models: one trial under the load of all, then one for each model alone."""
     names = [own.name for own in scenario.target.models]
     loads: list[tuple[str, ...]] = [(), *((name,) for name in (names if len(names) > 1 else []))]
     plans: list[Plan] = []

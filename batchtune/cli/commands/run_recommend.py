@@ -273,8 +273,8 @@ def _run_line(run: Run) -> str:
 
 
 def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
-    """Return the path of the recommended parameters: `written`, else the file in the run where it holds the
-    same text.
+    """Return the path of the recommended parameters: `written`, else the run's own file where its text is
+    equal.
 
     `FILE`, a placeholder, where there is no such file yet.
     """

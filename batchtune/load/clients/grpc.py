@@ -92,7 +92,7 @@ class GrpcClient:
             connection.flush()
 
     def fill(self) -> None:
-        """Send the requests that wait on free streams, and open a connection if there are none."""
+        """Send waiting requests on the streams that are free, and open a connection where too few are."""
         while self._again or self._source.backlog():
             connection = self._connection_with_room()
             if connection is None:

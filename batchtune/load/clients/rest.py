@@ -94,7 +94,7 @@ class RestClient:
         """Do nothing: each request is written when it is sent."""
 
     def fill(self) -> None:
-        """Send the requests that wait on free connections, and open connections for the rest."""
+        """Send waiting requests on the connections that are free, and open connections for the rest."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.reusable:

@@ -37,7 +37,7 @@ class Source(Protocol):
         """Note that a request has ended and that its connection or stream cannot be used again."""
 
     def failed(self, now_ns: int) -> None:
-        """Note that a request failed with its connection, or never got one."""
+        """Note that a request failed together with its connection, or never got a connection."""
 
     def backlog(self) -> int:
         """Return how many requests could be sent now if connections or streams were free."""
@@ -54,7 +54,7 @@ class Client(Protocol):
         whether it was sent."""
 
     def fill(self) -> None:
-        """Send the requests that wait on free connections or streams; open more if there are too few."""
+        """Send waiting requests on the connections or streams that are free; open more if there are too few."""
 
     def flush(self) -> None:
         """Write what is buffered."""

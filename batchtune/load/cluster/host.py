@@ -159,7 +159,8 @@ class Host(Protocol):
         """Number of requests recorded in the part that has ended."""
 
     def rows(self, first: int, last: int, one_in: int) -> Samples:
-        """Return rows `first` to `last - 1` of the ended part, of each `one_in` of them one, drawn at random.
+        """Return rows `first` to `last - 1` of the part that has ended; of each `one_in` of them one, drawn
+        at random.
 
         Times are offsets from the start, by the host's own clock.
         """

@@ -229,7 +229,7 @@ class HostNoise:
         )
 
     def caveats(self) -> tuple[Coded, ...]:
-        """Return a caveat for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        """Return a caveat for each sensor beyond its limit; pass them to `measure` as `notes`."""
         caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))

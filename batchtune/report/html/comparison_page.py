@@ -59,8 +59,8 @@ class Arm:
 
 
 def all_pairs(comparison: Comparison) -> list[Pair]:
-    """Return the pairs to show, each once: each variant against the baseline, then with batching against
-    without."""
+    """Return the pairs to show, each once: each variant against the baseline, then each with batching against
+    the one without."""
     pairs = [*comparison.pairs, *(answer.pair for answer in comparison.answers)]
     return list({(pair.variant, pair.baseline): pair for pair in pairs}.values())
 
@@ -258,8 +258,8 @@ def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
 
 
 def shared_slo(variants: Sequence[Variant]) -> SloSpec:
-    """Return the SLO whose limits a figure of all arms may draw: that of the arms where all have one; else an
-    empty one."""
+    """Return the SLO whose limits a figure of all arms may draw: the arms' SLO where it is equal for all;
+    else an empty one."""
     slo = variants[0].scenario.slo
     return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
 

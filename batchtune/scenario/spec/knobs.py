@@ -205,9 +205,10 @@ def http_configuration(
     words: Sequence[ServerWord],
 ) -> Configuration:
     """Make a configuration of a server of kind http from values by name: `point` over `fixed` over
-    `defaults`. Names that are not among `words` become flags.
+    `defaults`.
 
-    Without batching the number of batches at once counts, if the server has such a parameter.
+    Names that are not among `words` become flags. Without batching num_batch_threads stays, as a flag, where
+    the server has such a parameter.
 
     Raises:
         BatchingParametersError: a size, wait or number that no server would accept.

@@ -78,10 +78,10 @@ class Scenario(Spec):
 
     @property
     def axes(self) -> Mapping[str, ListSpace | RangeSpace]:
-        """The parameters that are searched: name -> values; of several models `MODEL:NAME` is a parameter of
-        one model.
+        """The parameters that are searched: name -> values.
 
-        A model's own `space`, then its `batching`, come before search.space.
+        With several models `MODEL:NAME` is a parameter that one model has of its own: its values are those of
+        the model's `space`, else of search.space; it is left out where only the model's `batching` sets it.
         """
         if not self.target.models:
             return self.search.space
@@ -174,10 +174,10 @@ class Scenario(Spec):
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
-        """Return a scenario for each of `target.models`, by name: its model, requests, rate and SLO, all else
-        as here.
+        """Return model name -> scenario for each of `target.models`: with its model, requests, rate and SLO,
+        and all else of this scenario.
 
-        Its objective is what can be compared at that load: latency at a rate, throughput of a closed loop.
+        Its objective can be measured at that load: latency at a rate, throughput of a closed loop.
         """
         scenarios = {}
         for at, own in enumerate(self.target.models):

@@ -324,8 +324,8 @@ class TargetSpec(Spec):
 
     @property
     def reads_back(self) -> bool:
-        """Whether it is certain that the server has its configuration: it is read back, or the server is
-        known to take its flags and its file."""
+        """Whether it is certain that the server runs with the applied configuration, since that is read from
+        it, or since the server is known to obey its flags and its file."""
         if self.kind == "http":
             return self.set is not None and self.set.request is not None and self.set.request.read is not None
         return self.kind != "command"

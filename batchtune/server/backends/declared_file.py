@@ -113,7 +113,8 @@ class DeclaredFile:
     lines: Mapping[str, int]
 
     def fault(self, what: str, *, code: str = "INVALID_ARGUMENT") -> StatusError:
-        """Return an error `<path>:<line>: <what>`, with the line of the key that begins `what`, else 1."""
+        """Return an error `<path>:<line>: <what>`; the line is that of the key with which `what` begins, else
+        1."""
         named = [key for key in self.lines if what.startswith(key) and what[len(key) : len(key) + 1] in ".:["]
         line = self.lines[max(named, key=len)] if named else 1
         return _fault(self.path, line, what, code)

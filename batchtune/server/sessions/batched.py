@@ -70,7 +70,7 @@ def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
 def completions_of(
     tasks: list[Request], outputs: Outputs | None, error: StatusError | None
 ) -> list[Completion]:
-    """Return a completion (done, outputs, error) for each request of a batch that is answered by it.
+    """Return (done, outputs, error) for each request that is answered when this batch has run.
 
     outputs: the batch's, by name, of which each task gets its own rows; None: every task gets `error`. A part
     of a split request has a completion only where it is the last part to end.

@@ -66,9 +66,8 @@ class SignatureInputs:
         """Check a request's inputs against the signature and return its number of rows.
 
         Raises:
-            StatusError: INTERNAL for a missing or surplus input, INVALID_ARGUMENT for a wrong type or shape
-            or
-                for different numbers of rows.
+            StatusError: INTERNAL for a missing or surplus input, INVALID_ARGUMENT for a wrong type or
+                shape, or for different numbers of rows.
         """
         rows = -1
         for name, dtype, expected in self._inputs:

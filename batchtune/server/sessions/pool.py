@@ -81,15 +81,18 @@ class BatchingSettings:
         )
 
     def parameters_for(self, own: BatchingParameters | None) -> BatchingParameters | None:
-        """Return a model's parameters, given its own as `own_of` returns them; None: it is not batched."""
+        """Return the parameters in force for a model; `own`: its own, as `own_of` returns them. None: it is
+        not batched."""
         if not self.enabled:
             return None
         return own if self.per_model or self.models else self.parameters
 
     def own_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
-        """Return the own parameters of model `name`: those of its `file`, None where it has none.
+        """Return the own parameters of model `name`: `file`, those of its version directory (None: it has
+        none).
 
-        Where the tuning API has set parameters of any model: what it set for this one, else `parameters`.
+        Once the tuning API has set parameters of any model: those that it set for this model, else
+        `parameters`.
         """
         return self.models.get(name, self.parameters) if self.models else file
 

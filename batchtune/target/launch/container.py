@@ -170,8 +170,11 @@ NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
 
 
 def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
-    """Compute the most requests that a search of the scenario may have under way: those of its load, and of
-    closed loops that keep the largest batches full; `clients_most` at least."""
+    """Compute the most requests that a search of the scenario may have under way, those of its load and of
+    closed loops that keep the largest batches full.
+
+    `clients_most`: the result is at least this.
+    """
     rows = scenario.request.rows_most
     space = scenario.search.space
 
@@ -196,8 +199,8 @@ def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
 
 
 def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
-    """Yield a warning that `max_batch_size` never fills, where the user's own limit of threads is too low for
-    it; nothing where it is not."""
+    """Yield a warning where the user's own limit of threads is too low for batches of `max_batch_size` ever
+    to be full; else nothing."""
     name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
     text = flags.get(name, "")
     batching = configuration.batching

@@ -185,7 +185,7 @@ class FixedLoads:
         return self.search.standing(contender) is not None
 
     def keeps(self, contender: Contender) -> bool:
-        """Whether more of a contender's runs held the SLO than missed it."""
+        """Whether the runs of a contender that met the SLO are more than those that missed it."""
         standing = self.search.standing(contender)
         return standing is not None and standing.keeps
 

@@ -54,10 +54,11 @@ does form batches."""
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
-    """Return the finding that batching cannot pay: a batch of b rows takes b times as long as one of 1 row.
+    """Return the finding that batching cannot pay, since a batch of b rows takes b times as long as a batch
+    of 1 row.
 
-    By the server's counters in the trials with the fewest batch threads, whose batches disturb each other least. None:
-    larger batches have more rows/s, or too few sizes were measured.
+    By the server's counters in the trials with the fewest batch threads, whose batches disturb each other
+    least. None: larger batches have more rows/s, or too few sizes were measured.
     """
     times = _execution_times(trials)
     if len(times) < 2 or max(times) < WIDE_SIZES * min(times):

@@ -135,10 +135,12 @@ class BestPoint:
 
 
 def best_point(points: Sequence[Trial]) -> BestPoint | None:
-    """Choose the point with the highest throughput of those whose verdict is PASS; None: all are spoilt or failed.
+    """Choose the point with the highest throughput of those whose verdict is PASS; None: all are spoilt or
+    failed.
 
-    Of points whose throughput cannot be distinguished, the one with the least load. Without a PASS, of those with
-    UNSURE; without these, the FAIL that misses the SLO by least; without an SLO, of all.
+    Of points whose throughput cannot be distinguished, the one with the least load is chosen. Without a PASS,
+    the points with UNSURE are compared; without these, the FAIL that misses the SLO by least is chosen;
+    without an SLO all points are compared.
     """
     counting = [point for point in points if point.measurement is not None and spoilt_by(point) is None]
     if not counting:

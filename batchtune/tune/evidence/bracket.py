@@ -123,7 +123,8 @@ class Bracket:
 
     @cached_property
     def held_rps(self) -> float:
-        """Highest rate that more runs held (or a higher one) than missed (or a lower one), requests/s.
+        """Highest rate, requests/s, with more runs that held it or a higher rate than runs that missed it or
+        a lower one.
 
         0: no run held. Where runs held, but there is no such rate, BACK times the lowest rate missed.
         """
@@ -169,8 +170,8 @@ class Bracket:
 
     @cached_property
     def loop_rps(self) -> float:
-        """Most requests/s answered within the limits by a closed loop, or by a run at a rate that was missed for want
-        of answers only; 0: none."""
+        """Most requests/s that one run answered within the limits, of closed loops and of runs at a rate that
+        were answered too slowly to hold it; 0: none."""
         kept = (run for run in self.runs if (run.held if run.rate_rps is None else run.kept and not run.held))
         return max((run.answered_rps for run in kept), default=0.0)
 

@@ -328,9 +328,11 @@ class Contenders:
         return _unique(self.at(point, "grid") for point in islice(points, most))
 
     def neighbours(self, contender: Contender) -> list[Contender]:
-        """Return the contenders that differ from this one by one step of one parameter; of words, by any other value.
+        """Return the contenders that differ from this one by one step in one parameter; in a parameter whose
+        values are words, by any other value.
 
-        A space that grows gets a value beyond its edge first. [] without batching, or with strategy rule or optuna.
+        A space that grows gets a value beyond its edge first. [] without batching, or with strategy rule or
+        optuna.
         """
         point = self.point_of(contender)
         if point is None or self._scenario.search.strategy in ("rule", "optuna"):

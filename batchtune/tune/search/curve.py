@@ -72,7 +72,8 @@ class Curve:
 
     @property
     def knows_threads(self) -> bool:
-        """Whether there are loads with one batch thread and with several, so that the gain of threads is known."""
+        """Whether loads with one batch thread and with several were learned, so that the gain by threads is
+        known."""
         threads = {reading.threads for reading in self._readings}
         return 1 in threads and max(threads) > 1
 

@@ -155,10 +155,11 @@ class FixedLoadSearch(Search):
         return SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
-        """Return the contender with the best merit of those that keep the SLO; else the one nearest to the SLO, else
-        the one with the best hope.
+        """Return the contender with the best merit of those that keep the SLO; where none does, the nearest
+        to the SLO, else the one with the best hope.
 
-        One with confirmation runs stays the leader while its interval, or LEVEL times its figure, reaches the best.
+        A contender with confirmation runs stays the leader while its interval, or LEVEL times its figure,
+        reaches the best merit.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)

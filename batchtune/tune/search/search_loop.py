@@ -223,9 +223,9 @@ class Search(ABC):
         """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
 
     def alone_comparison(self, left_s: float) -> TrialRequest | None:
-        """Return the next load of one of several models by itself.
+        """Return the next load of one of several models by itself; None: the time for such loads is spent.
 
-        None: the time for such loads is spent; combinations of each model's best point are contenders from then on.
+        From then on the combinations of each model's best point are contenders.
         """
         most = self.scenario.search.trials
         for at, search in enumerate(self.alone.values(), 1):
@@ -273,7 +273,7 @@ class Search(ABC):
 
     @property
     def space_size(self) -> int:
-        """Number of points of the space, those included by which it grew."""
+        """Number of points of the space, with those by which it grew."""
         return math.prod(len(values) for values in self.contenders.values.values())
 
     @property
@@ -283,9 +283,11 @@ class Search(ABC):
 
     @property
     def scout_s(self) -> float:
-        """Seconds for scouting, at most: SCOUT_SHARE of the budget, but 5.5 s where COMPARE_SHARE allows.
+        """Most seconds for scouting: SCOUT_SHARE of the budget, but at least 5.5 s where COMPARE_SHARE of the
+        budget allows.
 
-        5.5 s are five scouts: with fewer, one that was stalled determines the slope of the curve (noisy.py, 20 s).
+        5.5 s are five scouts: with fewer, one that was stalled determines the slope of the curve (noisy.py,
+        20 s).
         """
         return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
 

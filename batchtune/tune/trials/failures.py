@@ -68,9 +68,9 @@ def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a point would run out of memory, judged by the points `ran_out` that did.
 
-    It would if every number of it is at least that of one of them; once there are two, also if the product of its
-    numbers is at least the least of theirs. Several parameters take memory together (batch size times threads), so
-    that two points on the edge are enough.
+    It would if each of its numbers is at least that of one such point. With two such points or more, also if
+    the product of its numbers is at least their least product: several parameters take memory together (batch
+    size times threads), so that two points on the edge are enough.
     """
     if len(ran_out) > 1 and _size(point) >= min(map(_size, ran_out)):
         return True
@@ -126,10 +126,11 @@ def undecodable(samples: Samples) -> str:
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:
-    """Return the error text that most of the failed trials have, and what it means where that is known; "": none has.
+    """Return the error text that most of the failed trials have, with its explanation where that is known;
+    "": no trial has one.
 
-    A complete trial counts as failed too when more than half of its requests failed and at least one by an error of
-    the model or the server rather than by too much load.
+    A complete trial counts as failed too when more than half of its requests failed and at least one by an
+    error of the model or the server rather than by too much load.
     """
     failed = [trial for trial in trials if trial.state == "failed" or _only_errors(trial)]
     words = Counter(word for word in map(_words, failed) if word)

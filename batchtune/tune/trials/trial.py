@@ -268,11 +268,11 @@ def parts_of(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
-    """Return the trials of a ledger from its lines, each a trial and None or, in older files, its `company`.
+    """Return the trials of a ledger, each of which is a whole load, from its lines.
 
-    Older files have a line for each model of a load; `company` ({load, model, kind, of, factor}) says which load it
-    is a part of. Such lines become one trial with parts. A load with missing lines (the run was killed while it wrote
-    them) is left out.
+    `lines`: (trial, None), or in older files (trial, `company`). Older files have a line for each model of a
+    load; `company` ({load, model, kind, of, factor}) says which load it is a part of. Such lines become one
+    trial with parts. A load with missing lines (the run was killed while it wrote them) is left out.
     """
     lines = list(lines)
     names = {trial.model for trial, company in lines if company}
@@ -316,7 +316,7 @@ def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials without those that another of them repeats."""
+    """Return the trials without those that a later one repeats (`repeat_of`)."""
     superseded = {trial.repeat_of for trial in trials}
     return [trial for trial in trials if trial.number not in superseded]
 

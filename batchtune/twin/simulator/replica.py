@@ -97,7 +97,8 @@ class Device:
 def drawn_rows(
     kinds: Sequence[int], weights: Sequence[float], requests: int, rng: np.random.Generator
 ) -> Rows:
-    """Draw the rows of each request from `kinds`, in proportion to `weights`; one number when all are alike."""
+    """Draw the rows of each request from `kinds`, in proportion to `weights`, shape (requests,); one number
+    when all kinds have as many rows."""
     if len(kinds) == 1:
         return kinds[0]
     shares = np.array(weights) / math.fsum(weights)
@@ -107,7 +108,8 @@ def drawn_rows(
 def drawn_lengths(
     lengths: Sequence[int], requests: int, rng: np.random.Generator
 ) -> NDArray[np.int32] | None:
-    """Draw the length of each request from `lengths`, each equally likely; None where there are none."""
+    """Draw the length of each request from `lengths`, each equally likely, shape (requests,); None where
+    `lengths` is empty."""
     return rng.choice(np.array(lengths, dtype=np.int32), size=requests) if lengths else None
 
 

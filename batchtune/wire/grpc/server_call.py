@@ -253,7 +253,7 @@ class GrpcCall:
             self.sink.send_failure(self, code, message)
 
     def refuse(self, error: StatusError) -> None:
-        """Answer with an error, its message cut as TensorFlow Serving cuts it."""
+        """Answer with an error, whose message is cut to the length that TensorFlow Serving cuts it to."""
         message = error.message
         message_characters_max = 1_024  # TensorFlow Serving cuts longer error messages (grpc_status_util.cc).
         if len(message) > message_characters_max:

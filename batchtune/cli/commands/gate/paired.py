@@ -141,8 +141,8 @@ def refuse_variant(name: str | None) -> None:
 
 
 def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
-    """Return the scenario with both sides as its variants; each holds only the keys whose values differ from
-    the scenario's."""
+    """Return the scenario with both sides as its variants; each variant has only the keys whose values differ
+    from the scenario's."""
     ours = scenario.document()
     apart = {"name", "variants", "check", "search"}
     sides = {

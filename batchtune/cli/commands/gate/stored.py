@@ -222,8 +222,8 @@ def comparability(
     *,
     relaunches: bool,
 ) -> tuple[str, str]:
-    """Return (refusal, note): why the baseline must not be compared with, and what to know where it may; each
-    "" for nothing.
+    """Return (refusal, note): why this check must not be compared with the baseline, and what the user should
+    know where it may; each "" for nothing.
 
     `relaunches`: every run of this check has a server of its own.
     """
@@ -240,8 +240,8 @@ def comparability(
 
 
 def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
-    """Return the gates with margins no less than another session, or another host, allows; that of errors
-    stays."""
+    """Return the gates with margins of at least what figures vary by between sessions, or between hosts
+    (`is_other_host`); the margin of errors is not changed."""
     least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
     return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
 
@@ -280,7 +280,7 @@ def update_baseline(
     """Measure a new baseline and write it, unless it is worse than the best earlier one. Returns the exit
     code.
 
-    `blocks`: how many runs. `force`: write it all the same.
+    `blocks`: how many runs. `force`: write it even if it is worse.
 
     Raises:
         TargetError: no run was complete.

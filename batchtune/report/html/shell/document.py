@@ -72,7 +72,7 @@ def trial_rows(trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario]
 def table_of_single_trials(
     trials: Sequence[Trial], scenario_of: Callable[[Trial], Scenario], heading_of: Callable[[Trial], str]
 ) -> TrialTable:
-    """Return a table in which each trial has a detail of its own, in the order given; `heading_of`: of the
+    """Return a table with a detail for each trial, in the order given; `heading_of`: trial -> heading of its
     detail."""
     details = [
         (f"Trial {trial.number}: {heading_of(trial)}", trial.configuration, [at])

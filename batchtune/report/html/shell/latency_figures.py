@@ -29,7 +29,7 @@ _GAP_PX: Final = 96
 def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
     """Draw how many rows the batches have, as shares of all batches, and why batches closed.
 
-    `which`: a phrase that says which run stands for each name.
+    `which`: a phrase that says which run of a variant is shown.
     """
     # The names of more bars than that are rotated on a phone.
     # Of bars side by side; more are summed up between powers of two.
@@ -187,7 +187,7 @@ _PARTS: Final = (
 def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Draw latency over the share of requests that are faster, for each run.
 
-    `which`: a phrase that says which run stands for each name.
+    `which`: a phrase that says which run of a variant is shown.
     """
     data: list[Trace] = []
     kept = True

@@ -66,8 +66,8 @@ class SweepResults:
 
     @cached_property
     def roles(self) -> dict[str, Recommendation | Compared]:
-        """Role -> configuration, for those that the page compares: the recommended one (else the nearest)
-        first, then references."""
+        """Role -> configuration, for those that the page compares: first the recommended one, or where there
+        is none the nearest to the SLO, then the references."""
         if self.chosen is None:
             named = {
                 labels("references")[other.name]: other
@@ -87,7 +87,7 @@ class SweepResults:
 
     @cached_property
     def names(self) -> dict[Configuration, str]:
-        """Configuration -> its role, for those in `roles`."""
+        """Configuration -> role, for the configurations in `roles`."""
         return {contender.configuration: name for name, contender in self.roles.items()}
 
     def look(self, configuration: Configuration) -> LineStyle:
@@ -96,8 +96,8 @@ class SweepResults:
 
     @cached_property
     def runs(self) -> list[tuple[Trial, JudgedRun]]:
-        """(trial, what the SLO says of it) of every load of the scenario's; with several models, each load of
-        all of them."""
+        """(trial, its run judged by the SLO) for every trial; with several models, without trials that load
+        only some of them."""
         by_number = {trial.number: trial for trial in self.trials if not trial.request.models}
         judged = runs_of(by_number.values(), self.scenario.slo, self.scenario)
         return [(by_number[run.trial], run) for run in judged]
@@ -170,7 +170,7 @@ class SweepResults:
 
 
 def sweep_results_of(run: Run) -> SweepResults:
-    """Read a sweep from its run, and recommend from it.
+    """Read a finished sweep from its run's folder, and compute the recommendation from its trials.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
@@ -222,9 +222,9 @@ def contenders(account: SweepResults) -> Section:
 
 def brackets(account: SweepResults) -> Section:
     """Draw for each configuration the span of requests/s from the highest rate that met the SLO to the lowest
-    that missed.
+    that missed it.
 
-    Under other objectives than capacity, the range of its figure over the runs.
+    With another objective than capacity, the range of the objective's figure over the runs.
     """
     # The best of them; the table has all.
     bars_most = 40

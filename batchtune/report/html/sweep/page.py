@@ -30,7 +30,7 @@ Measured = list[tuple[Configuration, Estimate]]
 
 def heat_map(account: SweepResults) -> Section:
     """Draw the two parameters with the most values tried as a grid; each cell has the best figure over all
-    others."""
+    values of the other parameters."""
     measured = _measured(account)
     missed = [
         contender.configuration
@@ -214,8 +214,8 @@ _FEW: Final = 3
 
 
 def service_time(account: SweepResults) -> Section:
-    """Draw τ(b), the time in which a batch of b rows is executed, and beside it that of b rows one after
-    another."""
+    """Draw τ(b), the time in which a batch of b rows is executed, beside the time of b rows that are executed
+    one after another."""
     curves = _times_by_threads(account)
     data = _read(account)
     if not curves and not data:

@@ -282,14 +282,20 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
 
 
 def next_rate(
-    bracket: Bracket, limits: Mapping[str, float], *, belief_rps: float = 0.0, most_rps: float = math.inf
+    bracket: Bracket,
+    limits: Mapping[str, float],
+    *,
+    belief_rps: float = 0.0,
+    most_rps: float = math.inf,
+    streams: bool = False,
 ) -> float:
     """Choose the next rate to try above the highest one held, requests/s.
 
     Once a rate was missed, by bisection; a single miss within WIDEST of the rate held is tried again first.
     Before, `belief_rps`, the expected capacity (0: none), if it is above the rate held; else a step whose
     size depends on how far latencies are below `limits` (quantile name -> seconds). `most_rps`: the highest
-    rate that the configuration can answer; inf: unknown.
+    rate that the configuration can answer; inf: unknown. `streams`: the server batches continuously, so that
+    latencies hardly rise before it is full: then the step does not depend on them.
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
     once = bracket.missed_once(lo)
@@ -299,7 +305,9 @@ def next_rate(
         climbed = max(0.98 * belief_rps, STEP * lo)
     else:
         most_rps = most_rps if most_rps > lo else math.inf  # else it is refuted
-        climbed = max(min(lo * min(math.sqrt(_room(bracket, limits)), CLIMB), most_rps), STEP * lo)
+        room = _room(bracket, limits)
+        step = CLIMB if streams and room > WIDEST else min(math.sqrt(room), CLIMB)
+        climbed = max(min(lo * step, most_rps), STEP * lo)
     return min(climbed, math.sqrt(lo * hi))
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from batchtune.tune.evidence.bracket import (
     BACK,
+    FRESH,
     LEVEL,
     RIVAL,
     STEP_DOWN,
@@ -355,7 +356,7 @@ class CapacitySearch(Search):
         # Whom nobody tried is tried only where there is time to confirm it: else a sure answer becomes unsure.
         reserve_s = 0.0
         if probe is not None and not probe[0].runs:
-            reserve_s = self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)
+            reserve_s = 3.0 * self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
 
     def _is_comparing(self, top: Contender, left_s: float) -> bool:
@@ -462,7 +463,8 @@ class CapacitySearch(Search):
 
     def _next_rate(self, top: Contender) -> float:
         most_rps = LEVEL * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
-        return next_rate(top.bracket, self.limits, belief_rps=self._belief(top), most_rps=most_rps)
+        belief_rps, streams = self._belief(top), self.scenario.streams
+        return next_rate(top.bracket, self.limits, belief_rps=belief_rps, most_rps=most_rps, streams=streams)
 
     def _is_curved(self, contender: Contender) -> bool:
         return self.trusts_curve and self.curve.is_known and contender.configuration.batching is not None
@@ -488,6 +490,8 @@ class CapacitySearch(Search):
         if top.configuration.batching is None:
             steps = self.corners()
         steps += self._simpler_steps(top)
+        if not widely:  # a checked curve says that these gain nothing: an answer that is sure comes first
+            steps = [c for c in steps if not self.is_level(c, top)]
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
         near = [
@@ -559,10 +563,14 @@ class CapacitySearch(Search):
         return self._is_optunas or len(knobs) >= 3 or has_words
 
     def _fresh(self, top: Contender, left_s: float) -> TrialRequest | None:
-        """The next confirmation run of the leader; None: it is confirmed, or there is no time."""
-        rate = self._fresh_rate(top)
-        is_new = rate > 1.001 * top.bracket.confirmed_rps
-        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if is_new else None
+        """The next confirmation run of the leader; None: it is confirmed, by twice as many runs where they differ, or
+        there is no time."""
+        rate, bracket = self._fresh_rate(top), top.bracket
+        if rate <= 1.001 * bracket.confirmed_rps:
+            if not bracket.is_unsteady or len(bracket.fresh) >= 2 * FRESH:
+                return None
+            rate = bracket.confirmed_rps
+        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
         if seconds is None:
             return None
         return self.ask(top, "confirm", "confirmation of the leader", rate_rps=rate, duration_s=seconds)

@@ -42,7 +42,7 @@ SCOUT_SHARE = 0.2
 COMPARE_SHARE = 0.7
 """Share of the budget for scouting and comparing together; the rest is for confirmation runs."""
 
-RUN_SHARE, FRESH_SHARE = 0.055, 0.08
+RUN_SHARE, FRESH_SHARE = 0.055, 0.07
 """Share of the budget that one run, and one confirmation run, may last."""
 
 RANDOM_POINTS = 3
@@ -463,6 +463,8 @@ class Search(ABC):
         way_s = 0.005  # No answer is on its way for longer than this.
         if contender.configuration.batching is not None and batch_s > 0.0:
             clients += int(min(max(way_s * contender.rows / self._rows / batch_s, 4), spare_clients))
+        if not self.has_curve:
+            clients = min(clients, self._patient_clients())
         return self.loop(
             contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer"
         )
@@ -525,10 +527,14 @@ class Search(ABC):
         return None if present is None else self._patient_loop(present, "what runs now")
 
     def _patient_loop(self, contender: Contender, why: str) -> TrialRequest | None:
-        """Return a closed loop for a contender that answers one by one, with fewer clients where each is slow."""
+        """Return a closed loop with fewer clients where the last of them would wait for long; None: as `loop`."""
+        return self.loop(contender, min(self._patient_clients(), UNBATCHED_CLIENTS), why)
+
+    def _patient_clients(self) -> int:
+        """Return how many clients are answered one after another while a run lasts, by the latency of a lone request;
+        2 at least, and where it is not known."""
         patient_s = max(RUN_SHARE * self.budget_s, 1.0)
-        clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
-        return self.loop(contender, clients, why)
+        return int(max(patient_s / self.lone_s, 2)) if self.lone_s > 0.0 else 2
 
     def unbatched(self) -> Contender:
         """Return the contender without batching, whose throughput the throughput × interval rule starts from.

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.evidence.bracket import (
     BACK,
+    CLIMB,
     FRESH,
     SATURATED,
+    STEP,
     UNCONFIRMED,
     UNSTEADY,
     WIDTH,
     Bracket,
     BracketRun,
     crossing_rps,
+    next_rate,
     runs_of,
 )
 from batchtune.tune.trials.trial import Probe
@@ -104,6 +107,15 @@ def test_fresh_runs_confirm_only_three_and_three_times_as_many_as_miss() -> None
 
 def test_what_only_the_search_held_is_stated_as_less() -> None:
     assert bracket(run(100, held=True)).stated_rps == pytest.approx(UNCONFIRMED * 100.0)
+
+
+def test_of_streams_the_next_rate_does_not_wait_for_latencies_to_rise() -> None:
+    held = replace(run(100.0, held=True), latency_s={"ttft_p95": 0.3})
+    limits = {"ttft_p95": 0.5}
+    assert next_rate(bracket(held), limits) == pytest.approx(100.0 * math.sqrt(5 / 3))
+    assert next_rate(bracket(held), limits, streams=True) == pytest.approx(CLIMB * 100.0)
+    tight = replace(held, latency_s={"ttft_p95": 0.45})
+    assert next_rate(bracket(tight), limits, streams=True) == pytest.approx(STEP * 100.0)
 
 
 RUNS = st.lists(

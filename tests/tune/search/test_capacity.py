@@ -20,6 +20,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
+from batchtune.tune.evidence.bracket import FRESH
 from batchtune.tune.search.capacity import LEVEL, NEIGHBOUR, OPEN, WIDEST, CapacitySearch
 from batchtune.tune.sweep.sweep import run_sweep
 from batchtune.tune.trials.trial import Trial
@@ -213,6 +214,31 @@ def test_a_rate_that_a_fresh_run_missed_is_left_for_a_lower_one(device: str, hos
         )
         if same and not trial.feasible and held < 3:
             assert (later.request.rate_rps or 0.0) < (trial.request.rate_rps or 0.0)
+
+
+def test_time_that_is_left_goes_to_a_leader_whose_runs_differ() -> None:
+    """Three confirmation runs held and one missed, ten seconds were left, and nothing was asked any more."""
+    run = swept("linear", "quiet", 77)
+    bracket = run.search.leader().bracket
+    assert bracket.confirmed_rps > 0.0
+    assert not bracket.is_unsteady or len(bracket.fresh) >= 2 * FRESH
+
+
+def test_neighbours_that_a_checked_curve_rules_out_wait_until_the_leader_is_confirmed() -> None:
+    run = swept("slow", "quiet", 71)
+    search = CapacitySearch(run.search.scenario, budget_s=45.0)
+    for trial in run.trials:
+        if trial.source == "confirm":
+            break
+        search.next_asks(1, left_s=30.0)  # names contenders
+        top = search.leader()
+        search.observe([trial])
+        if trial.request.reason == "whether it holds more than the leader" and trial.source != "defaults":
+            tried = search.contenders.find(trial.configuration)
+            assert tried is not None
+            assert not search.is_level(tried, top)
+    top = search.leader()
+    assert any(search.is_level(near, top) and not near.runs for near in search.contenders.neighbours(top))
 
 
 def test_every_rate_that_was_asked_is_positive_and_finite() -> None:

@@ -84,7 +84,8 @@ def control_groups(root: Path = Path("/")) -> Iterator[Path]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost counts as public."""
+    """Whether only this machine can reach an address; names other than localhost count as reachable from
+    elsewhere."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -243,7 +243,7 @@ class Run:
         self._lock = lock
 
     def release(self) -> None:
-        """Unlock the run; no error where it was not locked."""
+        """Unlock the run; does nothing where it is not locked."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

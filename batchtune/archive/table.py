@@ -88,10 +88,9 @@ HIGHER_IS_BETTER: Final = frozenset(
 
 
 def trial_table(trials: Sequence[Trial]) -> Table:
-    """Make a table of the trials with TRIAL_COLUMNS, in their order: a row for each trial, of several models
-    for each model.
+    """Make a table of the trials, in their order, with TRIAL_COLUMNS: a row for each trial.
 
-    With several models the table has COMPANY_COLUMNS too.
+    With several models a row for each model of each trial, and COMPANY_COLUMNS too.
     """
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))

@@ -183,7 +183,7 @@ def rendered(
 def parameters_file(configuration: Configuration) -> ParametersFile:
     """Make TensorFlow Serving's parameters file of a configuration, with a comment that says what is in it.
 
-    No batching has no parameters: the comment alone says so.
+    Without batching there are no parameters, and the file has the comment only.
     """
     comment = f"# batchtune: {' '.join(configuration.label().split())}\n"
     if configuration.batching is None:

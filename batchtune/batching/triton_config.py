@@ -116,11 +116,13 @@ def configuration_as_found(
 
 
 def with_batching(config: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return a model's configuration with another batching part; everything else stays as it is.
+    """Return a model's configuration with its batching part replaced by that of `configuration`; everything
+    else is unchanged.
 
-    `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default follows
-    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
-    Instance groups with different counts stay where the largest count is the configuration's.
+    `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default
+    follows `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) are
+    kept unless named. Instance groups with different counts are kept where the largest count is the
+    configuration's.
     """
     changed = copy.deepcopy(dict(config))
     settings = {name: text for name, text in configuration.flags if name in SETTINGS}

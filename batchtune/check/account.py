@@ -75,10 +75,10 @@ class Attribution:
 def attribute(
     before: Sequence[Measurement], after: Sequence[Measurement], *, cpu_s: tuple[float, float] | None = None
 ) -> Attribution:
-    """Compare the runs of two sides part by part, and name the cause of the change.
+    """Compare the runs of two sides part by part, and find the cause of the change.
 
     `cpu_s`: the server's CPU seconds per request, (before, after), where they were measured by loads of their
-    own; None takes them from the runs.
+    own; None: they are computed from the runs.
     """
     size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
     batch = _batch_time(before, after)

@@ -139,10 +139,11 @@ def baseline_of(
 
 
 def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
-    """Return what two measurements must share to be compared: requests, load, SLO, objective, CPUs, launches.
+    """Return what two measurements must have in common to be compared, name -> value: requests, load, SLO,
+    objective, CPUs, launches.
 
-    Model and batching parameters are left out: these a check compares. `relaunches`: every run had a server
-    of its own.
+    Model and batching parameters are left out: they are what a check compares. `relaunches`: every run had a
+    server of its own.
     """
     document = scenario.document()
     workload = {key: document.get(key) for key in ("request", "load", "objective", "slo")}

@@ -191,9 +191,10 @@ class FirstTries:
 def first_tries(
     endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
 ) -> FirstTries:
-    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a larger one.
+    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a
+    larger one.
 
-    `batched`: whether it is an error that the model takes the rows of one request only.
+    `batched` True: a model that accepts only the rows of one request is an error.
 
     Raises:
         TargetError: it refuses a request, or one of twice the rows; the hint says what that means.
@@ -369,11 +370,11 @@ BINARY: Final = RandomRange(low=0, high=2, whole=True)
 
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Guess the dimensions after the first for every input that leaves some open: name -> dimensions, one
-    mapping for each guess, the likeliest first. One empty guess where no input leaves any open; inputs in
-    `given` are left out.
+    """Guess the dimensions after the first for every input that leaves some open.
 
-    Inputs change together: those that belong together (tokens and their mask) have one length.
+    Returns the guesses, the likeliest first, each input name -> dimensions; one empty guess where no input
+    leaves any open. Inputs in `given` are left out. Inputs change together: those that belong together
+    (tokens and their mask) have one length.
     """
     candidates = {
         spec.name: sizes for spec in signature.inputs if spec.name not in given and (sizes := _sizes(spec))

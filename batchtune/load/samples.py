@@ -166,14 +166,16 @@ class Samples:
         return rows
 
     def thinned(self, one_in: int) -> Samples:
-        """Return one row of each `one_in` in turn, drawn at random, and set `failures`; 1 returns all rows."""
+        """Return the samples with one row of each `one_in`, drawn at random, and with `failures` set; 1
+        returns all rows."""
         if one_in == 1:
             return self
         failures = int(np.count_nonzero(self.status != Status.OK))
         return replace(self._chosen(drawn_rows(len(self), one_in)), one_in=one_in, failures=failures)
 
     def of_worker(self, number: int) -> Samples:
-        """Return what worker `number` sent, as if it had been alone; without pauses, which are not known by worker."""
+        """Return the samples of worker `number` as if it had been alone; without pauses, which are not
+        recorded by worker."""
         share = self.workers[number]
         return replace(
             self._chosen(np.flatnonzero(self.worker == number)),
@@ -202,7 +204,7 @@ class Samples:
 
 
 def kept_one_in(count: int, kept_max: int = KEPT_MAX) -> int:
-    """Return the smallest n for which one request in n of `count` makes at most `kept_max`."""
+    """Return the smallest n for which keeping one request in n of `count` keeps at most `kept_max`."""
     return max(1, math.ceil(count / kept_max))
 
 

@@ -31,7 +31,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What the advice on a bottleneck depends on."""
+    """The facts on which the advice on a bottleneck depends."""
 
     # The scenario's; None: not known.
     protocol: Protocol | None
@@ -186,7 +186,7 @@ class Facts:
 
     @property
     def case(self) -> Case:
-        """What the advice depends on."""
+        """The facts on which the advice depends."""
         return Case(
             protocol=self.settings.protocol,
             batching=self.settings.batching,
@@ -204,8 +204,8 @@ class Facts:
 
     @property
     def is_met(self) -> bool:
-        """Whether an open loop is answered at 97 % at least of the rate at which requests were due; always
-        True of a closed one."""
+        """Whether an open loop is answered at 97 % or more of the rate at which requests were due; always
+        True for a closed loop."""
         met_ratio = 0.97
         due_rps = self.due_rps
         return due_rps is None or self.run.throughput_rps.value >= met_ratio * due_rps
@@ -250,8 +250,8 @@ class Facts:
 
     @property
     def has_room_in_batches(self) -> bool:
-        """Whether an open loop is met by batches less than half full that would gain from being fuller: at a
-        higher rate they would hold more."""
+        """Whether an open loop is answered by batches that are less than half full and would gain from being
+        fuller: at a higher rate they would hold more."""
         fill = self.fill_ratio
         return (
             self.run.offered_rps is not None
@@ -273,10 +273,10 @@ class Facts:
 
     @property
     def device_room(self) -> float | None:
-        """Share of the device in use while batch threads are busy, 0 to 1; None: not known.
+        """Share of the device that is in use while batch threads are busy, 0 to 1; None: not known.
 
-        The GPU's own counters; else the server's CPUs; of an emulated device 0 where batches run side by side
-        on it.
+        By the GPU's own counters; without a GPU by the server's CPUs; for an emulated device 0 where batches
+        run side by side on it.
         """
         server, used = self.run.server, self.device_used_ratio
         if used is not None or server is None:

@@ -146,13 +146,13 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
 
 
 def judge(run: CountedRequests, slo: Slo, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
-    """Return the verdict on a run under `slo` and its reason; `distrust` are the run's caveats.
+    """Return (verdict, reason) of a run under `slo`; `distrust`: the run's caveats.
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
     is shown, or no request was due in the window. The error ratio is compared as it was seen, without
-    allowing for chance (measurement.md 2.5 d). A caveat on the host turns either into NOISY, one on the
-    client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower. Nor does a
-    late client excuse a FAIL that holds when its own lag is taken off.
+    allowing for chance (measurement.md 2.5 d). A caveat on the host turns either verdict into NOISY, one on
+    the client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower. Nor does
+    a late client excuse a FAIL that holds when its own lag is subtracted.
     """
     if not len(run.due_ns):
         return "UNSURE", coded("none_measured")
@@ -548,11 +548,11 @@ def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
 
 
 def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Coded, ...]:
-    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings call for; empty
+    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings need; empty
     otherwise, and where the server counted no batch.
 
-    The rule of measurement.md 2.2, but for its least of one second, which is for servers that were never
-    loaded before.
+    The length needed is that of measurement.md 2.2, without its minimum of one second, which is for servers
+    that were never loaded before.
     """
     if not activity.batches:
         return ()

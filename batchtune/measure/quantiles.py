@@ -398,7 +398,8 @@ def spread_about_zero(differences: Sequence[float]) -> Estimate:
 
 
 def walsh_averages(differences: Sequence[float]) -> NDArray[np.float64]:
-    """Compute the averages of all pairs of differences, each with itself too, ascending; empty without differences."""
+    """Compute the averages of all pairs of differences, each difference paired with itself too, ascending;
+    empty without differences."""
     averages: NDArray[np.float64] = _walsh_rows(np.asarray([differences], dtype=np.float64))[0]
     return averages
 

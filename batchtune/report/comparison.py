@@ -204,8 +204,8 @@ _HELPS: Final = {
 
 
 def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
-    """Return four answers: whether batching helps (else which variant is best), by how much, how sure, and
-    what limits."""
+    """Return four answers: whether batching helps (else which variant is best), by how much, how sure that
+    is, and what limits."""
     first = _batching(comparison.answers) if comparison.answers else _best(comparison)
     return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
 
@@ -436,10 +436,10 @@ def _padding_lines(comparison: Comparison) -> list[str]:
 
 
 def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
-    """Return a line on how often the host disturbed the runs; none where it did not.
+    """Return a line on how often the host disturbed the runs; [] where it did not.
 
-    `repeats`: trials that were repeated for it. `noisy`: of the `runs` that count, how many it still
-    disturbed.
+    `repeats`: trials that were repeated for it. `runs`: trials that count; `noisy`: how many of these were
+    disturbed all the same.
     """
     if not repeats and not noisy:
         return []

@@ -64,10 +64,10 @@ def figure_cells(
     whose: str = "",
     counts: bool = True,
 ) -> list[str]:
-    """Return the texts of a run's figures under these headings.
+    """Return the texts of a run's figures for the columns `headings`.
 
-    With `marks`, each has the letters of the caveats of `whose` that touch it. `counts` False: the figures
-    are not the server's, so that their intervals are left out.
+    `marks`, `whose`: each text is followed by the letters of the caveats of `whose` that touch it; `marks`
+    None: no letters. `counts` False: the figures are not the server's, so that their intervals are left out.
     """
     cells = []
     for heading in headings:

@@ -39,7 +39,8 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
 
 
 def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "") -> str:
-    """Return what limits the server, by which figures, and what to do, as text behind the label `Bottleneck`.
+    """Return the bottleneck with the figures that show it and what to do, as text behind the label
+    `Bottleneck`.
 
     `at`: where the figures were measured, such as `at 8 `.
     """

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 def export(name: str, framework: Framework) -> Path:
     """Export the model unless the cache holds it; returns its base path.
 
-    A concurrent or interrupted export is never seen half-done.
+    A concurrent or interrupted export leaves no incomplete model at that path.
     """
     base_path = cache_path(name, framework)
     if (base_path / "1").is_dir():

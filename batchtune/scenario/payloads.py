@@ -166,7 +166,7 @@ def _open_shape(spec: TensorSpec) -> UsageError:
 
 def http_signature(request: RequestSpec, name: str) -> Signature:
     """Make the signature of a request of protocol http: each row has an array for every entry of
-    `request.shapes`, or without any one number called `row`.
+    `request.shapes`; without entries, one number called `row`.
 
     Values are fractions; whole numbers, or texts, where `request.inputs` says so.
     """
@@ -227,7 +227,7 @@ class RequestSet:
 
     @property
     def transport(self) -> Literal["grpc", "rest"]:
-        """What carries the bodies: gRPC, or rest for HTTP/1.1."""
+        """How the bodies are sent: by gRPC, or for "rest" by HTTP/1.1."""
         return transport_of(self.protocol)
 
 

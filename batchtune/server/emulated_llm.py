@@ -97,7 +97,8 @@ class Scheduler:
         return not (self.waiting or self.running)
 
     def step(self) -> tuple[float, list[Sequence]]:
-        """Compute a step; returns (its seconds, sequences that get a token at its end); (0.0, []): idle."""
+        """Compute a step; returns (its seconds, sequences that get a token at its end), or (0.0, []) where no
+        sequence runs."""
         for sequence in [running for running in self.running if running.gone]:
             self._release(sequence)
         budget, decoding, prefilled = self.max_num_batched_tokens, 0, 0

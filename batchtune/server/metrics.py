@@ -299,7 +299,7 @@ class Metrics:
     def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
         """Return the timings to which the microseconds of each successful request are added.
 
-        api: TF Serving's "Predict" for entrypoint "GRPC", "predict" for "REST"; so for the others.
+        api: the call's name as TF Serving labels it: "Predict" for entrypoint "GRPC", "predict" for "REST".
         """
         return _times(self._request_latencies, (model_name, api, entrypoint))
 

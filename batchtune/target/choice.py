@@ -28,14 +28,15 @@ def target_of(
     clients_most: int = 0,
     several_models: bool = False,
 ) -> LaunchedTarget:
-    """Make the target that takes the scenario's configurations; it is not started yet.
+    """Make the target to which the scenario's configurations are applied; it is not started yet.
 
-    `original` is what an interrupted run found on the server that it attached to, and must put back.
-    `clients_most` is how many clients a load may have where that is more than the scenario's.
-    `several_models`: the scenario may list several.
+    `original`: the model as an interrupted run found it on the server that it attached to, to be put back.
+    `clients_most`: how many clients a load may have where that is more than the scenario's. `several_models`:
+    the scenario may list several.
 
     Raises:
-        UsageError: the server is external, does not speak the protocol of the scenario's requests, or serves
+        UsageError: the server is external, does not speak the protocol of the scenario's requests, or
+            serves
             several models where one is allowed.
     """
     if not several_models:

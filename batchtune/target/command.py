@@ -245,7 +245,7 @@ class CommandTarget:
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
-        """Read the server's metrics once; of one that was launched also its CPU time and memory.
+        """Read the server's metrics once; for a launched server also its CPU time and memory.
 
         Raises:
             TargetError: it died or does not answer; the next `apply` applies everything anew.

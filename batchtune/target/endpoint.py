@@ -361,11 +361,12 @@ def external_endpoint(
     """Make the endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or
     `grpc[s]://…`).
 
-    Where only one of two URLs has a scheme, it says for both whether they are with TLS. `names` are what the
-    two are called in a message.
+    Where only one of two URLs has a scheme, that scheme decides for both whether they use TLS. `names`: of
+    the two options, for messages.
 
     Raises:
-        UsageError: no URL, one without host or port or of another scheme, two of different hosts, or one with
+        UsageError: no URL, one without host or port or of another scheme, two of different hosts, or one
+            with
             TLS and one without.
     """
     hosts, ports, secure = [], {}, set()

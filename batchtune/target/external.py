@@ -64,8 +64,10 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
 
 
 def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
-    """Read the configuration in force from a Triton's model configuration; None: it batches in a way that no
-    configuration says, there is no REST port, or it does not answer."""
+    """Read the configuration in force from a Triton's model configuration.
+
+    None: no Configuration can express its batching, there is no REST port, or it does not answer.
+    """
     if endpoint.rest_port is None:
         return None
     try:

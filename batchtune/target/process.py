@@ -256,8 +256,8 @@ class ServerProcess:
         return tree_memory_peak_bytes(self._process.pid)
 
     def look_for_listener(self, port: int | None) -> None:
-        """Note whether it is the process, or a child, that listens on this port, now that something does;
-        `port` None: it is not known.
+        """Note whether the process, or a child of it, listens on this port, now that something does; `port`
+        None: the port is not known.
 
         A script that starts a container, or a client of a service manager, only waits for the server: its CPU
         time is not the server's, which is then unknown.

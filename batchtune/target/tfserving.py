@@ -134,7 +134,7 @@ class TfServingTarget:
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
-        too before the launch."""
+        before the launch, and where that returns None."""
         return self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:

@@ -476,8 +476,9 @@ class _ModelBench:
 class _Together:
     """Ties the loads of several models together: they begin at once, and a failure of one ends all.
 
-    Each load takes it for its `Guard`: `begin` and `end` wait for the other loads, and the host is watched once, from
-    the first to the last. `server`: what the server's counters moved by meanwhile; None: no load has ended yet.
+    It is the `Guard` of each load: `begin` and `end` wait for the other loads, and the host is watched once,
+    from the first to the last. `server`: the change of the server's counters meanwhile; None: no load has
+    ended yet.
     """
 
     def __init__(self, target: Target, guard: Guard) -> None:

@@ -73,7 +73,7 @@ class RestClient:
         )
 
     async def open(self, connections: int) -> None:
-        """Connect before the start, so that connecting is not measured."""
+        """Open this many connections before the start, so that connecting is not measured."""
         await self._dialer.resolve()
         await self._dialer.dial_all(connections)
 
@@ -268,9 +268,9 @@ class StreamReader:
             stream.rest, stream.fault = b"", f"an event of more than {LINE_MAX_BYTES} bytes"
 
     def end(self, index: int, body: bytes | None = None) -> str:
-        """Record the tokens of an answer that has ended.
+        """Record the tokens of an answer that has ended. Returns what is wrong with it, "" if nothing.
 
-        Returns what is wrong with it, "" if nothing; `body` is an answer that came in one piece.
+        `body`: the whole answer where it came in one piece; None: `take` got its pieces.
         """
         own_quantile = 0.99
         stream = self._in_flight.pop(index, None)

@@ -47,7 +47,7 @@ class Client(Protocol):
     """A way to send requests, with a pool of connections."""
 
     async def open(self, connections: int) -> None:
-        """Connect before the start, so that connecting is not measured."""
+        """Open this many connections before the start, so that connecting is not measured."""
 
     def try_send(self, index: int) -> bool:
         """Send request `index` now if a connection or stream is free; `flush` may be needed to write it. Returns

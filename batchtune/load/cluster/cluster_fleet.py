@@ -73,7 +73,8 @@ def blaming(worker: Worker) -> Iterator[None]:
 
 
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
-    """Give each host a name and a CPU: of `cpus` in turn, or (None) of its machine's from the highest number down.
+    """Assign each host a name and a CPU: from `cpus` in turn; for None those of its machine from the highest
+    number down.
 
     Raises:
         MeasurementInvalidError: a host that does not say where it is.
@@ -213,7 +214,8 @@ class ClusterFleet:
         return len({(worker.place.machine, worker.cpu) for worker in self._workers})
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure the highest request rate of all workers together (requests/s), by one worker of each machine.
+        """Measure the highest request rate of all workers together (requests/s); one worker of each machine
+        is measured for all workers there.
 
         Raises:
             WorkerLostError: one of them is gone; the next call goes to the others.

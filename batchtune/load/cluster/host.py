@@ -60,7 +60,8 @@ class ClockAccount:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the clock moved further between the readings than clocks drift: it was set, or held."""
+        """Whether the clock moved further between the two readings than clocks drift, since it was set or
+        stopped."""
         # NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or
         # held.
         drift_max_ppm = 1000.0

@@ -302,12 +302,12 @@ def whole_run(samples: Samples) -> Window:
 
 
 def between_answers(samples: Samples, window: Window) -> Window:
-    """Return the window of a closed loop, its ends moved to answers when each client had fewer than 20
+    """Return the window of a closed loop; its ends are moved to answers when each client had fewer than 20
     answers in it.
 
     Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
-    a batch off on average; from the end of one batch to the end of another the rate is exact. Where not even
-    one answer came in it, the whole run counts: all clients were waiting until the end.
+    a batch off on average; from the end of one batch to the end of another the rate is exact. Where the
+    window contains no answer at all, the whole run counts: all clients were waiting until the end.
     """
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])

@@ -164,7 +164,7 @@ def account_document(account: Account) -> dict[str, Any]:
 
 
 def limit_text(finding: LimitFinding) -> str:
-    """Return a figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
+    """Return a measured figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
     metric, figure = finding.limit.metric, finding.figure
 
     def shown(value: float) -> str:

@@ -265,7 +265,7 @@ def shared_slo(variants: Sequence[Variant]) -> SloSpec:
 
 
 def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
-    """Return one run of each arm, for figures of single requests; arms without runs are left out."""
+    """Return one run of each arm, whose single requests are shown; arms without runs are left out."""
     typical = [(arm, typical_run(arm.runs)) for arm in arms]
     return [
         PlottedRun(name=arm.name, look=arm.look, trial=trial, run=run)

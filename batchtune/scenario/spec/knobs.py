@@ -55,11 +55,11 @@ def in_house_words(knobs: Any) -> Any:
 def triton_configuration(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
 ) -> Configuration:
-    """Make a configuration of Triton from values by name: `point` over `fixed` over what the server had
-    before (`original`; None: one instance, sizes up to 4).
+    """Make a configuration of Triton from values by name: `point` over `fixed` over `original`, what the
+    server had before (None: one instance, sizes up to 4).
 
-    The size, delay and instances are always there. Without batching only the instances count. Preferred sizes
-    beyond `max_batch_size` are left out, so that every combination of a space is legal.
+    Size, delay and instances are always set; without batching only the instances. Preferred sizes beyond
+    `max_batch_size` are left out, so that every combination of a space is legal.
 
     Raises:
         BatchingParametersError: values that Triton would not accept.

@@ -218,7 +218,7 @@ class LoadSpec(Spec):
                 )
 
     def check_spread(self, endpoints: int) -> None:
-        """Check that the load can be spread over so many replicas: each gets requests, within
+        """Check that the load can be spread over `endpoints` replicas, so that each gets requests, within
         `max_in_flight`; raises a problem if not."""
         if self.concurrency is not None and self.concurrency < endpoints:
             raise problem(

@@ -165,8 +165,8 @@ class Scenario(Spec):
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
-        """The server flags among `fixed`, as in a Configuration; no batching and the defaults run with them
-        too."""
+        """(Name without dashes, value) of the server flags among `fixed`; no batching and the defaults run
+        with these flags too."""
         if self.target.kind == "triton":
             return tuple(sorted(server_flags_of(self.fixed).items()))
         if self.target.kind == "http":

@@ -83,7 +83,8 @@ def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def number(value: Any, key: str) -> float:
-    """Return a value as float; raises FaultError unless it is a finite number of at least 0."""
+    """Return a value as float; raises FaultError unless it is a finite number of at least 0. key: its dotted
+    path, for the message."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise FaultError(f"{key}: {value!r}; expected a number ≥ 0")
     return float(value)

@@ -106,7 +106,7 @@ class BackendOptions:
 
     @property
     def cuda_index(self) -> int:
-        """N of cuda:N, else 0."""
+        """N where `device` is cuda:N, else 0."""
         return int(self.device.partition(":")[2] or 0)
 
 

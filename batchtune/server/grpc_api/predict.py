@@ -408,9 +408,10 @@ def read_model_spec(spec: Any) -> tuple[str, int | None, str | None, str]:
 
 
 def decode_inputs(request: Any) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a parsed PredictRequest as arrays by name.
+    """Return input name -> array for a parsed PredictRequest.
 
-    Raises StatusError INVALID_ARGUMENT for a malformed tensor, and for one far larger than its message.
+    Raises StatusError INVALID_ARGUMENT for a malformed tensor, and for one whose shape is far larger than its
+    message.
     """
     inputs = {}
     tensor_bytes = 0

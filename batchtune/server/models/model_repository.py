@@ -147,8 +147,8 @@ class VersionBook:
     def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
         """Return the reasons why models have no AVAILABLE version, in the words of TF Serving's ServerCore.
 
-        One line for each version that failed to load, else one for the model; complaints: model name -> why
-        no version is on disk. [] where each of `names` has an AVAILABLE version.
+        A line for each version that failed to load; for a model without such versions, one line. complaints:
+        model name -> why no version is on disk. [] where each of `names` has an AVAILABLE version.
         """
         failures = []
         for name in names:

@@ -75,7 +75,8 @@ class ConcurrencyLimit:
         return len(self._waiting)
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
-        """Call `start` now if the limit admits another request, else when it does; in order of arrival.
+        """Call `start` now if the limit admits another request, else when it admits one; requests that wait
+        are started in order of arrival.
 
         Raises:
             StatusError: RESOURCE_EXHAUSTED while WAITING_MAX requests wait.

@@ -180,8 +180,8 @@ class RestConnection(asyncio.Protocol):
     def respond(self, status: int, answer: bytes, *header_lines: bytes) -> None:
         """Write the answer to the request under way, in one piece, and go on with the next request.
 
-        header_lines: in place of the API's own, each with its line end. Does nothing where the connection is
-        closed.
+        header_lines: header fields that replace the API's usual ones, each with its line end. Does nothing
+        where the connection is closed.
         """
         head, self._answering = self._answering, None
         transport = self._transport

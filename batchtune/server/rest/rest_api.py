@@ -61,7 +61,7 @@ def in_force(control: BatchingControl) -> bytes:
 
 
 async def tune(control: BatchingControl, body: bytes) -> bytes:
-    """Put the parameters of a JSON object in force, and return those then in force, as JSON.
+    """Put the parameters of a JSON object in force. Returns all parameters that are then in force, as JSON.
 
     Raises StatusError INVALID_ARGUMENT for a body or parameters that are wrong; then nothing changes.
     """

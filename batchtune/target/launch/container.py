@@ -94,19 +94,20 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
 
 
 def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
-    """Return each model's own batching parameters by name; empty where all have the same, or none batches."""
+    """Return model name -> its own batching parameters; empty where all models have equal ones, or none
+    batches."""
     batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 
 def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
-    """Return the set fields of each model's own parameters, by the model's name; threads are left out."""
+    """Return model name -> the set fields of its own parameters, without threads."""
     return {name: to_dict(_without_threads(own)) for name, own in models.items()}
 
 
 def own_text(parameters: BatchingParameters) -> str:
-    """Write the parameters file for one model's version directories; threads are left out, since only those
-    of the server's file count."""
+    """Write the parameters file for one model's version directories, without threads, which are set by the
+    server's file only."""
     return format_tfserving_text(_without_threads(parameters))
 
 
@@ -288,7 +289,8 @@ class Container:
         return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
 
     def require_no_id_file(self) -> None:
-        """Check that the container's id file does not exist yet: one that does names somebody else's container.
+        """Check that the container's id file does not exist yet: an existing one belongs to another
+        container.
 
         Raises:
             TargetError: it is there; a container program would not start.

@@ -125,10 +125,11 @@ class TritonRepository:
         return document
 
     def load(self, config: Mapping[str, Any] | None = None) -> None:
-        """Load the model with this configuration, as Triton's JSON; None: with that of its own files.
+        """Load the model with this configuration, as Triton's JSON; None: with the configuration in the
+        model's own files.
 
         Raises:
-            TargetError: the server refused it, or takes no orders.
+            TargetError: the server refused it, or does not allow models to be loaded by request.
         """
         import orjson
 

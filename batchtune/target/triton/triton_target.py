@@ -81,8 +81,8 @@ class TritonTarget:
         """Launch the server or connect to it. Returns how the model batched before the first change, by its
         configuration.
 
-        A model that an attached server does not serve is loaded from its own files for that; `before_load` is
-        called with what is to be put back before.
+        A model that an attached server does not serve is loaded from its own files, so that Triton reports
+        its configuration; before that `before_load` is called with the model as it is to be put back.
 
         Raises:
             TargetError: nobody answers, no such model, or the server did not start.
@@ -106,7 +106,7 @@ class TritonTarget:
             ) from error
 
     def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
-        """Call `keep` with the model as it is to be put back, now and again once it was put back; needed
+        """Call `keep` with the model as it is to be put back: now, and again once it was put back. Required
         before an attached server is changed.
 
         Raises:
@@ -118,8 +118,8 @@ class TritonTarget:
         self._keep_in_claim()
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force: by a load, or a restart where its flags of the server differ from
-        those in force.
+        """Bring a configuration into force by loading the model with it; by a restart where server flags
+        differ from those in force.
 
         Raises:
             TargetError: the server refused it, did not start, or died.
@@ -173,7 +173,7 @@ class TritonTarget:
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
-        too of a server that somebody else runs."""
+        for an attached server, and where that returns None."""
         return None if self._launched is None else self._launched.process.cpu_clock()
 
     def signature(self, name: str) -> Signature:

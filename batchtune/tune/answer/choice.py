@@ -24,7 +24,7 @@ class Capacities:
         self.search = search
 
     def value(self, contender: Contender) -> float:
-        """Return the rate that is stated as held by a contender, requests/s; 0: none."""
+        """Return the rate that is stated as held for a contender, requests/s; 0: none."""
         capacity = self.capacity(contender)
         return 0.0 if capacity is None else capacity.held_rps
 
@@ -69,7 +69,8 @@ class Capacities:
         return self.value(contender) > 0.0
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a rival that ran may hold OPEN times what is stated for `top`, by its bracket."""
+        """Whether a rival that ran may hold OPEN times the stated rate of `top`, judged by the rival's
+        bracket."""
         if top.bracket.stated_rps:
             return self.search.is_open(rival, top)
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)

@@ -81,10 +81,11 @@ def _worth(gain: Estimate) -> Coded | None:
 def padding_note(
     runs: Sequence[Trial], configuration: Configuration, trials: Sequence[Trial]
 ) -> tuple[Coded, ...]:
-    """Return the finding on how much padding the length buckets of a configuration save; () where it has none.
+    """Return the finding on how much padding the length buckets of a configuration save; () where it has
+    none.
 
-    Compared with the fastest of all `trials` without buckets, of those with the same parameters if there are any.
-    Scouts count too: padding depends on the batches only.
+    The configuration is compared with the fastest of all `trials` without buckets, if possible of those with
+    otherwise equal parameters. Scouts count too: padding depends on the batches only.
     """
     per_element = padding_per_element(_servers(runs))
     if per_element is None or LENGTH_BUCKETS not in dict(configuration.flags):
@@ -198,8 +199,9 @@ BATCHED_LEAST = 3
 def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
     """Make the error of a search without an answer.
 
-    TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO. InconclusiveError: too
-    little was tried to say so. MeasurementInvalidError: the client limited every load of all models.
+    TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO.
+    InconclusiveError: too little was tried for that conclusion. MeasurementInvalidError: the client limited
+    every load of all models.
     """
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(

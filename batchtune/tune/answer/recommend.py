@@ -99,10 +99,12 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
 def trades(
     configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
 ) -> tuple[Alternative, ...]:
-    """Return those of `others` that have more throughput for a higher p95, or less for a lower one, least p95 first.
+    """Return those of `others` that have more throughput for a higher p95, or less for a lower one, the least
+    p95 first.
 
-    Only differences beyond noise count, and only the Pareto front is returned. `figures`: `throughput_rps` and `p95_s`
-    of the recommended `configuration`. `spread`: standard deviation between runs, of the natural log.
+    Only differences beyond noise count, and only the Pareto front is returned. `figures`: `throughput_rps`
+    and `p95_s` of the recommended `configuration`. `spread`: standard deviation of a figure's natural log
+    between runs.
     """
     trading = []
     trade = 0.05  # An alternative has this much more throughput, or this much less p95.

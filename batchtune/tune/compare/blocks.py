@@ -224,8 +224,8 @@ class Variant:
         return f"{target} {flags}"
 
     def arms(self) -> list[Variant]:
-        """Return what is compared of this variant: itself, or with several models the part of each, named
-        `VARIANT/MODEL`, under that model's stated load."""
+        """Return what is compared of this variant: the variant itself; with several models the part of each
+        model, named `VARIANT/MODEL`, under the model's stated load."""
         if not self.scenario.target.models:
             return [self]
         batches = self.configuration.batching is not None
@@ -249,10 +249,11 @@ class Turn:
 
 
 def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
-    """Return the variants with the baseline first: the one named, else the first of the file.
+    """Return the variants with the baseline first: the variant called `baseline`, else the first of the file.
 
     Raises:
-        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives or models.
+        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives
+            or models.
     """
     if len(scenarios) < 2:
         known = f"only {next(iter(scenarios))!r}" if scenarios else "none"

@@ -157,9 +157,10 @@ def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *
 
 
 def run_seconds(variant: Variant, pace: Pace) -> float:
-    """Compute the seconds that one run of a variant takes; at most, where `is_most` says so.
+    """Compute the seconds that one run of a variant takes; an upper bound where `is_most` returns True.
 
-    A run that searches a capacity may end sooner; one of a fixed number of requests ends at the scenario's duration.
+    A run that searches a capacity may end sooner; one of a fixed number of requests ends at the scenario's
+    duration.
     """
     scenario, configuration = variant.scenario, variant.configuration
     if scenario.target.models:

@@ -35,10 +35,11 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
 def usual_bottleneck(
     configuration: Configuration, measured: Sequence[Measurement], *, scenario: Scenario | None = None
 ) -> Bottleneck | None:
-    """Find what limits most runs of a configuration, with the figures of the last of those runs; None without runs.
+    """Find what limits most runs of a configuration, with the figures of the last of those runs; None without
+    runs.
 
-    `scenario`: gives the server's flags, by which its request threads are known. Noise of the host is left out: it
-    differs from run to run and is a caveat.
+    `scenario`: its target's flags decide how many request threads the server has. Noise of the host is left
+    out: it differs from run to run and is a caveat.
     """
     verdicts = [_verdict(configuration, measurement, scenario, blame_host=False) for measurement in measured]
     if not verdicts:

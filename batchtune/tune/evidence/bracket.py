@@ -223,8 +223,8 @@ class Bracket:
 
     @cached_property
     def stated_missed_rps(self) -> float:
-        """Rate that is stated as missed, requests/s: at least WIDTH (UNSTEADY where runs differ) times `stated_rps`,
-        and no lower than any rate held; inf: unknown."""
+        """Rate that is stated as missed, requests/s: at least WIDTH times `stated_rps` (UNSTEADY times where
+        runs contradict each other), and no lower than any rate held; inf: unknown."""
         stated = self.stated_rps
         width = UNSTEADY if self.is_unsteady else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)

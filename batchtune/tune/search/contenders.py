@@ -89,9 +89,9 @@ def throughput_interval_rule(
 ) -> RuleAnswer:
     """Apply the throughput × interval rule.
 
-    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request.
-    `limits`: quantile name -> the SLO's limit in seconds; that of p95 is used, else the tightest one.
-    The max_batch_size is at least `rows_per_request`: a smaller one would refuse every request.
+    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request. `limits`:
+    quantile name -> the SLO's limit in seconds; the limit of p95 is used, else the tightest one. The
+    max_batch_size is at least `rows_per_request`: a smaller one would refuse every request.
     """
     slo_s = limits.get("p95", min(limits.values(), default=None))
     interval_s = lone_latency_s if slo_s is None else max(0.0, (slo_s - lone_latency_s) / 2.0)
@@ -260,7 +260,8 @@ class Contenders:
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender with the `wanted` parameters, the fixed ones, and those of `base` for the rest.
+        """Return the contender with the `wanted` parameters; for the rest with the fixed ones, else those of
+        `base`.
 
         None where they are not legal together, or no request fits in a batch.
         """
@@ -349,8 +350,8 @@ class Contenders:
         return [other for other in _unique(near) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
-        """Add a larger batch size to the space, if it grows and this contender has the largest. Returns whether one
-        was added."""
+        """Add a larger batch size to the space, if the space may grow and this contender has the largest
+        size. Returns whether one was added."""
         sizes = self.values.get(SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
@@ -417,11 +418,12 @@ class Contenders:
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """Return source -> configuration of the references that there are, each with the scenario's fixed server flags.
+    """Return source -> configuration of the references that exist, each with the scenario's fixed server
+    flags.
 
-    `present`: an attached server's configuration, else that of `fixed` where it sets a size, a timeout or threads.
-    `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the model's
-    configuration, with `dynamic_batching { }` where it has none.
+    `present`: an attached server's configuration, else that of `fixed` where it sets a size, a timeout or
+    threads. `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the
+    model's configuration, with `dynamic_batching { }` where it has none.
     """
     flags = scenario.fixed_flags
     original = scenario.target.found

@@ -244,10 +244,11 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from sizes that were measured, both shape (n,).
+    """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from measured sizes `rows` and `tau_s`, both
+    shape (n,).
 
-    A line with no negative coefficient where it misses no size by more than 0.2 in logs; else linear from size to size.
-    One size only: a guess that each further row adds an eighth.
+    A line with no negative coefficient where it misses no size by more than 0.2 in natural logs; else linear
+    from size to size. With one size only, a guess that each further row adds an eighth.
     """
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
     # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.

@@ -107,9 +107,9 @@ class FixedLoadSearch(Search):
         return self._foreign_numbers
 
     def standing(self, contender: Contender) -> Standing | None:
-        """Return a contender's merit from its runs under the scenario's load; None: it has none.
+        """Return a contender's merit from its runs under the scenario's load; None: it has no such run.
 
-        Once there are FRESH confirmation runs, these alone count for the merit.
+        Once there are FRESH confirmation runs, only these count for the merit.
         """
         runs = self.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
@@ -129,10 +129,11 @@ class FixedLoadSearch(Search):
         )
 
     def spread(self) -> float:
-        """Return the standard deviation of the merit between runs of one configuration (0.05 is about 5 %).
+        """Return the standard deviation of the merit, a natural log, between runs of one configuration (0.05
+        is about 5 %).
 
-        By the median deviation of repeated runs, weighed against the assumed SPREAD while there are fewer than
-        TRUSTED_SPREAD repeats; at least SPREAD_LEAST.
+        From the median deviation of repeated runs, averaged with the assumed SPREAD while there are fewer
+        than TRUSTED_SPREAD repeats; at least SPREAD_LEAST.
         """
         if self._spread[0] == len(self.trials):
             return self._spread[1]

@@ -130,7 +130,7 @@ class Search(ABC):
     # What was measured.
 
     def observe(self, trials: Iterable[Trial]) -> None:
-        """Add trials that ended to what the search knows, in the order in which they ended."""
+        """Add trials that have ended, in the order in which they ended; later choices depend on them."""
         for trial in trials:
             self.trials.append(trial)
             apart = self.alone.get(next(iter(trial.request.models), ""))
@@ -278,7 +278,7 @@ class Search(ABC):
 
     @property
     def readings(self) -> Mapping[int, float]:
-        """Rows of a batch -> seconds of its execution, for each size measured by the service-time curve."""
+        """Rows of a batch -> seconds of its execution, for each batch size that was measured."""
         return self.curve.readings()
 
     @property
@@ -389,7 +389,8 @@ class Search(ABC):
         return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
 
     def pace(self) -> Pace:
-        """Return the server's pace as far as it is known; warm-up and timeouts of the next run are chosen by it."""
+        """Return the server's pace as far as it is known; it decides the warm-up and timeouts of the next
+        run."""
         known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
         rows = self._rows if self.has_curve else SIDE_BY_SIDE
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)

@@ -113,11 +113,12 @@ class NodeStation:
         return this_place()
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        """Make ready to launch the server. Returns the scenario with the CPUs that the server and its load get here.
+        """Make ready to launch the server. Returns the scenario with the CPUs that the server and its load
+        have on this node.
 
-        `cpus`: numbers of the CPUs of this station. `alone`: no other station is on this machine; else the host is not
-        watched, since the load of the others would look like noise. A Triton is launched at once, and the returned
-        scenario has the batching parameters found in its model's configuration.
+        `cpus`: numbers of the CPUs of this station. `alone`: no other station is on this machine; else the
+        host is not watched, since the load of the others would look like noise. A Triton is launched at once,
+        and the returned scenario has the batching parameters found in its model's configuration.
 
         Raises:
             TargetError, UsageError: Triton does not start, or its model cannot be batched.

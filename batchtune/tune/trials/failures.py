@@ -97,7 +97,7 @@ _OVERLOAD: Final = frozenset(
 
 
 def texts_by_class(samples: Samples) -> dict[str, str]:
-    """Return one error text of the server for each class of error; classes are named as in `Measurement.errors`."""
+    """Return class of error -> one error text of the server; classes are named as in `Measurement.errors`."""
     return {name.lower(): text for name, text in samples.error_texts.items()}
 
 

@@ -77,7 +77,8 @@ class Pace:
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s)
 
     def turn_s(self, in_flight_rows: float, size: float) -> float:
-        """Estimate the seconds until all of `in_flight_rows` are answered, in batches of `size` rows, one by one."""
+        """Estimate the seconds until all of `in_flight_rows` are answered, in batches of `size` rows, one
+        batch after another."""
         size = max(min(size, in_flight_rows), 1.0)
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 

@@ -77,10 +77,11 @@ class Space:
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the point whose value is, in each parameter, nearest to the wanted one, else to the server's default.
+        """Return the point that has, in each parameter, the value nearest to the wanted one; for a parameter
+        that `wanted` lacks, nearest to the server's default.
 
-        `wanted`: parameter -> value, of any of the parameters. Where neither is a number, the first value is taken;
-        for a server that batches continuously the middle number, since its smallest values are of no use.
+        Where neither is a number, the first value is taken; for a server that batches continuously the middle
+        number, since its smallest values are of no use.
         """
         point = {}
         for name, knob in self._axes.items():
@@ -160,7 +161,7 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
 
 
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
-    """Return the rows of the largest batch; without batching those of the largest request.
+    """Return the rows of the largest batch; without batching the rows of the largest request.
 
     With several models, the sum over the largest batch of each.
     """

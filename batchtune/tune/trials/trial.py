@@ -257,8 +257,8 @@ def spent_s(trials: Sequence[Trial]) -> float:
 
 
 def measuring_s(trials: Sequence[Trial]) -> float:
-    """Compute the seconds that these trials took: on one server the sum of theirs, on several nodes at once what the
-    sweep had spent when the last of them ended."""
+    """Compute the seconds that these trials took: on one server the sum of their seconds; on several nodes at
+    once what the sweep had spent when the last of them ended."""
     return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
 
 

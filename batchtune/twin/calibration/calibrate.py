@@ -180,10 +180,10 @@ def unusable_for(observation: Observation) -> Unusable | None:
 
 
 def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
-    """Fit a twin to the observations; of more than 40 usable ones to the latest.
+    """Fit a twin to the observations; with more than 40 usable ones, to the latest 40.
 
-    The twin has the best reading and READINGS others, whose spread is the uncertainty of the fit and that between runs.
-    `seed`: of the draw of these.
+    The twin has the best reading and READINGS others, whose spread is the uncertainty of the fit and that
+    between runs. `seed`: of the draw of these readings.
 
     Raises:
         TwinError: no observation can be used; the hint says what to measure.

@@ -168,7 +168,8 @@ def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
 def simulated(run: FitRun, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
     """Simulate a run under each reading.
 
-    Returns the natural logs of "throughput", "p50", "p95" and "batch_rows" by these names, each of shape (readings,).
+    Returns name -> natural logs of "throughput" (requests/s), "p50" and "p95" (seconds) and "batch_rows"
+    (rows), each of shape (readings,).
     """
     rows_max = rows_needed(run.batcher, run.traffic)
     played = play(

@@ -30,9 +30,9 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
 ) -> Summary:
     """Simulate an open loop on each device; returns figures of shape (devices,).
 
-    `due_s`: seconds, ascending, shape (requests,). `rows`, `lengths`: of each request, shape (requests,); `rows` may be
-    one number. Requests due before `warm_up_s` do not count. `seed`: of jitter and random routes, which are the same
-    for each device.
+    `due_s`: seconds, ascending, shape (requests,). `rows`, `lengths`: of each request, shape (requests,);
+    `rows` may be one number. Requests due before `warm_up_s` do not count. `seed`: of the jitter and the
+    random routes, which are equal for all devices.
 
     Raises:
         ValueError: due times are not finite and ascending, a request has no row, or there is none.

@@ -37,8 +37,8 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     `output`: file of the job; None: where the host expects it; `-`: stdout.
 
     Raises:
-        UsageError: no such scenario, a model that is no file of the repository, or the file exists or
-            cannot be written.
+        UsageError: no such scenario, a target or model that a change of the repository cannot change, or
+            the file exists or cannot be written.
         ScenarioError: a scenario that no check would take.
     """
     path = Path(scenario or "scenario.yaml")

@@ -558,10 +558,8 @@ def needs_relaunches(gates: Iterable[Gate]) -> bool:
 
 
 def closed(stack: ExitStack) -> BatchtuneError | None:
-    """Close the stack, and return the error of closing instead of raising it; None where it closed well.
-
-    The caller raises it after the verdict is printed and saved.
-    """
+    """Close the stack. Returns the error that closing raised, or None, so that the caller can raise it after
+    the verdict is printed and saved."""
     try:
         stack.close()
     except BatchtuneError as error:

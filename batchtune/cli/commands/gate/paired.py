@@ -97,9 +97,8 @@ def run_paired_check(wanted: CheckRequest) -> int:
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
-    """Return the two sides as variants, the baseline first.
-
-    They come from the options of the sides where there are any, else from the scenario's variants.
+    """Return the two sides as variants, the baseline first: made of the options of the sides where there are
+    any, else two of the scenario's variants.
 
     Raises:
         UsageError: no two variants, more than two without --candidate, or --candidate beside options of a

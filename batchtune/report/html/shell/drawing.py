@@ -79,7 +79,7 @@ def is_emulated(trials: Sequence[Trial]) -> bool:
 
 
 def provenance_of(run: Run) -> Mapping[str, Any]:
-    """Return a run's provenance; empty where it has none."""
+    """Return a run's provenance; {} where it has none."""
     try:
         return run.provenance()
     except ArchiveError:

@@ -248,7 +248,8 @@ class CudaDevice:
         return copy.copy_(output, non_blocking=True)
 
     def new_stream(self) -> Any:
-        """Return a stream that nobody else has; when all are taken, a shared one, on which `record` fails."""
+        """Return a stream that no other caller has; when all are taken, a shared one, on which `record`
+        fails."""
         with _OWNING:
             for _ in range(_STREAMS):
                 own = _OwnStream(self._torch.cuda.Stream(self.name))

@@ -88,7 +88,7 @@ class FloatRows:
 
 
 def takes_float_rows(specs: tuple[TensorSpec, ...]) -> bool:
-    """Whether inputs are only one, a matrix of float32."""
+    """Whether there is only one input, a matrix of float32."""
     return len(specs) == 1 and specs[0].dtype == "float32" and len(specs[0].shape or ()) == 2
 
 

@@ -321,7 +321,7 @@ class Run:
         return trials_frame(self.ledger())
 
     def samples(self, number: int) -> DataFrame:
-        """Return the requests of trial `number` as a pandas frame; its columns:
+        """Return the requests of trial `number` as a pandas frame, with the columns of
         `archive.table.samples_frame`.
 
         Raises:

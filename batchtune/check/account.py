@@ -39,7 +39,7 @@ MOVED: Final = 0.02
 class Part:
     """One part of a request's way, such as `queue`: its median before and after.
 
-    `before`, `after`: seconds, but rows for the part `batch rows`.
+    `before`, `after`: seconds; of the part "rows of a batch", rows.
     """
 
     name: str

@@ -407,12 +407,13 @@ BlockFigures = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the first `blocks` blocks that have both figures say of one gate.
+    """The state of one gate after the first `blocks` blocks that have both figures.
 
-    `worsening`: how much worse it got, as `Gate.worsening`, with bounds at the levels of the look. `before`,
-    `after`: medians. `margin`: the change against which the gate was judged: for regressed and improved the
-    one asked for; for ok and open it may be more, where noise hides smaller changes. `confirmed`: whether the
-    confirmation flags what the screen flagged; None where the screen did not, or nothing was confirmed.
+    `worsening`: how much worse the figure got, as `Gate.worsening`, with bounds at the levels of the look.
+    `before`, `after`: medians. `margin`: the change against which the gate was judged: for regressed and
+    improved that of the gate; for ok and open it may be more, where noise hides smaller changes. `confirmed`:
+    whether the confirmation flags what the screen flagged; None where the screen did not, or nothing was
+    confirmed.
     """
 
     gate: Gate

@@ -216,7 +216,7 @@ class Series:
     """One figure of the candidates of one scenario, over all checks on one kind of CPU, in the order of time.
 
     `cpu`: the CPU's name, None where it is not known. `metric`: name of the gate. `utc`, `commits`, `values`:
-    of each check, all of one length. `changes`: the lasting changes in `values`.
+    an entry for each check. `changes`: the lasting changes in `values`.
     """
 
     scenario: str

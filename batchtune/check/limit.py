@@ -32,8 +32,8 @@ AT_LEAST: Final = frozenset({"throughput"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureLimit:
-    """A limit of a figure in that figure's unit (seconds, requests/s, share of requests): the most; of
-    throughput the least."""
+    """A limit of a figure, `value` in the figure's unit (seconds, requests/s, share of requests): at most
+    this, for throughput at least this."""
 
     metric: Metric
     value: float

@@ -164,12 +164,12 @@ could not be measured.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What a check found.
+    """The result of a check.
 
-    `blocks`: how many the screen took. `fresh_blocks`: how many the confirmation took, 0 without one.
-    `blocks_max`: most of each. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO MISSED; None for one
-    of the gates. `target_failed`: a server failed. `confirms`: what the screen flags is measured again before
-    the check fails.
+    `blocks`, `fresh_blocks`: how many blocks the screen and the confirmation took (0: no confirmation);
+    `blocks_max`: the most for each of the two. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO
+    MISSED; None for any other verdict. `target_failed`: a server failed. `confirms`: what the screen flags is
+    measured again before the check fails.
     """
 
     verdict: Verdict

@@ -35,9 +35,10 @@ from batchtune.wire.tfserving.tensors import decode_predict_response
 
 
 def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArray[np.int32]) -> int:
-    """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER.
+    """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER. Returns
+    how many were checked.
 
-    `request_order[i % len(request_order)]` is which request of the set was sent i-th. Returns how many were checked.
+    `request_order[i % len(request_order)]`: index in the set of the request that was sent i-th.
     """
     for index, answer in recorder.answers.items():
         which = int(request_order[index % len(request_order)])

@@ -66,10 +66,11 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
 
 
 def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
-    """Return the scenario's SLO changed by `promise`, what the --slo-… options say; None: unchanged.
+    """Return `scenario`, a scenario's SLO, changed by `promise`, the SLO of the --slo-… options; None:
+    unchanged.
 
-    Latency limits replace all of the scenario's; the allowed share of errors is replaced only where it was
-    given.
+    Latency limits replace all of the scenario's; the allowed share of errors is replaced only where the
+    options set it.
     """
     if promise is None:
         return scenario

@@ -27,7 +27,7 @@ LOOKS_FOR_EFFECT: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan:
-    """What is watched while a run goes on."""
+    """The limit by which a run is watched, and what is known of the run beforehand."""
 
     limit: Limit
     error_ratio: float

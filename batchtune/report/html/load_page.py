@@ -422,9 +422,9 @@ Kind = Literal["sweep", "compare", "check", "load", "noise"]
 
 
 def kind_of(run: Run) -> Kind:
-    """Return the kind of a run by its first trial; without trials, by the end of its folder's name.
+    """Return the kind of a run, by its first trial; without trials, by the end of its folder's name.
 
-    A check that was interrupted counts as a comparison, or, without trials, as a sweep.
+    An interrupted check counts as a comparison or, without trials, as a sweep.
 
     Raises:
         ArchiveError: the ledger cannot be read.

@@ -146,7 +146,7 @@ class Scenario(Spec):
         return replace(first, batching=threads, models=owned)
 
     def with_models(self, shared: Configuration) -> Configuration:
-        """Return the configuration with the parameters added that single models have of their own
+        """Return the configuration `shared` with the parameters added that single models have of their own
         (`target.models.batching`)."""
         owners = [(m.name, m.configuration(shared).batching) for m in self.target.models if m.batching]
         return replace(shared, models=tuple((name, own) for name, own in owners if own is not None))

@@ -245,8 +245,7 @@ class SearchSpec(Spec):
         return self
 
     def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
-        """Check that several servers can be tested at once, where the scenario asks for that; raises a
-        problem if not.
+        """Check that the servers of `search.parallel` can be tested at once; raises a problem if not.
 
         `launches`: one server of one model is launched here; `has_fleet`: the load comes from a fleet.
         """

@@ -42,7 +42,8 @@ def ending_with_us() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a program printed; `failure` says why that is of no use, "": it ended with 0."""
+    """The output of a program that ended; `failure`: why the output is of no use, "" where the exit code was
+    0."""
 
     # Its stdout, stripped; "" with a failure.
     output: str = ""

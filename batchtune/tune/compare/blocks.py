@@ -134,7 +134,7 @@ def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
 
 
 def noise_repeats(trials: Sequence[Trial]) -> int:
-    """Count the trials that repeat one which noise of the host had disturbed."""
+    """Count the trials that repeat another one because noise of the host had disturbed it."""
     return sum(
         (before.reason, before.block) == (after.reason, after.block)
         and before.state == "complete"

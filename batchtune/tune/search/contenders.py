@@ -215,7 +215,7 @@ class Contenders:
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
-        """Whether a contender's batches would run out of memory, by those that did."""
+        """Whether a contender's batches would run out of memory, judged by the points that did."""
         if (self._scenario.streams or self._scenario.target.models) and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows

@@ -176,10 +176,12 @@ class Search(ABC):
     # What is asked next.
 
     def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
-        """Return up to `count` loads to run at once (one for each node); []: the search is done, or out of time.
+        """Return up to `count` loads to run at once (one for each node); []: the search is done, or out of
+        time.
 
-        `left_s`: seconds left of the budget. All loads are of the same phase, since scouts decide which contenders are
-        compared, and comparisons which is confirmed. Each is of another contender, except confirmation runs.
+        `left_s`: seconds left of the budget. All returned loads are of the same phase, since scouts decide
+        which contenders are compared, and comparisons which contender is confirmed. Each is of another
+        contender, except confirmation runs.
         """
         asks: list[TrialRequest] = []
         self.pending = set()

@@ -155,10 +155,12 @@ def times_of(
     rate_rps: float | None = None,
     short_s: float | None = None,
 ) -> RunTimes:
-    """Choose how long to load this configuration with this many clients, or at this rate; neither: the scenario's load.
+    """Choose how long to load this configuration with `clients`, or at `rate_rps`; without both, under the
+    scenario's load.
 
-    `short_s`: the measured part of a short run, extended for PROBE_BATCHES of a closed loop; its warm-up is short too.
-    None: the scenario's times, extended for a slow server where the scenario's file does not set them.
+    `short_s`: the measured part of a short run, extended for PROBE_BATCHES of a closed loop; its warm-up is
+    short too. None: the scenario's times, extended for a slow server where the scenario's file does not set
+    them.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency

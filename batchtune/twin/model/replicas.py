@@ -243,9 +243,10 @@ class Replicas:
         )
 
     def predict(self, rate_rps: float, replicas: int) -> Prediction:
-        """Predict a fleet of this many replicas at a rate of all of them together, requests/s.
+        """Predict a fleet of this many replicas; `rate_rps`: of all of them together.
 
-        Beyond POOL_MOST replicas the figures are those of the pool: throughput_rps is the pool's.
+        Beyond POOL_MOST replicas the figures are those of the simulated pool; throughput_rps too is the
+        pool's, not the fleet's.
         """
         pool = min(replicas, POOL_MOST)
         return self._twin.predict(

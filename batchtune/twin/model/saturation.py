@@ -81,9 +81,11 @@ def highest_rates(
 ) -> NDArray[np.float64]:
     """Search the highest rate that keeps all limits, by each reading.
 
-    Returns requests/s of all `replicas` together, shape (readings,); 0 where no rate keeps them. The search goes down
-    from the saturation of the first reading, and starts at the same share of the saturation for the others. All use the
-    same arrivals. Rates above the saturation count as missed: there a simulation ends before the queue has grown.
+    Returns requests/s of all `replicas` together, shape (readings,); 0 where no rate keeps the limits.
+    `error_ratio`: the share of requests, 0 to 1, that may be refused. The search goes down from the
+    saturation of the first reading; for the other readings it starts at the share of the saturation that was
+    found for the first. All use the same arrivals. Rates above the saturation count as missed: there a
+    simulation ends before the queue has grown.
     """
     rows_max = rows_needed(batcher, traffic)
     # Twice what a prediction takes: near saturation a queue needs long to grow to its usual length. On 24 points

@@ -65,7 +65,7 @@ class PlottedRun:
         return self.trial.measurement
 
     def samples(self) -> Samples | None:
-        """Return every request of the trial; None where the run does not have them."""
+        """Return every request of the trial; None where the run's folder lacks them."""
         try:
             return self.run.requests(self.trial.number)
         except ArchiveError:

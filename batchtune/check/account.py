@@ -230,8 +230,8 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     """Return the conclusion, with another verdict where the gates alone do not decide.
 
     The verdict becomes INVALID where the load generator or the host spoilt a side's runs, and SLO MISSED
-    where most runs of the candidate, the last variant, fail the scenario's SLO. A disturbed host makes no
-    changes, it hides them: a REGRESSED that both phases flagged stays.
+    where most runs of the candidate, the last variant, fail the scenario's SLO. A REGRESSED that both phases
+    flagged is not changed for a disturbed host, which hides changes and makes none.
     """
     if conclusion.target_failed:
         return conclusion

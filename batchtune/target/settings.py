@@ -71,11 +71,11 @@ class Settings:
         return [word for flag, value in named for word in (flag, flag_text(value))]
 
     def present(self) -> dict[str, Any]:
-        """Return the parameters in force by the server's own names, as far as `set.request.read` or the file
-        shows them; {"enable_batching": False} where batching is off.
+        """Return the parameters in force, the server's own name -> value, as far as `set.request.read` or the
+        file shows them; {"enable_batching": False} where batching is off.
 
         Raises:
-            TargetError: the server does not answer, or with something else.
+            TargetError: the server does not answer, or its answer cannot be read.
         """
         self._look()
         places: list[tuple[Any, Mapping[str, Any]]] = []

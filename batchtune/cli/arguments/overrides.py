@@ -270,8 +270,9 @@ def with_file(
     """Return the scenario with the parameters of a file, for a sweep (`searched`) or a comparison; notes go
     to stderr.
 
-    In a sweep, a parameter in the search space stays there, with the file's value among its values. All
-    others are fixed, in place of those that the scenario fixes; what a variant of a comparison sets stays.
+    In a sweep, a parameter in the search space is still searched, with the file's value among its values. All
+    other parameters are fixed, in place of those that the scenario fixes; parameters that a variant of a
+    comparison sets are not changed.
 
     Raises:
         BatchingParametersError: as `file_knobs`.

@@ -191,7 +191,8 @@ class FixedLoads:
         return standing is not None and standing.keeps
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether the interval of a rival that does not miss the SLO reaches above OPEN times the figure of `top`."""
+        """Whether a rival that does not miss the SLO may be better: the upper end of its interval is above
+        OPEN times the figure of `top`."""
         theirs, ours = self.search.standing(rival), self.search.standing(top)
         return (
             rival is not top

@@ -355,7 +355,6 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     service_time = EmulatedServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
     return LoadedModel(
-        platform="emulated",
         signatures={DEFAULT_SIGNATURE: signature},
         runs={DEFAULT_SIGNATURE: device},
         emulated=True,

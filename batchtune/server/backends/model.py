@@ -69,7 +69,6 @@ class LoadedModel:
     own graph.
     """
 
-    platform: str
     signatures: Mapping[str, Signature]
     runs: Mapping[str, Runner]
     metadata: bytes = b""

@@ -277,9 +277,7 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         outputs=_specs(path, session.get_outputs()),
     )
     run = _GraphRun(session, tuple(spec.name for spec in signature.outputs), failures, tables)
-    return LoadedModel(
-        platform="onnxruntime", signatures={DEFAULT_SIGNATURE: signature}, runs={DEFAULT_SIGNATURE: run}
-    )
+    return LoadedModel(signatures={DEFAULT_SIGNATURE: signature}, runs={DEFAULT_SIGNATURE: run})
 
 
 def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | bytes, list[Any]]:

@@ -101,7 +101,6 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
             runs[tensors] = _SignatureRun(session, *tensors, op_error=tf.errors.OpError)
         by_name[name] = runs[tensors]
     return LoadedModel(
-        platform="tensorflow",
         signatures=signatures,
         runs=by_name,
         metadata=SignatureDefMap(signature_def=definitions).SerializeToString(),

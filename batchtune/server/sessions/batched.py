@@ -168,24 +168,22 @@ class _Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One batch that was run.
+    """One batch that was run, or whose run failed.
 
     rows: without padding; padded_rows: with it. task_rows, queue_wait_micros: one entry per task, in order.
-    input_tensors: number of inputs. execution_micros: the model's run alone. error_code: gRPC's name of the
-    error, None where the run succeeded. sent_elements, padding_elements: of the inputs of variable length,
-    the elements that the requests brought and those that pad them to the longest of the batch; padding rows
-    count in neither. bucket: name of the length bucket, "" without buckets.
+    input_tensors: number of inputs. execution_micros: the model's run alone. sent_elements, padding_elements:
+    of the inputs of variable length, the elements that the requests brought and those that pad them to the
+    longest of the batch; padding rows count in neither. bucket: name of the length bucket, "" without
+    buckets.
     """
 
     rows: int
     padded_rows: int
-    tasks: int
     task_rows: Sequence[int]
     input_tensors: int
     close_reason: CloseReason
     queue_wait_micros: Sequence[int]
     execution_micros: float
-    error_code: str | None
     sent_elements: int = 0
     padding_elements: int = 0
     bucket: str = ""
@@ -199,9 +197,6 @@ class BatchObserver(Protocol):
 
     def on_rejected(self, reason: str) -> None:
         """Called when a request is refused or dropped; reason: "queue_full", "too_large" or "expired"."""
-
-
-_logger = logging.getLogger(__name__)
 
 
 SessionQueue = BatchQueue[Any] | StreamingQueue[Any]
@@ -419,27 +414,20 @@ class BatchingSession:
         sent, padding = (0, 0)
         if self._open_inputs:
             sent, padding = elements_of(self._open_inputs, [task.inputs for task in tasks], merged)
-        error_code: str | None = "INTERNAL"
         began_ns = time.monotonic_ns()
         try:
             results = self._runner(merged)
-            error_code = None
-        except StatusError as error:
-            error_code = error.code
-            raise
         finally:
             execution_micros = (time.monotonic_ns() - began_ns) / 1000
             self._observer.on_batch(
                 BatchRecord(
                     rows=rows,
                     padded_rows=padded_rows,
-                    tasks=len(tasks),
                     task_rows=[task.size for task in tasks],
                     input_tensors=len(merged),
                     close_reason=batch.close_reason,
                     queue_wait_micros=[start_micros - micros for micros in batch.enqueued_micros],
                     execution_micros=execution_micros,
-                    error_code=error_code,
                     sent_elements=sent,
                     padding_elements=padding,
                 )

@@ -207,9 +207,7 @@ class Counted:
             self.rows.append(len(inputs["x"]))
             return loaded.runs["serving_default"](inputs)
 
-        self.model = LoadedModel(
-            platform="test", signatures=loaded.signatures, runs={"serving_default": run}, emulated=True
-        )
+        self.model = LoadedModel(signatures=loaded.signatures, runs={"serving_default": run}, emulated=True)
 
 
 def write_warmup_requests(directory: Path, *rows: int, signature: str = "") -> None:

@@ -14,13 +14,11 @@ def record(rows: int, padded_rows: int, **changes: object) -> BatchRecord:
     values: dict[str, object] = {
         "rows": rows,
         "padded_rows": padded_rows,
-        "tasks": 2,
         "task_rows": (1, rows - 1),
         "input_tensors": 2,
         "close_reason": "full",
         "queue_wait_micros": (150, 50),
         "execution_micros": 2000.0,
-        "error_code": None,
     }
     return BatchRecord(**(values | changes))  # type: ignore[arg-type]
 

@@ -68,7 +68,6 @@ class Server:
             name="m",
             version=1,
             model=LoadedModel(
-                platform="test",
                 signatures={"s": signature, "alias": signature},
                 runs={"s": self.model, "alias": self.model},
             ),

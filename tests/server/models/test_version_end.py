@@ -72,9 +72,7 @@ class Server:
         )
 
     def load(self, weights: Weights) -> Servable:
-        model = LoadedModel(
-            platform="test", signatures={"s": SIGNATURE}, runs={"s": weights}, close=weights.close
-        )
+        model = LoadedModel(signatures={"s": SIGNATURE}, runs={"s": weights}, close=weights.close)
         servable = Servable(name="m", version=1, model=model, metrics=self.metrics)
         self.control.attach(servable)
         return servable
@@ -191,7 +189,7 @@ def test_sessions_of_a_version_that_cannot_be_attached_are_closed() -> None:
             raise StatusError("RESOURCE_EXHAUSTED", "out of memory")
 
         weights = Weights()
-        model = LoadedModel(platform="t", signatures={"s": SIGNATURE}, runs={"s": weights}, prepare=prepare)
+        model = LoadedModel(signatures={"s": SIGNATURE}, runs={"s": weights}, prepare=prepare)
         servable = Servable(name="m", version=1, model=model, metrics=server.metrics)
         with pytest.raises(StatusError, match="out of memory"):
             server.control.attach(servable)
@@ -233,7 +231,7 @@ def test_a_version_says_in_a_line_what_it_is() -> None:
         text = TensorSpec(name="text", dtype="object", shape=None)
         other = Signature(name="a", method_name="", inputs=(text,), outputs=(Y,))
         runs = {name: Weights() for name in ("s", "a")}
-        model = LoadedModel(platform="test", signatures={"s": SIGNATURE, "a": other}, runs=runs)
+        model = LoadedModel(signatures={"s": SIGNATURE, "a": other}, runs=runs)
         servable = Servable(name="m", version=1, model=model, metrics=server.metrics)
         assert servable.summary() == "closed"
         server.control.attach(servable)
@@ -253,9 +251,7 @@ def test_a_model_that_batches_inside_is_batched_twice_only_where_the_server_batc
     inside = (GraphBatching(max_batch_size=2, batch_timeout_micros=1, num_batch_threads=1),)
 
     async def scenario(server: Server) -> None:
-        model = LoadedModel(
-            platform="test", signatures={"s": SIGNATURE}, runs={"s": Weights()}, inside=inside
-        )
+        model = LoadedModel(signatures={"s": SIGNATURE}, runs={"s": Weights()}, inside=inside)
         for name, own, words in (
             ("without", None, "not batched; its graph batches: max_batch_size 2,"),
             (
@@ -300,9 +296,7 @@ def test_a_wrong_shape_never_reaches_the_model(kind: str, shape: tuple[int, ...]
             runs.append(inputs["x"].shape)
             return {"y": np.zeros((len(inputs["x"]), 1), np.float32)}
 
-        model = LoadedModel(
-            platform="test", signatures={"serving_default": IMAGES}, runs={"serving_default": run}
-        )
+        model = LoadedModel(signatures={"serving_default": IMAGES}, runs={"serving_default": run})
         servable = Servable(name="m", version=1, model=model, metrics=server.metrics)
         server.control.attach(servable)
         done: list[Any] = []

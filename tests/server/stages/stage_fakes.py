@@ -110,7 +110,6 @@ class StagedServer:
             name="serving_default", method_name="tensorflow/serving/predict", inputs=inputs, outputs=(Y,)
         )
         model = LoadedModel(
-            platform="test",
             signatures={"serving_default": signature, "plain": signature},
             runs={"serving_default": self.device, "plain": self.device},
         )

@@ -138,7 +138,7 @@ def test_a_mistake_is_named_by_its_line(tmp_path: Path, old: str, new: str, faul
 )
 def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str, message: str) -> None:
     signature = Signature(name="serving_default", method_name="p", inputs=(X,), outputs=(Y,))
-    model = LoadedModel(platform="t", signatures={"serving_default": signature}, runs={})
+    model = LoadedModel(signatures={"serving_default": signature}, runs={})
     declared = declared_in(write_stages(tmp_path, stages))
     with pytest.raises(StatusError) as raised:
         plan_of(declared, model, model_name="m", use=Metrics().stages, options=BackendOptions())

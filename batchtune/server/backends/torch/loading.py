@@ -212,7 +212,6 @@ def served_module(
     )
     run = _ModuleRun(torch, device, forward, inputs)
     return LoadedModel(
-        platform="torch",
         signatures={DEFAULT_SIGNATURE: signature},
         runs={DEFAULT_SIGNATURE: run},
         empty=device.empty,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec, little_endian
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.rest_json import GraphBatching
 
@@ -21,16 +21,7 @@ def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
     shape = (rows, *(length_of_free_dimension if size is None else size for size in sizes))
     if spec.dtype == "object":
         return np.full(shape, b"", dtype=object)
-    return np.zeros(shape, _dtype(spec.dtype))
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
+    return np.zeros(shape, little_endian(spec.dtype))
 
 
 PREDICT_METHOD = "tensorflow/serving/predict"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import Signature
+from batchtune.wire.signature import Signature, object_array
 from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.messages import (
     ClassificationRequest,
@@ -103,9 +103,7 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
         raise StatusError(
             "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
         )
-    rows = np.empty(len(examples), object)
-    rows[:] = [context + example.SerializeToString() for example in examples]
-    return {_INPUTS: rows}
+    return {_INPUTS: object_array([context + example.SerializeToString() for example in examples])}
 
 
 def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from batchtune.server.backends.model import Tensors
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype, shown
 from batchtune.server.sessions.unbatched import WAITING_MAX
-from batchtune.wire.signature import TensorSpec
+from batchtune.wire.signature import TensorSpec, object_array
 from batchtune.wire.status import StatusError
 
 # The threads that run what comes before and after the device part of a request.
@@ -232,9 +232,7 @@ def _as_tensor(given: Any) -> NDArray[Any]:
         array.dtype == object and any(isinstance(text, str) for text in array.flat)
     ):
         texts = [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
-        encoded = np.empty(len(texts), dtype=object)
-        encoded[:] = texts
-        return encoded.reshape(array.shape)
+        return object_array(texts).reshape(array.shape)
     return array
 
 

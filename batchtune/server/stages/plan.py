@@ -20,7 +20,7 @@ from batchtune.server.metrics import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name, object_array
 from batchtune.wire.status import StatusError
 
 
@@ -153,9 +153,7 @@ def _key(key: Any) -> bytes:
 def _rows_of(values: Sequence[bytes | None], keys: Sequence[bytes], spec: TensorSpec) -> NDArray[Any]:
     shape = tuple(size or 0 for size in (spec.shape or (None,))[1:])
     if spec.dtype == "object":
-        texts = np.empty(len(values), dtype=object)
-        texts[:] = [value or b"" for value in values]
-        return texts
+        return object_array([value or b"" for value in values])
     rows = np.zeros((len(values), *shape), np.dtype(spec.dtype))
     for row, (key, value) in enumerate(zip(keys, values, strict=True)):
         if value is None:

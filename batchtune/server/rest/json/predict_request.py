@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from batchtune.server.rest.json.answers import decimal, quoted
 from batchtune.server.rest.json.values import (
-    MAX_RANK,
     WIRE_TYPES,
     Column,
     array_of,
@@ -35,7 +34,7 @@ from batchtune.server.rest.json.values import (
     to_bytes,
     type_name,
 )
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, MAX_RANK, Signature, TensorSpec
 from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.messages import Feature, Input
 

@@ -24,7 +24,7 @@ import orjson
 import rapidjson
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import TensorSpec
+from batchtune.wire.signature import MAX_RANK, TensorSpec, object_array
 from batchtune.wire.status import StatusError, invalid_argument
 
 DEBUG_BYTES = 256
@@ -167,7 +167,6 @@ def _quoted(text: str) -> str:
 
 # The tensor that a nest of JSON lists makes, looked at value by value.
 
-MAX_RANK = 64  # numpy's
 # dtype → (struct format of the wire type, its dtype); small integers travel as int32 and keep their low bits.
 WIRE_TYPES = {
     "float32": ("f", "<f4"),
@@ -326,9 +325,7 @@ def _leaf(value: Any, dtype: str) -> Any:
 def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
     """Return an array of values, in row-major order, that fit the dtype; beyond float32 is infinity."""
     if dtype == "object":
-        strings = np.empty(len(leaves), object)
-        strings[:] = leaves
-        return strings.reshape(shape)
+        return object_array(leaves).reshape(shape)
     if dtype not in WIRE_TYPES:
         return np.array(leaves, dtype).reshape(shape)
     _, wire_dtype = WIRE_TYPES[dtype]

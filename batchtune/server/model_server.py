@@ -256,8 +256,7 @@ class ModelServer:
         stages = None
         try:
             if self._flags.enable_model_warmup:
-                settings = self._control.settings
-                parameters = settings.parameters_for(settings.own_of(name, own))
+                parameters = self._control.settings.parameters_of(name, own)
                 iterations = self._flags.num_request_iterations_for_warmup or 1
                 warm_up(model, directory, parameters, iterations=iterations)
             if declared is not None:

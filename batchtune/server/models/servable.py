@@ -208,8 +208,7 @@ class Servable:
         model = self._model
         if model is None:
             return {}
-        own = pool.settings.own_of(self.name, self.own_parameters)
-        parameters = pool.settings.parameters_for(own)
+        parameters = pool.settings.parameters_of(self.name, self.own_parameters)
         batched = parameters is not None
         stages = self._stages
         by_run: dict[tuple[int, bool], Session] = {}
@@ -228,7 +227,7 @@ class Servable:
                     by_run[key] = pool.open(
                         signature,
                         metered,
-                        own=own,
+                        parameters=parameters,
                         name=f"{self.name}/{self.version}/{name}",
                         at_once=self._at_once,
                     )
@@ -274,9 +273,9 @@ class Servable:
         signature = self.signatures[names[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         settings = self._pool.settings
-        own = settings.own_of(self.name, self.own_parameters)
-        batching = in_words(settings, own, self._opened.get(names[0]))
-        batched = settings.parameters_for(own) is not None
+        parameters = settings.parameters_of(self.name, self.own_parameters)
+        batching = in_words(settings, parameters, self._opened.get(names[0]))
+        batched = parameters is not None
         for batcher in self._inside:
             twice = "batched twice, in its graph too" if batched else "its graph batches"
             batching = f"{batching}; {twice}: {batcher.in_words()}"

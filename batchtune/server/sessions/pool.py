@@ -80,29 +80,26 @@ class BatchingSettings:
             self.parameters.num_batch_threads or self.default_num_batch_threads or default_num_batch_threads()
         )
 
-    def parameters_for(self, own: BatchingParameters | None) -> BatchingParameters | None:
-        """Return the parameters in force for a model; `own`: its own, as `own_of` returns them. None: it is
-        not batched."""
+    def parameters_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
+        """Return the parameters in force for model `name`; None: it is not batched.
+
+        file: those of its version directory, None: it has none. Once the tuning API has set parameters of any
+        model they are ignored: those that it set for this model hold, else `parameters`.
+        """
         if not self.enabled:
             return None
-        return own if self.per_model or self.models else self.parameters
-
-    def own_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
-        """Return the own parameters of model `name`: `file`, those of its version directory (None: it has
-        none).
-
-        Once the tuning API has set parameters of any model: those that it set for this model, else
-        `parameters`.
-        """
-        return self.models.get(name, self.parameters) if self.models else file
+        if self.models:
+            return self.models.get(name, self.parameters)
+        return file if self.per_model else self.parameters
 
 
-def in_words(settings: BatchingSettings, own: BatchingParameters | None, session: Session | None) -> str:
+def in_words(
+    settings: BatchingSettings, parameters: BatchingParameters | None, session: Session | None
+) -> str:
     """Describe the parameters of a model's batches, such as `max_batch_size 32, batch_timeout_micros 1000`.
 
-    Defaults are included, length buckets only where `session` has them; "not batched" where batching is off.
+    Defaults are included, length buckets only where `session` has them; None: "not batched".
     """
-    parameters = settings.parameters_for(own)
     if parameters is None:
         return "not batched"
     options = _queue_options(parameters)
@@ -170,19 +167,18 @@ class SessionPool:
         signature: Signature,
         run: Runner,
         *,
-        own: BatchingParameters | None,
+        parameters: BatchingParameters | None,
         name: str = "",
         at_once: int = 0,
     ) -> Session:
-        """Open a session for one signature, batched or not as the settings say.
+        """Open a session for one signature.
 
-        own: the model's own parameters, as `BatchingSettings.own_of` returns; name: for messages; at_once:
-        number of requests that should run at the same time when batching is off, 0: the server's default.
+        parameters: those of its batches, None: it is not batched; name: for messages; at_once: number of requests
+        that should run at the same time when it is not batched, 0: the server's default.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
         """
-        parameters = self.settings.parameters_for(own)
         with self._lock:
             if parameters is None or self._scheduler is None:
                 count = max(handlers_at_least(), min(at_once, HANDLERS_MAX))

@@ -292,7 +292,9 @@ def sessions(model: LoadedModel, **parameters: Any) -> Iterator[Callable[[np.nda
             done(outputs, error)
 
     pool = SessionPool(settings, observer=observer, deliver=deliver)  # type: ignore[arg-type]
-    session = pool.open(model.signatures["serving_default"], model.runs["serving_default"], own=None)
+    session = pool.open(
+        *(model.signatures["serving_default"], model.runs["serving_default"]), parameters=settings.parameters
+    )
 
     def send(x: np.ndarray) -> Any:
         answered, answer = threading.Event(), []

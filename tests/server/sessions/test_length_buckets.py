@@ -41,7 +41,7 @@ class Server:
         self.batches: list[list[list[int]]] = []
         self.settings = BatchingSettings(enabled=True, parameters=parameters, **settings)
         self.pool = SessionPool(self.settings, observer=self.observer, deliver=self.deliver)
-        self.session: Session = self.pool.open(of, self.run, own=None, name="m/1/s")
+        self.session: Session = self.pool.open(of, self.run, parameters=parameters, name="m/1/s")
 
     def run(self, inputs: Tensors) -> Tensors:
         self.batches.append(inputs["x"].tolist())
@@ -201,8 +201,10 @@ def test_rows_and_padding_are_told_by_bucket(served: list[Server]) -> None:
 
 def test_the_words_of_a_model_name_the_buckets_that_it_has(served: list[Server]) -> None:
     server = of_lengths(served)
-    assert in_words(server.settings, None, server.session).endswith("length_buckets 2,4")
+    assert in_words(server.settings, server.settings.parameters, server.session).endswith(
+        "length_buckets 2,4"
+    )
     fixed = Server(signature((None, 3)), length_buckets=(2, 4))
     for server in (of_lengths(served, length_buckets=()), fixed):
-        assert "length_buckets" not in in_words(server.settings, None, server.session)
+        assert "length_buckets" not in in_words(server.settings, server.settings.parameters, server.session)
     fixed.pool.close()

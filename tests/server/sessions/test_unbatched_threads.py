@@ -38,7 +38,7 @@ def test_a_model_that_batches_inside_gets_as_many_requests_at_once_as_it_waits_f
         return {"y": inputs["x"]}
 
     pool = SessionPool(BatchingSettings(), observer=Metrics(), deliver=deliver)
-    session = pool.open(SIGNATURE, run, own=None, at_once=count)
+    session = pool.open(SIGNATURE, run, parameters=None, at_once=count)
     answers = [Answer() for _ in range(count)]
     for answer in answers:
         session.submit({"x": np.ones(1, np.int32)}, None, None, answer)
@@ -49,6 +49,6 @@ def test_a_model_that_batches_inside_gets_as_many_requests_at_once_as_it_waits_f
 @pytest.mark.parametrize(("at_once", "expected"), [(0, handlers_at_least()), (10**9, HANDLERS_MAX)])
 def test_other_models_have_the_usual_threads_and_none_has_any_number(at_once: int, expected: int) -> None:
     pool = SessionPool(BatchingSettings(), observer=Metrics(), deliver=deliver)
-    pool.open(SIGNATURE, lambda inputs: inputs, own=None, at_once=at_once)
+    pool.open(SIGNATURE, lambda inputs: inputs, parameters=None, at_once=at_once)
     assert list(pool._handlers) == [expected]
     pool.close()

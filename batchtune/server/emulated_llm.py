@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, cast
 
 import httptools
@@ -380,19 +380,14 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--startup-s", type=float, default=0.0, help="how long loading weights is to take")
-    for name, default in vars(_defaults()).items():
+    for name, default in asdict(Device()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     return parser.parse_args(words)
 
 
 def device_of(options: argparse.Namespace) -> Device:
     """Return the emulated device that the command line describes."""
-    return Device(**{name: getattr(options, name) for name in vars(_defaults())})
-
-
-def _defaults() -> argparse.Namespace:
-    device = Device()
-    return argparse.Namespace(**{name: getattr(device, name) for name in Device.__dataclass_fields__})
+    return Device(**{name: getattr(options, name) for name in asdict(Device())})
 
 
 async def _serve(options: argparse.Namespace, scheduler: Scheduler) -> None:

@@ -34,7 +34,7 @@ from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.connection import serve_rest
-from batchtune.server.rest.rest_api import RestOptions, make_app
+from batchtune.server.rest.rest_api import RestApi, RestOptions
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.server_connection import serve
@@ -116,7 +116,7 @@ async def listen(
                 say(f"gRPC on {where} too")
         if flags.rest_api_port:
             where = f"{flags.host}:{flags.rest_api_port}"
-            app = make_app(repository, metrics, options=rest_options)
+            app = RestApi(repository, metrics, rest_options)
             rest, end = await serve_rest(app, flags.host, flags.rest_api_port), app.close
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)

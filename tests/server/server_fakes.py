@@ -19,7 +19,7 @@ from batchtune.server.models.model_config import models_of
 from batchtune.server.models.model_repository import VersionStatus
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
-from batchtune.server.rest.rest_api import RestApi, RestOptions, make_app
+from batchtune.server.rest.rest_api import RestApi, RestOptions
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.signature import Signature, TensorSpec
@@ -190,7 +190,7 @@ def running_rest(
     """Serve `servable` over REST on a free port of the loopback."""
     thread = LoopThread()
     models, metrics = FakeModels(servable), Metrics()
-    api = make_app(models, metrics, options=RestOptions(**options))
+    api = RestApi(models, metrics, RestOptions(**options))
     server = thread.run(serve_rest(api, "127.0.0.1", 0, limits=limits))
     try:
         yield RunningRest(thread, server, api, models, metrics)

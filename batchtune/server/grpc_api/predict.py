@@ -352,7 +352,7 @@ class PredictRequests:
     def _parse(self, message: bytes, known: _Templates | None) -> tuple[PredictPlan, None, Any]:
         # A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms.
         uncounted_bytes_max = 1 << 14
-        if len(message) > uncounted_bytes_max and _has_manyread_fields(message):
+        if len(message) > uncounted_bytes_max and _has_too_many_fields(message):
             raise StatusError(
                 "INVALID_ARGUMENT", f"a request with more than {_FIELDS_MAX} inputs and outputs is not read"
             )
@@ -516,7 +516,7 @@ def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template
     return _Template([literal for literal in literals if literal[1]], gaps, plan) if gaps else None
 
 
-def _has_manyread_fields(message: bytes) -> bool:
+def _has_too_many_fields(message: bytes) -> bool:
     """Whether a message has more than _FIELDS_MAX top-level fields; False for bytes that are no message."""
     try:
         return any(count >= _FIELDS_MAX for count, _ in enumerate(read_fields(message, 0, len(message))))

@@ -99,7 +99,7 @@ class VersionBook:
             raise StatusError("NOT_FOUND", f"Servable not found for request: {asked}")
         return loaded
 
-    def statuses(self, name: str, *, version: int | None) -> list[VersionStatus]:
+    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
         """Return the states of a model's versions, highest number first, or of one version alone.
 
         Raises:
@@ -229,6 +229,7 @@ class ModelRepository:
         self._wanted = {model.name: model for model in models}
         self._book = VersionBook()
         self.find = self._book.find  # called for every request
+        self.statuses = self._book.statuses
         self._complaints: dict[str, str] = {}
         self._rounds_begun = 0
         self._rounds_done = 0
@@ -243,14 +244,6 @@ class ModelRepository:
         self._reconfiguring = threading.Lock()
         self._loaders = ThreadPoolExecutor(max_workers=options.load_threads, thread_name_prefix="load")
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
-
-    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
-        """Return the states of a model's versions, highest number first, or of one version alone.
-
-        Raises:
-            StatusError: NOT_FOUND for an unknown model or version.
-        """
-        return self._book.statuses(name, version=version)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the configured models, sorted."""

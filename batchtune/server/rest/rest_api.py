@@ -55,11 +55,6 @@ def check_client(peer: str, head: Head) -> None:
             )
 
 
-def in_force(control: BatchingControl) -> bytes:
-    """Return the parameters in force as JSON."""
-    return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
-
-
 async def tune(control: BatchingControl, body: bytes) -> bytes:
     """Put the parameters of a JSON object in force. Returns all parameters that are then in force, as JSON.
 
@@ -266,7 +261,7 @@ class RestApi:
         tuning = self.options.tuning
         if tuning is not None and self._is_tuning(head, "GET"):
             check_client(peer, head)
-            return 200, in_force(tuning)
+            return 200, orjson.dumps(tuning.in_force(), option=orjson.OPT_INDENT_2)
         route = find_route(head.method, head.target)
         return 200, self.calls.account(route)
 
@@ -294,11 +289,6 @@ class RestApi:
             respond(status, deflate(answer), *lines, gzipped)
         else:
             self._spawn(_deflate_and_respond(respond, status, answer, (*lines, gzipped)), respond)
-
-
-def make_app(repository: ModelRepository, metrics: Metrics, *, options: RestOptions | None = None) -> RestApi:
-    """Make the REST API of a repository; options None: the defaults."""
-    return RestApi(repository, metrics, options or RestOptions())
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ from batchtune.batching.parameters import (
 from batchtune.server.backends.model import Runner
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
+from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.server.sessions.batched import (
     BatchingSession,
     BatchObserver,
@@ -274,7 +275,7 @@ class SessionPool:
             return self._batched.pop() if self._batched else None
 
 
-def _scheduler(settings: BatchingSettings) -> Any:
+def _scheduler(settings: BatchingSettings) -> SessionScheduler:
     default_name = "model_server_batch_threads"  # server.cc: the pool's name when --enable_batching is given.
     threads = settings.num_batch_threads
     name = settings.parameters.thread_pool_name or default_name
@@ -282,8 +283,6 @@ def _scheduler(settings: BatchingSettings) -> Any:
         case "shared":
             return SharedBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
         case "streaming":
-            from batchtune.server.scheduling.streaming import StreamingBatchScheduler
-
             return StreamingBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
 
 

@@ -12,7 +12,7 @@ from functools import wraps
 from batchtune.server.metrics import Metrics
 from batchtune.server.rest.connection import RestConnection
 from batchtune.server.rest.parser import RestLimits
-from batchtune.server.rest.rest_api import RestOptions, make_app
+from batchtune.server.rest.rest_api import RestApi, RestOptions
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener, SharedLimits
 from tests.server.server_fakes import FakeModels
 from tests.wire.wire_peers import MemoryTransport
@@ -40,7 +40,7 @@ class RestUnderTest:
         self.transport = MemoryTransport()
         self.models = FakeModels()
         self.connection = RestConnection(
-            make_app(self.models, Metrics(), options=RestOptions()),
+            RestApi(self.models, Metrics(), RestOptions()),
             limits=RestLimits(),
             listener=self.shared,
         )

@@ -35,7 +35,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,39 +91,7 @@ def sleep_until(deadline_ns: int) -> None:
         _sched_yield()
 
 
-class EmulatedFile(TypedDict):
-    """The checked content of an `emulated.yaml`: numbers in range, tensors in the file's order."""
-
-    service_time: dict[str, Any]
-    memory: dict[str, int]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-def read_emulated_file(path: Path) -> EmulatedFile:
-    """Read and check an `emulated.yaml`.
-
-    Raises:
-        StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
-    """
-    file = read_declared(path)
-    document = file.data
-    try:
-        check_keys(document, "", ("service_time", "memory", "inputs", "outputs"))
-        memory = check_keys(document.get("memory", {}), "memory", ("rows_max",))
-        if "rows_max" in memory:
-            whole_number(memory["rows_max"], "memory.rows_max", least=1)
-        return EmulatedFile(
-            service_time=_service_time(document.get("service_time", {})),
-            memory=memory,
-            inputs=tensor_specs(document, "inputs", wildcard_allowed=True),
-            outputs=tensor_specs(document, "outputs", wildcard_allowed=False),
-        )
-    except FaultError as fault:
-        raise file.fault(str(fault)) from fault
-
-
-def _service_time(section: Any) -> dict[str, Any]:
+def _service_time(section: Any) -> EmulatedServiceTime:
     check_keys(section, "service_time", EmulatedServiceTime.__dataclass_fields__)
     checked = dict(section)
     for field in fields(EmulatedServiceTime):
@@ -137,7 +105,7 @@ def _service_time(section: Any) -> dict[str, Any]:
         raise FaultError("service_time.contention_ratio: read only with concurrency: parallel")
     if "steps" in section:
         checked["steps"] = _steps(section["steps"])
-    return checked
+    return EmulatedServiceTime(**checked)
 
 
 def _steps(table: Any) -> tuple[tuple[int, float], ...]:
@@ -347,13 +315,22 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     """Load the emulated device that `emulated.yaml` describes, with one signature, serving_default.
 
     Raises:
-        StatusError: INVALID_ARGUMENT naming the file, the key and the expected value.
+        StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
     """
-    document = read_emulated_file(version_directory / "emulated.yaml")
-    inputs, outputs = by_name(document["inputs"]), by_name(document["outputs"])
+    file = read_declared(version_directory / "emulated.yaml")
+    document = file.data
+    try:
+        check_keys(document, "", ("service_time", "memory", "inputs", "outputs"))
+        memory = check_keys(document.get("memory", {}), "memory", ("rows_max",))
+        if "rows_max" in memory:
+            whole_number(memory["rows_max"], "memory.rows_max", least=1)
+        service_time = _service_time(document.get("service_time", {}))
+        inputs = by_name(tensor_specs(document, "inputs", wildcard_allowed=True))
+        outputs = by_name(tensor_specs(document, "outputs", wildcard_allowed=False))
+    except FaultError as fault:
+        raise file.fault(str(fault)) from fault
     signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
-    service_time = EmulatedServiceTime(**document["service_time"])
-    device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
+    device = EmulatedDevice(service_time, rows_max=memory.get("rows_max"), outputs=outputs)
     return LoadedModel(
         signatures={DEFAULT_SIGNATURE: signature},
         runs={DEFAULT_SIGNATURE: device},

@@ -57,14 +57,6 @@ class Weight:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutModel:
-    """A serialised ModelProto in which the tables `weights` refer to their values in the model file."""
-
-    proto: bytes
-    weights: tuple[Weight, ...]
-
-
 class _Field(NamedTuple):
     """A field of a message in the file: positions of its tag, content and end; value: of a varint, else 0."""
 
@@ -75,10 +67,10 @@ class _Field(NamedTuple):
     value: int
 
 
-def cut_weights(path: Path) -> CutModel | None:
-    """Return a model without the values of its large look-up tables; None: ONNX Runtime shall read the file.
+def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
+    """Return (serialised model whose large look-up tables refer to their values in the file, those tables).
 
-    None where the file has no such tables, has weights in other files, has subgraphs, or is no model.
+    None, so that ONNX Runtime reads the file, where the file has no such tables, has weights in other files, has subgraphs, or is no model.
 
     Raises:
         OSError: the file cannot be read.
@@ -96,10 +88,10 @@ def cut_weights(path: Path) -> CutModel | None:
                     pieces.append(_read(file, field.begin, field.end))
         except (ValueError, IndexError):
             return None
-    return CutModel(proto=b"".join(pieces), weights=tuple(weights)) if weights else None
+    return (b"".join(pieces), weights) if weights else None
 
 
-def read_weights(path: Path, weights: tuple[Weight, ...]) -> list[NDArray[Any]]:
+def read_weights(path: Path, weights: Sequence[Weight]) -> list[NDArray[Any]]:
     """Return the values of tables, in order, as arrays of unsigned integers of their element size.
 
     Raises:
@@ -285,14 +277,15 @@ def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | by
     cut = cut_weights(path) if path.exists() else None
     if cut is None:
         return str(path), []
+    proto, weights = cut
     weights_beside = "session.model_external_initializers_file_folder_path"
     session_options.add_session_config_entry(weights_beside, str(path.parent))
     tables = []
-    for weight, array in zip(cut.weights, read_weights(path, cut.weights), strict=True):
+    for weight, array in zip(weights, read_weights(path, weights), strict=True):
         table = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type)
         session_options.add_initializer(weight.name, table)
         tables.append(table)
-    return cut.proto, tables
+    return proto, tables
 
 
 class _GraphRun:

@@ -118,7 +118,7 @@ class ModelStages:
         if name != self._name or self._session is not None:
             return run
         if not (self._is_early and batched):
-            return _Unit(plan, run)
+            return _unit(plan, run)
         if length_buckets and open_axes_of(plan.device) and not open_axes_of(plan.signature):
             raise invalid_argument(
                 f"{LENGTH_BUCKETS} with batching_stage early: the lengths of model {plan.model_name} come out of pre, "
@@ -175,20 +175,18 @@ def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
         )
 
 
-class _Unit:
-    """Runs all stages, one after the other, for a batch, or for a request where nothing is batched."""
+def _unit(plan: StagePlan, run: Runner) -> Runner:
+    """Return a runner of all stages, one after the other: of a batch, or of a request where nothing is batched."""
 
-    def __init__(self, plan: StagePlan, run: Runner) -> None:
-        self._plan = plan
-        self._run = run
-
-    def __call__(self, inputs: Tensors) -> Tensors:
-        plan, rows = self._plan, rows_of(inputs)
+    def run_stages(inputs: Tensors) -> Tensors:
+        rows = rows_of(inputs)
         tensors: Named = dict(inputs) if plan.pre is None else plan.pre(inputs, rows)
         if plan.lookup is not None:
             tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors), rows)}
-        outputs = self._run(plan.for_device(tensors))
+        outputs = run(plan.for_device(tensors))
         return outputs if plan.post is None else plan.post(outputs, rows)
+
+    return run_stages
 
 
 class _Early:

@@ -200,12 +200,9 @@ _Value = TypeVar("_Value")
 
 _SERVING = "/tensorflow/serving/"
 _SESSION = _SERVING + "batching_session/"
-_OURS = "/batchtune/serving/"
 _LATENCY_BOUNDS = exponential_bounds(10, 1.8, 33)
-_QUEUE_BOUNDS = exponential_bounds(100, 1.2, 52)
 _SIZE_BOUNDS = exponential_bounds(1, 2, 14)
 _EXAMPLE_BOUNDS = exponential_bounds(1, 2, 15)
-_LAG_BOUNDS = exponential_bounds(10, 2, 16)
 
 
 class Queues(Protocol):
@@ -272,7 +269,7 @@ class Metrics:
         self._request_latencies: dict[tuple[str, str, str], Timings] = {}
         self._runtime_latencies: dict[tuple[str, str, str], Timings] = {}
         self._example_counts: dict[str, Histogram] = {}
-        self._queuing_latency = Histogram(_QUEUE_BOUNDS)
+        self._queuing_latency = Histogram(exponential_bounds(100, 1.2, 52))
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
         self._processed_batch_size = Histogram(_SIZE_BOUNDS)
         self._padding_sizes: dict[int, Histogram] = {}
@@ -287,7 +284,7 @@ class Metrics:
         self._execution_counts: dict[int, int] = {}
         self._execution_micros: dict[int, float] = {}
         self._rejections: dict[str, int] = {}
-        self._loop_lag = Histogram(_LAG_BOUNDS)
+        self._loop_lag = Histogram(exponential_bounds(10, 2, 16))
 
     # -- the front ends, on the event loop --
 
@@ -431,7 +428,9 @@ class Metrics:
             ("gpu_busy_micros_total", "counter", ("gpu",), {gpu.index: gpu.busy_micros for gpu in gpus}),
             ("gpu_memory_used_bytes", "gauge", ("gpu",), {gpu.index: gpu.memory_used_bytes for gpu in gpus}),
         ]
-        return [(_OURS + name, kind, labels, values) for name, kind, labels, values in metrics]
+        return [
+            ("/batchtune/serving/" + name, kind, labels, values) for name, kind, labels, values in metrics
+        ]
 
 
 def _count(counts: dict[str, int], key: str) -> None:

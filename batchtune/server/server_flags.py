@@ -16,10 +16,8 @@ from typing import Any
 from batchtune.errors import UsageError
 from batchtune.system import is_loopback
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TRUE = {"true", "1", "t", "yes", "y"}
 _FALSE = {"false", "0", "f", "no", "n"}
-_NUMBER_MAX, _LONG_MAX = 2**31 - 1, 2**53  # of 32 bits in tensorflow_model_server, of 64
 
 
 def _flag(default: Any, meaning: str, *, choices: tuple[str, ...] = (), ours: bool = False) -> Any:
@@ -278,10 +276,11 @@ def _check(flags: ServerFlags) -> None:
             raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}", hint=hint)
         if isinstance(value, (int, float)) and value < 0 and flag.name != "file_system_poll_wait_seconds":
             raise UsageError(f"--{flag.name}={value}: expected 0 or more")
-        most = _LONG_MAX if flag.name.endswith(("_micros", "_bytes")) else _NUMBER_MAX
+        # Of 64 and of 32 bits in tensorflow_model_server.
+        most = 2**53 if flag.name.endswith(("_micros", "_bytes")) else 2**31 - 1
         if isinstance(value, (int, float)) and not value <= most:
             raise UsageError(f"--{flag.name}={value}: expected {most} or less")
-    if not _DEVICE.fullmatch(flags.device):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", flags.device):
         raise UsageError(f"--device={flags.device}: expected auto, cpu, cuda or cuda:N")
     for name in ("port", "rest_api_port"):
         if getattr(flags, name) > 65535:

@@ -120,10 +120,6 @@ def _steps(table: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(checked.items()))
 
 
-_BURNT = bytes(4096)
-"""Hashed to use CPU time, in some 5 µs; hashlib holds the interpreter lock for data below 2 KiB."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedServiceTime:
     """How long a batch occupies the device; the module's docstring explains each field."""
@@ -306,9 +302,10 @@ def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[s
 
 def _burn_cpu(nanoseconds: float) -> None:
     """Use so much CPU time on this thread, most of it without the interpreter lock."""
+    hashed = bytes(4096)  # in some 5 µs; for less than 2 KiB hashlib holds the lock
     end_ns = time.thread_time_ns() + nanoseconds
     while time.thread_time_ns() < end_ns:
-        hashlib.sha256(_BURNT)
+        hashlib.sha256(hashed)
 
 
 def load_emulated_model(version_directory: Path) -> LoadedModel:

@@ -39,8 +39,6 @@ WEIGHT_BYTES_MIN = 1 << 16
 _FIXED_BYTES = {1: 8, 5: 4}
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _OP_TYPE = 1, 4
-_WITH_GRAPHS = {"If", "Loop", "Scan"}
-"""Operators with subgraphs, which may read initializers that are not among the operator's inputs."""
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
 """TensorProto.DataType -> bytes of an element; without strings, complex numbers and types below a byte."""
@@ -70,7 +68,8 @@ class _Field(NamedTuple):
 def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
     """Return (serialised model whose large look-up tables refer to their values in the file, those tables).
 
-    None, so that ONNX Runtime reads the file, where the file has no such tables, has weights in other files, has subgraphs, or is no model.
+    None, so that ONNX Runtime reads the file, where it has no such tables, has weights in other files or
+    subgraphs, or is no model.
 
     Raises:
         OSError: the file cannot be read.
@@ -135,7 +134,8 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
                 inputs.append(_read(file, field.content, field.end).decode())
             elif field.number == _OP_TYPE:
                 operation = _read(file, field.content, field.end).decode()
-        if operation in _WITH_GRAPHS:
+        # Their subgraphs may read initializers that are not among their inputs.
+        if operation in {"If", "Loop", "Scan"}:
             raise ValueError("a node with graphs of its own")
         (looked_up if operation == "Gather" else others).update(inputs)
     return looked_up - others

@@ -29,10 +29,6 @@ from batchtune.wire.tfserving.tensors import signature_from_def
 #
 # TensorFlow 2.21 writes some lines before it looks at TF_CPP_MIN_LOG_LEVEL.
 
-_NATIVE_LOG_LINE = re.compile(
-    rb"^(?:[IWEF]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog)"
-)
-
 # Two that swapped the descriptor crosswise would leave it on what one of them has collected.
 _SWAPPING = threading.Lock()
 
@@ -43,6 +39,7 @@ def native_log_lines_dropped() -> Iterator[None]:
 
     Lines of other threads are held back too. Only one thread at a time is inside.
     """
+    native = re.compile(rb"^(?:[IWEF]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog)")
     with _SWAPPING, tempfile.TemporaryFile() as collected:
         kept = os.dup(2)
         os.dup2(collected.fileno(), 2)
@@ -54,7 +51,7 @@ def native_log_lines_dropped() -> Iterator[None]:
             collected.seek(0)
             with suppress(OSError):  # nobody reads it, or its disk is full
                 for line in collected:
-                    if not _NATIVE_LOG_LINE.match(line):
+                    if not native.match(line):
                         os.write(2, line)
 
 

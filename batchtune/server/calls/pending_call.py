@@ -38,7 +38,6 @@ Outputs = Mapping[str, NDArray[Any]]
 TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
 
-_RUNTIME = "TF1"  # TensorFlow Serving's name of sessions; its other one is TFRT
 _SLOT_BITS = 23  # 2**23 ns = 8.4 ms
 _SLOT_S = (1 << _SLOT_BITS) / 1e9
 
@@ -327,7 +326,8 @@ class RequestCounts:
         request_api = api.lower() if self._entrypoint == "REST" else api
         return ModelTimes(
             model_name=model_name,
-            runtime=self._metrics.runtime_times(model_name, api, _RUNTIME),
+            # TensorFlow Serving's name of sessions; its other one is TFRT.
+            runtime=self._metrics.runtime_times(model_name, api, "TF1"),
             request=self._metrics.request_times(model_name, request_api, self._entrypoint),
         )
 

@@ -151,15 +151,12 @@ class InferenceCalls:
                 raise StatusError(
                     "INVALID_ARGUMENT", f"Requested signature not found in model graph: {signature_name}"
                 )
-            kind = _KINDS.get(task.method_name)
+            kind = {CLASSIFY_METHOD: CLASSIFY, REGRESS_METHOD: REGRESS}.get(task.method_name)
             if kind is None:
                 raise StatusError("UNIMPLEMENTED", f"Unsupported signature method_name: {task.method_name}")
             outputs = kind.outputs(signature, check_method=self._check_methods)
             tasks[signature_name] = _Task(signature_name=signature_name, kind=kind, outputs=outputs)
         return servable, list(tasks.values())
-
-
-_KINDS = {CLASSIFY_METHOD: CLASSIFY, REGRESS_METHOD: REGRESS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,6 @@ from batchtune.server.sessions.batched import BatchObserver, Deliver
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind, SessionPool
 
 _MODELS = "models"
-_SWITCHES = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS, _MODELS)
-_SHARED = ("num_batch_threads", "thread_pool_name")
 
 
 class BatchingControl:
@@ -158,7 +156,8 @@ def _settings(
     if scheduler not in get_args(SchedulerKind):
         known = ", ".join(get_args(SchedulerKind))
         raise BatchingParametersError(f"batch_scheduler must be one of {known}; was {scheduler!r}")
-    parameters = from_dict({name: value for name, value in wanted.items() if name not in _SWITCHES})
+    switches = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS, _MODELS)
+    parameters = from_dict({name: value for name, value in wanted.items() if name not in switches})
     if not enabled and parameters != BatchingParameters():
         given = ", ".join(name for name in PARAMETER_NAMES if name in wanted)
         raise BatchingParametersError(f"{given} given without setting enable_batching to true")
@@ -190,7 +189,7 @@ def _own_parameters(
         if name not in served:
             known = ", ".join(sorted(served))
             raise BatchingParametersError(f"{_MODELS}: no model {name!r} is served; served are: {known}")
-        shared = next((knob for knob in _SHARED if knob in values), None)
+        shared = next((knob for knob in ("num_batch_threads", "thread_pool_name") if knob in values), None)
         if shared is not None:
             raise BatchingParametersError(f"{_MODELS}.{name}.{shared}: all models share it")
         own_by_name[name] = from_dict(values)

@@ -179,9 +179,6 @@ class VersionBook:
                 )
 
 
-# At the start such a failure is final: the files are wrong, not late.
-_FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
-
 _logger = logging.getLogger(__name__)
 
 
@@ -469,8 +466,9 @@ class ModelRepository:
         say(f"model {name} version {version} is available: {servable.summary()}")
 
     def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
-        hopeless = self._starting and code in _FILE_IS_WRONG
-        final = hopeless or entry.attempts > self._options.load_retries_max
+        # At the start such a failure is final: the files are wrong, not late.
+        codes = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
+        final = (self._starting and code in codes) or entry.attempts > self._options.load_retries_max
         with self._book.changed:
             if not final:
                 entry.retry_at_s = time.monotonic() + self._options.load_retry_interval_s

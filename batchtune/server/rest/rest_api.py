@@ -30,7 +30,6 @@ from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
-_HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?")
 
 
 def check_client(peer: str, head: Head) -> None:
@@ -76,7 +75,8 @@ async def tune(control: BatchingControl, body: bytes) -> bytes:
 
 
 def _names_this_machine(host: bytes) -> bool:
-    spelled = _HOST.fullmatch(host.strip())
+    spelling = rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?"
+    spelled = re.fullmatch(spelling, host.strip())
     if spelled is None:
         return False
     name = (spelled["bracketed"] or spelled["plain"] or b"").decode("latin-1").lower()
@@ -111,23 +111,13 @@ def deflate(answer: bytes) -> bytes:
     return gzip.compress(answer, level, mtime=0)
 
 
-CORS_HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-allow-methods", b"POST, GET"),
-    (b"access-control-allow-headers", b"Content-Type"),
-)
-"""Added to every answer of the API when --rest_api_enable_cors_support is given (http_rest_api_util.cc)."""
-
-_ORIGIN = re.compile(rb"https?://")
-
-
 def check_preflight(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Check that a CORS preflight (an OPTIONS request) names its origin.
 
     Raises:
         StatusError: FAILED_PRECONDITION without an http or https `Origin`.
     """
-    if not any(name == b"origin" and _ORIGIN.search(value) for name, value in headers):
+    if not any(name == b"origin" and re.search(rb"https?://", value) for name, value in headers):
         raise StatusError("FAILED_PRECONDITION", "Origin header is missing in CORS preflight")
 
 
@@ -172,9 +162,12 @@ class RestApi:
         self.known_heads = KnownHeads(but_with={b"accept-encoding"} if options.gzip_answers else set())
         self.start_model_call = self.calls.start
         self.body_bytes_max = options.body_bytes_max
-        cors = CORS_HEADERS if options.cors else ()
-        json_type = b"content-type: application/json\r\n"
-        self.header_lines = json_type + b"".join(b"%b: %b\r\n" % field for field in cors)
+        self.header_lines = b"content-type: application/json\r\n"
+        if options.cors:  # http_rest_api_util.cc
+            self.header_lines += (
+                b"access-control-allow-origin: *\r\naccess-control-allow-methods: POST, GET\r\n"
+            )
+            self.header_lines += b"access-control-allow-headers: Content-Type\r\n"
         self.tasks: set[asyncio.Task[None]] = set()
         self._inflating = Inflating()
         self._metrics = metrics

@@ -46,11 +46,8 @@ from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 
 _SOURCES = ("code", "redis", "emulated")
 _QUEUE_KEYS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
-_LOOKUP_KEYS = ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS)
 _CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
-_FOLDER = re.compile(r"[A-Za-z_][\w-]*/")
-_LOOKUP_ROWS, _LOOKUP_TIMEOUT_MICROS, _LOOKUP_BATCHES, _LOOKUP_THREADS = 64, 1000, 100, 2
-_THREADS_MAX, _INT64_MAX = 1024, 2**63 - 1
+_THREADS_MAX = 1024
 """Beyond some thousands of threads the system has no more, for the whole server."""
 
 
@@ -159,7 +156,7 @@ def _tensors(document: dict[str, Any], section: str, of: tuple[str, ...]) -> tup
 
 def _stage(document: dict[str, Any], key: str) -> str:
     reference = document.get(key)
-    if isinstance(reference, str) and _FOLDER.fullmatch(reference):
+    if isinstance(reference, str) and re.fullmatch(r"[A-Za-z_][\w-]*/", reference):
         return reference
     return _code(document, key, key)
 
@@ -176,7 +173,7 @@ def _code(section: dict[str, Any], name: str, key: str) -> str:
 
 
 def _lookup(section: Any) -> LookupStage:
-    check_keys(section, "lookup", _LOOKUP_KEYS)
+    check_keys(section, "lookup", ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS))
     sources = [name for name in _SOURCES if name in section]
     if len(sources) != 1:
         given = " and ".join(sources) or "none"
@@ -194,7 +191,7 @@ def _lookup(section: Any) -> LookupStage:
             section[name],
             f"lookup.{name}",
             least=0 if name == "batch_timeout_micros" else 1,
-            most=_THREADS_MAX if name == "num_batch_threads" else _INT64_MAX,
+            most=_THREADS_MAX if name == "num_batch_threads" else 2**63 - 1,
         )
         for name in _QUEUE_KEYS
         if name in section
@@ -206,11 +203,11 @@ def _lookup(section: Any) -> LookupStage:
         redis=redis,
         emulated=_emulated(section["emulated"]) if "emulated" in section else None,
         queue=QueueOptions(
-            max_batch_size=counts.get("max_batch_size", _LOOKUP_ROWS),
-            batch_timeout_micros=counts.get("batch_timeout_micros", _LOOKUP_TIMEOUT_MICROS),
-            max_enqueued_batches=counts.get("max_enqueued_batches", _LOOKUP_BATCHES),
+            max_batch_size=counts.get("max_batch_size", 64),
+            batch_timeout_micros=counts.get("batch_timeout_micros", 1000),
+            max_enqueued_batches=counts.get("max_enqueued_batches", 100),
         ),
-        num_batch_threads=counts.get("num_batch_threads", _LOOKUP_THREADS),
+        num_batch_threads=counts.get("num_batch_threads", 2),
     )
 
 

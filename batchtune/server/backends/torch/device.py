@@ -191,8 +191,6 @@ def first_line(error: BaseException) -> str:
 # would end up in what the first one records.
 _STREAMS = 32
 
-# PyTorch's words for what CUDA, cuBLAS and cuDNN report; AcceleratorError came with 2.8, for a part of it.
-_FAULTS = ("CUDA error", "CUDA driver error", "cuDNN error")
 _OWNED_STREAMS: WeakValueDictionary[int, _OwnStream] = WeakValueDictionary()
 _OWNING = threading.Lock()
 
@@ -283,7 +281,8 @@ class CudaDevice:
         return any(text in str(error) for text in ("out of memory", "ALLOC_FAILED"))
 
     def has_failed(self, error: BaseException) -> bool:
-        return str(error).startswith(_FAULTS)
+        # PyTorch's words for what CUDA, cuBLAS and cuDNN report; AcceleratorError came with 2.8, for a part of it.
+        return str(error).startswith(("CUDA error", "CUDA driver error", "cuDNN error"))
 
     def end_if_lost(self, error: BaseException) -> None:
         # PyTorch would end it when it next frees page-locked memory, as TensorFlow does too, but with a stack of C++.

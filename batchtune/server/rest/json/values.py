@@ -33,9 +33,6 @@ DEBUG_BYTES = 256
 # Possessive and closed by the end of the text too: linear even on a hostile body.
 _BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)', re.DOTALL)
 _NUMBERS = rapidjson.NM_NAN | rapidjson.NM_NATIVE
-_NO_VALUE_STARTS_SO = frozenset("}],:\0")
-# rapidjson 1.1 as released; python-rapidjson holds a later commit.
-_REWORDED = {"Invalid encoding in string.": "Invalid escape character in string."}
 
 
 def parse_json(body: bytes) -> Any:
@@ -89,7 +86,7 @@ def _parse_leniently(body: bytes) -> Any:
     if start == len(text):
         raise _parse_error("The document is empty" + ("." if body else ""), len(body) if body else None)
     lead = len(text[:start].encode())
-    if text[start] in _NO_VALUE_STARTS_SO:
+    if text[start] in "}],:\0":  # no value starts so
         raise _parse_error("The document is empty.", lead)
     value = _read(text.encode("utf-8", "replace"), lead)  # a byte that is no UTF-8 is one byte here too
     spelled_out = _BARE_INFINITY.sub(lambda match: "Infinity" if match[0] == "Inf" else match[0], text)
@@ -120,7 +117,9 @@ def _read(body: bytes, lead: int) -> Any:
         place, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
         if message.startswith("The document root must not be followed"):
             return _read(body[: lead + int(place)], lead)
-        raise _parse_error(_REWORDED.get(message, message), lead + int(place)) from error
+        if message == "Invalid encoding in string.":  # of a later commit than rapidjson 1.1
+            message = "Invalid escape character in string."
+        raise _parse_error(message, lead + int(place)) from error
 
 
 def _too_deep(body: bytes) -> StatusError:

@@ -27,11 +27,6 @@ from batchtune.wire.tfserving.tensors import signature_to_def
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
 
-_INPUTS = "inputs"
-_CLASSES = "classes"
-_SCORES = "scores"
-_OUTPUTS = "outputs"
-
 
 def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
     """Check that a signature can classify; returns the names of its outputs to compute: ("classes",),
@@ -42,20 +37,16 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot classify.
     """
-    if check_method and signature.method_name != CLASSIFY_METHOD:
-        raise invalid_argument(
-            f"Expected classification signature method_name to be {CLASSIFY_METHOD}. Was: {signature.method_name}"
-        )
-    _check_single_input(signature)
+    _check_call(signature, "classification", CLASSIFY_METHOD if check_method else "")
     if len(signature.outputs) not in {1, 2}:
         raise invalid_argument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
-    if signature.inputs[0].name != _INPUTS:
+    if signature.inputs[0].name != "inputs":
         raise invalid_argument(f"No classification inputs found in SignatureDef: {_debug(signature)}")
-    outputs = [spec.name for spec in signature.outputs if spec.name in {_CLASSES, _SCORES}]
+    outputs = [spec.name for spec in signature.outputs if spec.name in {"classes", "scores"}]
     if not outputs:
         raise invalid_argument(
             "Expected classification signature outputs to contain at least one of "
-            f'"{_CLASSES}" or "{_SCORES}". Signature was: {_debug(signature)}'
+            f'"classes" or "scores". Signature was: {_debug(signature)}'
         )
     return tuple(outputs)
 
@@ -68,18 +59,14 @@ def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot regress.
     """
-    if check_method and signature.method_name != REGRESS_METHOD:
-        raise invalid_argument(
-            f"Expected regression signature method_name to be {REGRESS_METHOD}. Was: {signature.method_name}"
-        )
-    _check_single_input(signature)
+    _check_call(signature, "regression", REGRESS_METHOD if check_method else "")
     if len(signature.outputs) != 1:
         raise invalid_argument("Expected one output Tensor.")
-    if signature.inputs[0].name != _INPUTS:
+    if signature.inputs[0].name != "inputs":
         raise invalid_argument(f"No regression inputs found in SignatureDef: {_debug(signature)}")
-    if signature.outputs[0].name != _OUTPUTS:
+    if signature.outputs[0].name != "outputs":
         raise invalid_argument(f"No regression outputs found in SignatureDef: {_debug(signature)}")
-    return (_OUTPUTS,)
+    return ("outputs",)
 
 
 def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
@@ -103,7 +90,7 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
         raise StatusError(
             "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
         )
-    return {_INPUTS: object_array([context + example.SerializeToString() for example in examples])}
+    return {"inputs": object_array([context + example.SerializeToString() for example in examples])}
 
 
 def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
@@ -111,10 +98,10 @@ def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) ->
 
     Raises StatusError INVALID_ARGUMENT where their shapes or dtypes are not a classification's.
     """
-    classes, scores = outputs.get(_CLASSES), outputs.get(_SCORES)
+    classes, scores = outputs.get("classes"), outputs.get("scores")
     for name, tensor, kind, wanted in (
-        (_CLASSES, classes, "O", "DT_STRING"),
-        (_SCORES, scores, "f", "DT_FLOAT"),
+        ("classes", classes, "O", "DT_STRING"),
+        ("scores", scores, "f", "DT_FLOAT"),
     ):
         if tensor is None:
             continue
@@ -150,7 +137,7 @@ def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any
 
     Raises StatusError INVALID_ARGUMENT where shape or dtype is not a regression's.
     """
-    tensor = outputs[_OUTPUTS]
+    tensor = outputs["outputs"]
     if tensor.ndim != 1 and not (tensor.ndim == 2 and tensor.shape[1] == 1):
         raise invalid_argument(
             f"Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {_shape(tensor)}"
@@ -202,7 +189,12 @@ REGRESS = Kind(
 )
 
 
-def _check_single_input(signature: Signature) -> None:
+def _check_call(signature: Signature, kind: str, method: str) -> None:
+    """Raise StatusError unless a signature has one input and this method name; "": any."""
+    if method and signature.method_name != method:
+        raise invalid_argument(
+            f"Expected {kind} signature method_name to be {method}. Was: {signature.method_name}"
+        )
     if len(signature.inputs) != 1:
         raise invalid_argument("Expected one input Tensor.")
 

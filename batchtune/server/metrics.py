@@ -10,9 +10,11 @@ import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from batchtune.server.sessions.batched import BatchRecord
@@ -265,51 +267,51 @@ class Metrics:
         self.queues: Queues | None = None
         self.gpus: GpuSampler | None = None
         self._lock = threading.Lock()
-        self._request_counts: dict[tuple[str, str], int] = {}
-        self._request_latencies: dict[tuple[str, str, str], Timings] = {}
-        self._runtime_latencies: dict[tuple[str, str, str], Timings] = {}
-        self._example_counts: dict[str, Histogram] = {}
+        self._request_counts: Counter[tuple[str, str]] = Counter()
+        new_timings = partial(Timings, _LATENCY_BOUNDS)
+        self._request_latencies: defaultdict[tuple[str, str, str], Timings] = defaultdict(new_timings)
+        self._runtime_latencies: defaultdict[tuple[str, str, str], Timings] = defaultdict(new_timings)
+        self._example_counts: defaultdict[str, Histogram] = defaultdict(partial(Histogram, _EXAMPLE_BOUNDS))
         self._queuing_latency = Histogram(exponential_bounds(100, 1.2, 52))
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
         self._processed_batch_size = Histogram(_SIZE_BOUNDS)
-        self._padding_sizes: dict[int, Histogram] = {}
+        self._padding_sizes: defaultdict[int, Histogram] = defaultdict(partial(Histogram, _SIZE_BOUNDS))
         self._batches: list[BatchRecord] = []  # not yet counted
         self._run_count = 0
-        self._close_reasons: dict[str, int] = {}
+        self._close_reasons: Counter[str] = Counter()
         self._lengths = Sums(
             "length_bucket",
             ("bucket",),
             ("batches", "rows", "sent_elements", "padding_elements", "execution_micros"),
         )
-        self._execution_counts: dict[int, int] = {}
-        self._execution_micros: dict[int, float] = {}
-        self._rejections: dict[str, int] = {}
+        self._execution_counts: Counter[int] = Counter()
+        self._execution_micros: defaultdict[int, float] = defaultdict(float)
+        self._rejections: Counter[str] = Counter()
         self._loop_lag = Histogram(exponential_bounds(10, 2, 16))
 
     # -- the front ends, on the event loop --
 
     def request_count(self, model_name: str, status: str) -> None:
         """Count a request answered with this status, a gRPC code name such as OK."""
-        key = (model_name, status)
-        self._request_counts[key] = self._request_counts.get(key, 0) + 1
+        self._request_counts[model_name, status] += 1
 
     def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
         """Return the timings to which the microseconds of each successful request are added.
 
         api: the call's name as TF Serving labels it: "Predict" for entrypoint "GRPC", "predict" for "REST".
         """
-        return _times(self._request_latencies, (model_name, api, entrypoint))
+        return self._request_latencies[model_name, api, entrypoint]
 
     def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
         """Return the timings to which each request's microseconds from submission to outputs are added.
 
         Time in the queue is included. runtime: TF Serving's "TF1".
         """
-        return _times(self._runtime_latencies, (model_name, api, runtime))
+        return self._runtime_latencies[model_name, api, runtime]
 
     def example_count(self, model_name: str, examples: int) -> None:
         """Count the examples of one Classify or Regress request."""
-        _histogram(self._example_counts, model_name, _EXAMPLE_BOUNDS).add(examples)
+        self._example_counts[model_name].add(examples)
 
     def event_loop_lag(self, micros: float) -> None:
         """Record by how many microseconds the event loop was late."""
@@ -339,7 +341,7 @@ class Metrics:
     def on_rejected(self, reason: str) -> None:
         """Count a request that was refused or dropped; reason: "queue_full", "too_large" or "expired"."""
         with self._lock:
-            _count(self._rejections, reason)
+            self._rejections[reason] += 1
 
     # -- reading --
 
@@ -367,8 +369,8 @@ class Metrics:
             self._queuing_latency.add_all(record.queue_wait_micros)
             self._input_batch_size.add_all(record.task_rows, record.input_tensors)
             self._processed_batch_size.add(size)
-            _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
-            _count(self._close_reasons, record.close_reason)
+            self._padding_sizes[size].add(size - record.rows)
+            self._close_reasons[record.close_reason] += 1
             self._count_execution(size, record.execution_micros)
             if record.sent_elements:  # of inputs that all have one length there is nothing to count
                 elements = (record.sent_elements, record.padding_elements)
@@ -376,8 +378,8 @@ class Metrics:
         self._batches.clear()
 
     def _count_execution(self, rows: int, micros: float) -> None:
-        self._execution_counts[rows] = self._execution_counts.get(rows, 0) + 1
-        self._execution_micros[rows] = self._execution_micros.get(rows, 0.0) + micros
+        self._execution_counts[rows] += 1
+        self._execution_micros[rows] += micros
 
     def _reference_metrics(self) -> list[_Metric]:
         examples = {name: counts.total for name, counts in self._example_counts.items()}
@@ -396,10 +398,10 @@ class Metrics:
             (_SESSION + "padding_size", "histogram", ("execution_batch_size",), self._padding_sizes),
         ]
 
-    def _all_request_counts(self) -> dict[tuple[str, str], int]:
-        counts = dict(self._request_counts)
+    def _all_request_counts(self) -> Counter[tuple[str, str]]:
+        counts = self._request_counts.copy()
         for (name, _, _), histogram in _folded(self._request_latencies).items():
-            counts[name, "OK"] = counts.get((name, "OK"), 0) + sum(histogram.counts)
+            counts[name, "OK"] += sum(histogram.counts)
         return counts
 
     def _own_metrics(self) -> list[_Metric]:
@@ -431,24 +433,6 @@ class Metrics:
         return [
             ("/batchtune/serving/" + name, kind, labels, values) for name, kind, labels, values in metrics
         ]
-
-
-def _count(counts: dict[str, int], key: str) -> None:
-    counts[key] = counts.get(key, 0) + 1
-
-
-def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float, ...]) -> Histogram:
-    histogram = histograms.get(key)
-    if histogram is None:
-        histogram = histograms[key] = Histogram(bounds)
-    return histogram
-
-
-def _times(times_by_key: dict[_Key, Timings], key: _Key) -> Timings:
-    times = times_by_key.get(key)
-    if times is None:
-        times = times_by_key[key] = Timings(_LATENCY_BOUNDS)
-    return times
 
 
 def _folded(times_by_key: Mapping[_Key, Timings]) -> dict[_Key, Histogram]:

@@ -48,7 +48,7 @@ def warm_up(
             raise _corrupt(path, f"record {number}: {fault}")
         for _ in range(iterations):
             model.runs[signature_name](inputs)
-    sizes = _batch_sizes(parameters)
+    sizes = (1,) if parameters is None else parameters.allowed_batch_sizes or (1,)
     for name, signature in model.signatures.items():
         if signature.method_name in {PREDICT_METHOD, ""}:
             _run_zeros(model, name, signature, sizes, iterations)
@@ -69,10 +69,6 @@ def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
     if parameters.enable_large_batch_splitting and parameters.max_execution_batch_size:
         largest = parameters.max_execution_batch_size
     return tuple(sorted({*range(1, min(largest, small_sizes_max) + 1), largest}))
-
-
-def _batch_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
-    return (1,) if parameters is None else parameters.allowed_batch_sizes or (1,)
 
 
 def _run_zeros(

@@ -277,8 +277,7 @@ class RestCalls:
         rows = self._float_rows.read(body) if binding.input_name else None
         if rows is None:
             return False
-        deadline_ns = started_ns + self._timeout_ns if self._timeout_ns else None
-        call = PendingCall(self._pending, binding.times, respond, started_ns, deadline_ns, _answer_by_row)
+        call = self._pending_call(binding.times, respond, started_ns, _answer_by_row)
         call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
         return True
 
@@ -324,19 +323,18 @@ class RestCalls:
         started_ns: int,
     ) -> None:
         encode = _answer_by_row if by_row else _answer_by_column
-        call = self._pending_call(route, "Predict", respond, started_ns, encode)
+        times = self._pending.counts.times(route.model_name, "Predict")
+        call = self._pending_call(times, respond, started_ns, encode)
         call.submit(servable, name, inputs, None)
 
     def _pending_call(
         self,
-        route: Route,
-        api: str,
+        times: ModelTimes,
         respond: Respond,
         started_ns: int,
         encode: Callable[[Outputs], bytes],
         examples: int = 0,
     ) -> PendingCall[Respond]:
-        times = self._pending.counts.times(route.model_name, api)
         deadline_ns = started_ns + self._timeout_ns if self._timeout_ns else None
         return PendingCall(self._pending, times, respond, started_ns, deadline_ns, encode, examples)
 
@@ -359,8 +357,9 @@ class RestCalls:
         output_names = kind.outputs(signature, check_method=self._check_methods)
         inputs = read()
         count = len(inputs["inputs"])
+        times = self._pending.counts.times(route.model_name, kind.api)
         call = self._pending_call(
-            route, kind.api, respond, started_ns, lambda outputs: write(kind.result(outputs, count)), count
+            times, respond, started_ns, lambda outputs: write(kind.result(outputs, count)), count
         )
         call.submit(servable, signature.name, inputs, output_names)
 

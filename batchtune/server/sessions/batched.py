@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ Done = Callable[[Outputs | None, StatusError | None], None]
 Completion = tuple[Done, Outputs | None, StatusError | None]
 Deliver = Callable[[list[Completion]], None]
 
+_Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
@@ -65,6 +67,20 @@ class Queued(Protocol):
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
     """Raise StatusError UNAVAILABLE; a closed session has it in place of its model."""
     raise StatusError("UNAVAILABLE", "The session is closed")
+
+
+def outcome_of(run: Callable[[], _Result], failed: str) -> tuple[_Result | None, StatusError | None]:
+    """Call `run` and return (its result, None), or (None, its error), which is logged as `failed` if unexpected.
+
+    The error is a new StatusError: the frames of one that was raised would keep the batch and the model.
+    """
+    try:
+        return run(), None
+    except StatusError as error:
+        return None, StatusError(error.code, error.message)
+    except BaseException as error:  # whatever it is, the requests end, and the thread serves on
+        _logger.exception("%s", failed)
+        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")
 
 
 def completions_of(
@@ -341,18 +357,13 @@ class BatchingSession:
     def _prepare(self, task: Request) -> bool:
         """Do the early work on one request; False where it failed: then its error has been delivered."""
         task.taken = True
-        failure = StatusError("UNAVAILABLE", "The session is closed")
-        try:
-            if self._early is not None:
-                task.inputs = self._early.prepare(task.inputs)
-                return True
-        except StatusError as error:
-            failure = StatusError(error.code, error.message)
-        except Exception as error:
-            _logger.exception("early work on a request failed")
-            failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")
-        self._deliver(completions_of([task], None, failure))
-        return False
+        prepare = closed_runner if self._early is None else self._early.prepare
+        inputs, error = outcome_of(partial(prepare, task.inputs), "early work on a request failed")
+        if inputs is None:
+            self._deliver(completions_of([task], None, error))
+            return False
+        task.inputs = inputs
+        return True
 
     def _empty_outputs(self, names: tuple[str, ...]) -> Outputs:
         specs = {spec.name: spec for spec in self._signature.outputs}
@@ -385,17 +396,9 @@ class BatchingSession:
             late = StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE)
             self._deliver(completions_of(tasks, None, late))
             return
-        outputs: Outputs | None = None
-        failure: StatusError | None = None
-        try:
-            outputs = self._run(batch, start_micros)
-        except StatusError as error:
-            # Not the error itself: its cause's frames refer back to this one, so to the batch and the model.
-            failure = StatusError(error.code, error.message)
-        except Exception as error:
-            _logger.exception("a batch of %d rows failed", batch.size)
-            failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")
-        self._deliver(completions_of(tasks, outputs, failure))
+        failed = f"a batch of {batch.size} rows failed"
+        outputs, error = outcome_of(partial(self._run, batch, start_micros), failed)
+        self._deliver(completions_of(tasks, outputs, error))
 
     def _run(self, batch: Batch[Request], start_micros: int) -> Outputs:
         tasks, rows = batch.tasks, batch.size

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Callable
+from functools import partial
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.backends.model import Runner, Tensors
-from batchtune.server.sessions.batched import BatchObserver, Deliver, Done, Outputs, closed_runner
+from batchtune.server.sessions.batched import (
+    BatchObserver,
+    Deliver,
+    Done,
+    Outputs,
+    closed_runner,
+    outcome_of,
+)
 from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 
-_logger = logging.getLogger(__name__)
 WAITING_MAX = 1024
 """Most requests that wait for a handler thread: 2,000 of 10 kB hold 20 MB and wait as long as retries do."""
 
@@ -66,9 +70,20 @@ class HandlerThreads:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             runner, names, inputs, deadline_ns, done = job
-            outputs, error = _answer(runner, names, inputs, deadline_ns)
+            outputs, error = outcome_before(
+                deadline_ns, partial(_run_chosen, runner, inputs, names), "a request failed"
+            )
             self._deliver([(done, outputs, error)])
             del job, runner, inputs, outputs, done, error
+
+
+def outcome_before(
+    deadline_ns: int | None, run: Callable[[], Outputs], failed: str
+) -> tuple[Outputs | None, StatusError | None]:
+    """Call `run` as `outcome_of` does; DEADLINE_EXCEEDED instead if the deadline (CLOCK_MONOTONIC) has passed."""
+    if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
+        return None, StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
+    return outcome_of(run, failed)
 
 
 def handlers_at_least() -> int:
@@ -138,24 +153,9 @@ class UnbatchedSession:
         self._runner = closed_runner
 
 
-def _answer(
-    runner: Runner, names: tuple[str, ...], inputs: Tensors, deadline_ns: int | None
-) -> tuple[Outputs | None, StatusError | None]:
-    if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
-        return None, StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
-    try:
-        results = runner(inputs)
-        return _chosen(results, names), None
-    except StatusError as error:
-        return None, StatusError(
-            error.code, error.message
-        )  # the error's frames hold the tensors and the model
-    except Exception as error:
-        _logger.exception("a request failed")
-        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")
-
-
-def _chosen(results: Tensors, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _run_chosen(runner: Runner, inputs: Tensors, names: tuple[str, ...]) -> Outputs:
+    """Run a request and return the outputs named; raises StatusError INTERNAL where one is missing."""
+    results = runner(inputs)
     missing = [name for name in names if name not in results]
     if missing:
         raise StatusError("INTERNAL", f"The model gave no output {missing[0]}")

@@ -11,7 +11,6 @@ request passes all stages on its handler thread, except with `device`, where the
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from batchtune.server.sessions.batched import (
 from batchtune.server.sessions.bucketed_session import open_axes_of
 from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
+from batchtune.server.sessions.unbatched import outcome_before
 from batchtune.server.stages.model_code import RequestThreads, rows_of
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan, plan_of
 from batchtune.server.stages.stages_file import DeclaredStages
@@ -214,8 +214,6 @@ class _Early:
 # Only lookups and the device part are batched, each by its own scheduler. A deadline goes along; an error of any stage
 # is the end of that request.
 
-_logger = logging.getLogger(__name__)
-
 
 class StagedSession:
     """Takes the requests of a signature with stages, with the `submit` of a BatchingSession.
@@ -335,14 +333,10 @@ class _StagedRequest:
 
     def _stage(self, stage: Stage, name: str, inputs: Tensors, after: Done, queued_ns: int) -> None:
         """Run `pre` or `post`; on a request thread."""
-        now_ns = time.monotonic_ns()
         plan = self._session.plan
-        plan.use.add((plan.model_name, name), 0, 0, 0, (now_ns - queued_ns) / 1000)
-        outputs, error = None, None
-        if self._deadline_ns is not None and self._deadline_ns <= now_ns:
-            error = StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
-        else:
-            outputs, error = _answer(stage, inputs, self._rows)
+        plan.use.add((plan.model_name, name), 0, 0, 0, (time.monotonic_ns() - queued_ns) / 1000)
+        run = partial(stage, inputs, self._rows)
+        outputs, error = outcome_before(self._deadline_ns, run, "a stage of a request failed")
         self._session.deliver([(after, outputs, error)])
 
     def _after_pre(self, outputs: Outputs | None, error: StatusError | None) -> None:
@@ -444,13 +438,3 @@ class _LookupWaits:
     def on_batch(self, record: BatchRecord) -> None:
         wait_ns = sum(record.queue_wait_micros) * 1000
         self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)
-
-
-def _answer(stage: Stage, inputs: Tensors, rows: int) -> tuple[Outputs | None, StatusError | None]:
-    try:
-        return stage(inputs, rows), None
-    except StatusError as error:
-        return None, StatusError(error.code, error.message)  # the error's frames hold the tensors
-    except BaseException as error:  # whatever it is, the request ends, and the thread serves on
-        _logger.exception("a stage of a request failed")
-        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")

@@ -138,10 +138,9 @@ class ModelStages:
         return {**sessions, self._name: self._session}
 
     def drain(self) -> None:
-        """Refuse new requests, wait until those in the stages are answered, then end the threads of the
-        stages.
+        """Refuse new requests, wait until those in the stages are answered, then end the stages' threads.
 
-        Call it before the device part is closed, since these requests still need it. Blocks: not on the event
+        Call it before the model's sessions are closed: these requests still need them. Blocks: not on the event
         loop.
         """
         if self._session is not None:

@@ -195,8 +195,7 @@ def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
     `dtype`: numpy's name, such as `float32`, or `object` for strings.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for lists or values that do not fit, UNIMPLEMENTED for a dtype that
-            JSON
+        StatusError: INVALID_ARGUMENT for lists or values that do not fit, UNIMPLEMENTED for a dtype that JSON
             cannot express.
     """
     shape = _shape_of(value)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from batchtune.measure.measurement import padding_per_element
 from batchtune.measure.quantiles import BLOCKS_NEEDED
@@ -77,7 +77,7 @@ def _boundary(bucket: str) -> float:
     return float(bucket) if bucket.isdecimal() else float("inf")
 
 
-def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
+def print_comparison(comparison: Comparison, *, path: Path) -> None:
     """Print a comparison: the table, a line for each pair, the answers, and the caveats with their letters.
 
     `path`: the run's folder, which the last line names.
@@ -85,11 +85,11 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     # Columns that go first where there is little room.
     dispensable = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
-    tables.print_rows(comparison_rows(comparison, marks), stream=stream, dispensable=dispensable)
+    tables.print_rows(comparison_rows(comparison, marks), dispensable=dispensable)
     facts = map(words.fact_text, comparison_facts(comparison))
     lines = ["", *_pair_lines(comparison, marks), "", *facts, "", *small_print(comparison), *marks.lines()]
     lines.append(f"Saved in {path}")
-    tables.print_text(*lines, stream=stream, indent="    ")
+    tables.print_text(*lines, indent="    ")
 
 
 def pace_text(variant: Variant, pace: Pace) -> str:
@@ -115,13 +115,13 @@ def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, b
     return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
 
 
-def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
+def print_noise(floor: NoiseFloor, *, path: Path) -> None:
     """Print how much one configuration differs from itself, and the smallest change that a comparison
     detects."""
     marks = Marks(caveats={"A/A": floor.caveats})
-    tables.print_rows(noise_rows(floor, marks), stream=stream)
+    tables.print_rows(noise_rows(floor, marks))
     lines = ["", *noise_lines(floor), *marks.lines(), f"Saved in {path}"]
-    tables.print_text(*lines, stream=stream, indent="    ")
+    tables.print_text(*lines, indent="    ")
 
 
 def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:

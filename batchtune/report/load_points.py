@@ -6,7 +6,7 @@ import csv
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
@@ -112,9 +112,7 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
     }
 
 
-def print_points(
-    points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
-) -> None:
+def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -> None:
     """Print a table with a row for each load point, then the best point, what limits the server, and caveats.
 
     `scenario`: as in `points_dict`.
@@ -138,10 +136,8 @@ def print_points(
         rows = _rows(
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
-        tables.print_rows(
-            rows, stream=stream, dispensable=dispensable, elsewhere="--csv and --json have them"
-        )
-        tables.print_text("Brackets are 95 % intervals.", "", stream=stream)
+        tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
+        tables.print_text("Brackets are 95 % intervals.", "")
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     tables.print_text(
         *_endpoint_lines(measured, named),
@@ -149,20 +145,17 @@ def print_points(
         *_limit_lines(telling, named, points=len(measured)),
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
-        stream=stream,
     )
-    tables.print_text(*marks.lines(named=named), stream=stream, indent="   ")
+    tables.print_text(*marks.lines(named=named), indent="   ")
     failures = (f"failed: {point.failure}" for point in points if point.failure is not None)
-    tables.print_text(*failures, stream=stream, whole=True)
+    tables.print_text(*failures, whole=True)
 
 
-def print_points_csv(
-    points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
-) -> None:
+def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = None) -> None:
     """Print the points as CSV: requests and rows per second, milliseconds, ratios; `scenario`: as in
     `points_dict`."""
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
-    writer = csv.DictWriter(stream or sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
+    writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
     writer.writeheader()
     for point in points:
         writer.writerow(_csv_row(point, scenario))
@@ -329,9 +322,7 @@ Trials = Mapping[str, Trial]
 """Name of a model -> its trial."""
 
 
-def print_models(
-    together: Trials, alone: Trials, server: ServerActivity | None, *, stream: TextIO | None = None
-) -> None:
+def print_models(together: Trials, alone: Trials, server: ServerActivity | None) -> None:
     """Print a row for each of several models, what the load of the others costs it, and what the server did
     meanwhile.
 
@@ -353,18 +344,17 @@ def print_models(
                 for name, run in measured.items()
             ),
         ]
-        tables.print_rows(rows, stream=stream, dispensable=("p50 ms", "errors", "p99 ms"))
-        tables.print_text("", stream=stream)
+        tables.print_rows(rows, dispensable=("p50 ms", "errors", "p99 ms"))
+        tables.print_text("")
     lines = (*parameter_lines(together), *cost_lines(measured, alone), *_server(server))
-    tables.print_text(*lines, stream=stream)
-    tables.print_text(*marks.lines(), stream=stream, indent="   ")
+    tables.print_text(*lines)
+    tables.print_text(*marks.lines(), indent="   ")
     tables.print_text(
         *(
             f"failed: {name}: {trial.failure}"
             for name, trial in (*together.items(), *alone.items())
             if trial.failure is not None
         ),
-        stream=stream,
         whole=True,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TextIO
+from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
@@ -33,7 +33,6 @@ def print_answer(
     next_step: str | None = None,
     offer: str | None = None,
     why: str | None = None,
-    stream: TextIO | None = None,
 ) -> None:
     """Print a recommendation in some fifteen lines, as paragraphs with labels; commands and names of runs are
     not wrapped.
@@ -46,11 +45,11 @@ def print_answer(
     def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
         for text in texts:
             line = f"{label:<{len(INDENT)}}{text}"
-            tables.print_text(line, stream=stream, indent=INDENT, bold=bold, whole=whole)
+            tables.print_text(line, indent=INDENT, bold=bold, whole=whole)
             label = ""
 
     asked = words.workload(scenario, chosen, with_slo=False, brief=True)
-    tables.print_text(*filter(None, (run, asked)), stream=stream)
+    tables.print_text(*filter(None, (run, asked)))
     unsure = "" if chosen.established else " (not confirmed)"
     tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
     tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
@@ -123,7 +122,6 @@ def print_recommendation(
     run: str | None = None,
     next_step: str | None = None,
     offer: str | None = None,
-    stream: TextIO | None = None,
 ) -> None:
     """Print a recommendation with the whole argument: figures beside all contenders, reasons, confidence, how
     to deploy it.
@@ -143,15 +141,15 @@ def print_recommendation(
     )
     named = words.name_without_parameters(chosen.configuration)
     gains = " ".join(words.gain_sentences(chosen))
-    tables.print_text(*filter(None, [run]), words.workload(scenario, chosen), "", stream=stream)
-    tables.print_text(f"Recommended: {named}" if named else "Recommended", stream=stream, bold=True)
+    tables.print_text(*filter(None, [run]), words.workload(scenario, chosen), "")
+    tables.print_text(f"Recommended: {named}" if named else "Recommended", bold=True)
     named_values = words.parameters_of(chosen.configuration)
     width = max((len(name) for name, _ in named_values), default=0)
     parameters = (f"  {name:<{max(width, 26)}} {value}" for name, value in named_values)
-    tables.print_text(*parameters, stream=stream, whole=True)
-    tables.print_text(*([f"Gain: {gains}"] if gains else []), stream=stream, bold=True)
-    tables.print_text(words.figures_sentence(chosen), "", stream=stream)
-    tables.print_rows(_contenders(chosen, marks), stream=stream, dispensable=dispensable)
+    tables.print_text(*parameters, whole=True)
+    tables.print_text(*([f"Gain: {gains}"] if gains else []), bold=True)
+    tables.print_text(words.figures_sentence(chosen), "")
+    tables.print_rows(_contenders(chosen, marks), dispensable=dispensable)
     tables.print_text(
         *filter(None, [outside_text((*chosen.references, *chosen.contenders))]),
         "",
@@ -160,18 +158,16 @@ def print_recommendation(
         *_search(chosen),
         " ".join([f"Confidence: {words.confidence_sentence(chosen)}", *words.offer_sentences(chosen, offer)]),
         "",
-        stream=stream,
     )
     for alternative in chosen.alternatives[:3]:
         searched = "" if alternative.confirmations else " (without confirmation runs)"
         tables.print_text(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
-            stream=stream,
         )
-    tables.print_text(*marks.lines(), stream=stream, indent="   ")
+    tables.print_text(*marks.lines(), indent="   ")
     commands = {"Confirm": next_step, "Deploy": deployment}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
-    tables.print_text(*shown, stream=stream, whole=True)
+    tables.print_text(*shown, whole=True)
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:

@@ -7,12 +7,12 @@ import json as json_text
 import math
 import sys
 from collections.abc import Sequence
-from typing import Final, Literal, TextIO
+from typing import Final, Literal
 
 from batchtune.archive.listing import RunEntry
 from batchtune.archive.table import HIGHER_IS_BETTER, Table, parquet
 from batchtune.errors import UsageError
-from batchtune.report.tables import markdown_lines, print_rows
+from batchtune.report.tables import markdown_lines, print_rows, print_text
 from batchtune.units import counted, percentage, rounded
 
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
@@ -44,12 +44,12 @@ _NAMES: Final = {
 """Name of a batching parameter -> its short form in a table."""
 
 
-def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None = None) -> None:
+def print_runs(entries: Sequence[RunEntry], *, json: bool) -> None:
     """Print a line for each run in the order given, or with `json` one document `{"runs": […]}`, to stdout by
     default."""
     if json:
         document = {"runs": [entry.to_dict() for entry in entries]}
-        print(json_text.dumps(document, indent=2), file=stream or sys.stdout)
+        sys.stdout.write(f"{json_text.dumps(document, indent=2)}\n")
         return
     headings = ["run", "scenario", "started (UTC)", "trials", "verdict", "recommended", "target"]
     rows = [
@@ -64,7 +64,7 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None
         ]
         for entry in entries
     ]
-    print_rows([headings, *rows], stream=stream, dispensable=("started (UTC)", "target", "trials"))
+    print_rows([headings, *rows], dispensable=("started (UTC)", "target", "trials"))
 
 
 def print_trials(
@@ -73,7 +73,6 @@ def print_trials(
     sort: str | None,
     output: TableFormat,
     lower_is_better: bool = False,
-    stream: TextIO | None = None,
 ) -> None:
     """Print the trials in the format `output`, sorted by column `sort`, the best first; None: in their order.
 
@@ -84,28 +83,28 @@ def print_trials(
     """
     dispensable = ("p50 ms", "mean batch", "source", "p99 ms", "errors", "offered /s")
     ordered = trials if sort is None else sorted_by(trials, sort, lower_is_better=lower_is_better)
-    out = stream or sys.stdout
     match output:
         case "csv":
-            csv.writer(out, lineterminator="\n").writerows([list(ordered), *_rows(ordered)])
+            csv.writer(sys.stdout, lineterminator="\n").writerows([list(ordered), *_rows(ordered)])
         case "json":
             records = [
                 {name: _finite(value) for name, value in zip(ordered, row, strict=True)}
                 for row in _rows(ordered)
             ]
-            print(json_text.dumps(records, indent=2, ensure_ascii=False, allow_nan=False), file=out)
+            document = json_text.dumps(records, indent=2, ensure_ascii=False, allow_nan=False)
+            sys.stdout.write(f"{document}\n")
         case "parquet":
-            _write_parquet(ordered, out)
+            _write_parquet(ordered)
         case "markdown":
             labels = [short_label(str(label)) for label in ordered["configuration"]]
             rows = _cells({**ordered, "configuration": labels})
-            print("\n".join(markdown_lines(rows)), file=out)
+            sys.stdout.writelines(f"{line}\n" for line in markdown_lines(rows))
         case "table":
             labels = list(map(str, ordered["configuration"]))
             shown, common = brief_labels(labels)
-            print_rows(_cells({**ordered, "configuration": shown}), stream=stream, dispensable=dispensable)
+            print_rows(_cells({**ordered, "configuration": shown}), dispensable=dispensable)
             if common:
-                print(f"All configurations with batching: {common}.", file=out)
+                print_text(f"All configurations with batching: {common}.", whole=True)
 
 
 def sorted_by(trials: Table, name: str, *, lower_is_better: bool) -> Table:
@@ -214,11 +213,11 @@ def _cell(name: str, value: object) -> str:
     return str(value)
 
 
-def _write_parquet(trials: Table, out: TextIO) -> None:
-    if out.isatty():
+def _write_parquet(trials: Table) -> None:
+    if sys.stdout.isatty():
         raise UsageError(
             "--parquet is no text for a terminal", hint="batchtune trials --parquet > trials.parquet"
         )
-    out.flush()
-    out.buffer.write(parquet(trials))
-    out.buffer.flush()
+    sys.stdout.flush()
+    sys.stdout.buffer.write(parquet(trials))
+    sys.stdout.buffer.flush()

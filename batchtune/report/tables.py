@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.units import three_digits
@@ -86,11 +86,10 @@ _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 def print_rows(
     rows: Sequence[Sequence[str]],
     *,
-    stream: TextIO | None = None,
     dispensable: Sequence[str] = (),
     elsewhere: str = "--json has them",
 ) -> None:
-    """Print headings and rows as a table that fits the stream (default: stdout).
+    """Print headings and rows as a table that fits the terminal.
 
     Columns without any value are left out. Then the columns `dispensable` are left out, in that order, until
     the rest fits; a line below names them, and `elsewhere` says where to find them. Other columns are printed
@@ -98,15 +97,13 @@ def print_rows(
     """
     filled = without_empty_columns(rows)
     names = [name for name in dispensable if name in filled[0]]
-    shown = rows_that_fit(
-        filled, width=width_of(stream), dispensable=[filled[0].index(name) for name in names]
-    )
+    shown = rows_that_fit(filled, width=table_width(), dispensable=[filled[0].index(name) for name in names])
     head, *lines = aligned(shown)
     rule = "─" * max(map(len, (head, *lines)))
-    print_text(head, rule, *lines, stream=stream, whole=True)
+    print_text(head, rule, *lines, whole=True)
     left_out = ", ".join(name for name in names if name not in shown[0])
     if left_out:
-        print_text(f"Not shown for want of width: {left_out}; {elsewhere}.", stream=stream)
+        print_text(f"Not shown for want of width: {left_out}; {elsewhere}.")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -158,48 +155,36 @@ def rows_that_fit(
     return [[row[index] for index in kept] for row in rows]
 
 
-def print_text(
-    *texts: str, stream: TextIO | None = None, indent: str = "  ", bold: bool = False, whole: bool = False
-) -> None:
-    """Print paragraphs on the stream (default: stdout), wrapped to its width; further lines begin with
-    `indent`.
+def print_text(*texts: str, indent: str = "  ", bold: bool = False, whole: bool = False) -> None:
+    """Print paragraphs, wrapped to the width of the terminal; further lines begin with `indent`.
 
     `whole`: print them as they are, such as rows of a table or commands to copy.
     """
-    console, width = console_on(stream), text_width(stream)
+    console, width = plain_console(), text_width()
     for text in texts:
         shown = text if whole else paragraph(text, width=width, indent=indent)
         console.print(shown, markup=False, soft_wrap=True, style="bold" if bold else "")
 
 
-def console_on(stream: TextIO | None = None, *, wide: int = 200) -> Console:
-    """Make a rich console on the stream (default: stdout), at least `wide` columns wide, so that nothing is
-    cut off.
+def plain_console() -> Console:
+    """Make a rich console on stdout, at least 200 columns wide, so that nothing is cut off.
 
     Markup is off: a variant may be called `m[int8]`.
     """
     from rich.console import Console
 
-    width = max(width_of(stream), wide)
-    return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    width = max(table_width(), 200)
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
-def width_of(stream: TextIO | None = None) -> int:
-    """Return how many columns a table may take on the stream (default: stdout)."""
-    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else TABLE_WIDTH
+def table_width() -> int:
+    """Return how many columns a table may take on stdout."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else TABLE_WIDTH
 
 
-def text_width(stream: TextIO | None = None) -> int:
-    """Return how many columns a paragraph may take on the stream (default: stdout)."""
-    # A terminal's paragraphs are at least and at most so wide.
-    # Where there is no terminal.
-    log_width = 80
-    text_width = (60, 100)
-    stream = stream or sys.stdout
-    if not stream.isatty():
-        return log_width
-    least, most = text_width
-    return min(max(shutil.get_terminal_size().columns, least), most)
+def text_width() -> int:
+    """Return how many columns a paragraph may take on stdout: 60 to 100, and 80 where it is no terminal."""
+    return min(max(shutil.get_terminal_size().columns, 60), 100) if sys.stdout.isatty() else 80
 
 
 def paragraph(text: str, *, width: int, indent: str = "  ") -> str:

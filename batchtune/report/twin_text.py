@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.report import tables
@@ -42,10 +42,9 @@ class Simulated:
 
 
 @contextmanager
-def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> Iterator[None]:
-    """Return a context manager that prints `text` on stderr (or `stream`) once its block has taken
-    PATIENCE_S."""
-    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} …", stream))
+def note_when_slow(text: str, *, quiet: bool) -> Iterator[None]:
+    """Return a context manager that prints `text` on stderr once its block has taken PATIENCE_S."""
+    timer = threading.Timer(PATIENCE_S, lambda: sys.stderr.write(f"{text} …\n"))
     timer.daemon = True
     if not quiet:
         timer.start()
@@ -62,7 +61,6 @@ def print_simulations(
     base: str,
     run: Path,
     notes: Sequence[str] = (),
-    stream: TextIO | None = None,
 ) -> None:
     """Print a table with a row for each point, then the twin's accuracy, notes and measured rates.
 
@@ -77,10 +75,9 @@ def print_simulations(
     labels, common = brief_labels([point.configuration.label() for point in points])
     tables.print_rows(
         [headings, *([label, *_cells(point)] for label, point in zip(labels, points, strict=True))],
-        stream=stream,
         dispensable=("p50 ms", "mean batch", "p99 ms", "refused", "busy"),
     )
-    tables.print_text(*([f"All configurations: {common}."] if common else []), "", stream=stream)
+    tables.print_text(*([f"All configurations: {common}."] if common else []), "")
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"Confidence: {accuracy_text(twin)}.", *notes]
     reasons = dict.fromkeys(text_of(reason) for point in points for reason in point.prediction.extrapolations)
@@ -88,12 +85,10 @@ def print_simulations(
     known = {point.configuration: point for point in points if point.measured is not None}
     for point in list(known.values())[:measured_most]:
         lines.append(f"{point.configuration.label()}: {measured_text(point.measured, point.twin_rps)}.")
-    tables.print_text(*lines, stream=stream)
+    tables.print_text(*lines)
 
 
-def print_plan(
-    plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path, stream: TextIO | None = None
-) -> None:
+def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path) -> None:
     """Print how many replicas a plan needs, then what each gets, the predicted latencies, and how accurate
     that is."""
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
@@ -102,7 +97,6 @@ def print_plan(
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
     tables.print_text(
         f"{label}{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}",
-        stream=stream,
         bold=True,
     )
     replicas = plan.replicas
@@ -126,7 +120,7 @@ def print_plan(
         *(f"Note: {text_of(note)}." for note in plan.notes),
         *(f"Extrapolated: {text_of(reason)}." for reason in plan.extrapolations),
     ]
-    tables.print_text(*lines, stream=stream)
+    tables.print_text(*lines)
 
 
 def accuracy_text(twin: Twin) -> str:
@@ -197,7 +191,3 @@ def _cells(point: Simulated) -> list[str]:
         percentage(float(sorted(refused)[len(refused) // 2])),
         "*" if prediction.extrapolated else "",
     ]
-
-
-def _tell(text: str, stream: TextIO | None) -> None:
-    print(text, file=stream or sys.stderr, flush=True)

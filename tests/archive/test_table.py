@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,7 +163,8 @@ def test_a_trial_at_a_rate_has_a_dash_for_clients_beside_probes_that_have_some()
     probe, at_rate = (planted(number, throughput=100, p95_s=0.01) for number in (1, 2))
     stream = io.StringIO()
     table = trial_table([replace(probe, concurrency=1), replace(at_rate, concurrency=None, rate_rps=100.0)])
-    print_trials(table, sort=None, output="markdown", stream=stream)
+    with redirect_stdout(stream):
+        print_trials(table, sort=None, output="markdown")
     *_, first, second = stream.getvalue().splitlines()
     assert (first.split(" | ")[3:5], second.split(" | ")[3:5]) == (["1", "–"], ["–", "100"])
     assert short_label("num_batch_threads=1") == "1 thread"

@@ -14,7 +14,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,8 +117,10 @@ def test_a_load_test_reads_as_before(name: str, tmp_path: Path) -> None:
     run = LOADS[name](tmp_path / "results")
     points, scenario = run.ledger(), run.scenario()
     table, rows = io.StringIO(), io.StringIO()
-    print_points(points, scenario=scenario, stream=table)
-    print_points_csv(points, scenario=scenario, stream=rows)
+    with redirect_stdout(table):
+        print_points(points, scenario=scenario)
+    with redirect_stdout(rows):
+        print_points_csv(points, scenario=scenario)
     document = json.dumps(points_dict(points, scenario=scenario), indent=1, sort_keys=True)
     parts = [table.getvalue(), rows.getvalue().replace("\r", ""), document, page_text(run)]
     assert_golden(f"load_{name}", "\n".join(parts), run)
@@ -129,7 +131,8 @@ def test_a_comparison_reads_as_before(tmp_path: Path) -> None:
     scenarios = read_kept_variants(run.path / "scenario.yaml")
     variants = [Variant(name=name, scenario=scenarios[name]) for name in scenarios]
     comparison, stream = summarise(run.ledger(), variants), io.StringIO()
-    print_comparison(comparison, path=run.path, stream=stream)
+    with redirect_stdout(stream):
+        print_comparison(comparison, path=run.path)
     lines = "\n".join(map(variant_line, run.ledger()[:12]))
     document = json.dumps(comparison.to_dict())[:2000]
     page = page_text(run, trials=False)
@@ -140,7 +143,8 @@ def test_a_noise_floor_reads_as_before(tmp_path: Path) -> None:
     run = two_arms_run(tmp_path, ("a", "b"), blocks=8, gain=1.0, kind="noise")
     floor = noise_floor(run.ledger(), [Variant(name=name, scenario=SCENARIO) for name in ("a", "b")])
     stream = io.StringIO()
-    print_noise(floor, path=run.path, stream=stream)
+    with redirect_stdout(stream):
+        print_noise(floor, path=run.path)
     assert_golden(
         "noise", f"{stream.getvalue()}\n{json.dumps(floor.to_dict(), indent=1, sort_keys=True)}\n", run
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,8 @@ Gain        ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08]
 
 def printed(chosen: Recommendation, *, scenario: Scenario = SCENARIO, **options: str) -> str:
     stream = io.StringIO()
-    print_answer(chosen, scenario=scenario, deployment=DEPLOYMENT, stream=stream, **options)
+    with redirect_stdout(stream):
+        print_answer(chosen, scenario=scenario, deployment=DEPLOYMENT, **options)
     return stream.getvalue()
 
 

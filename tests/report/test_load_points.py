@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -62,7 +63,8 @@ def point(clients: int, *caveats: Coded, verdict: str | None = "PASS", server=No
 
 def table(points) -> str:
     stream = Terminal()
-    print_points(points, stream=stream)
+    with redirect_stdout(stream):
+        print_points(points)
     return stream.getvalue()
 
 
@@ -184,7 +186,8 @@ def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
 
 def test_csv_has_one_cell_for_each_heading_also_where_a_point_failed():
     stream = io.StringIO()
-    print_points_csv([point(8, EMULATED, server=SERVER), point(16, failure="no")], stream=stream)
+    with redirect_stdout(stream):
+        print_points_csv([point(8, EMULATED, server=SERVER), point(16, failure="no")])
     heading, good, failed = csv.reader(stream.getvalue().splitlines())
     assert len(heading) == len(good) == len(failed)
     told = dict(zip(heading, good, strict=True))
@@ -272,7 +275,8 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
         model_batch_rows={"ranker": 400, "reader": 50},
         model_batch_micros={"ranker": 250_000, "reader": 750_000},
     )
-    print_models(together, alone, server, stream=stream)
+    with redirect_stdout(stream):
+        print_models(together, alone, server)
     text = re.sub(r"\s+", " ", stream.getvalue())
     assert row_of(stream.getvalue(), "ranker").split()[1:3] == ["8", "clients"]
     assert row_of(stream.getvalue(), "reader").split()[1] == "30/s"
@@ -283,12 +287,14 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
     latency_s = {**measured.latency_s, "p95": Estimate(value=0.03, low=0.029, high=0.031)}
     slower = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
     again = io.StringIO()
-    print_models({"reader": slower}, alone, None, stream=again)
+    with redirect_stdout(again):
+        print_models({"reader": slower}, alone, None)
     assert "reader: p95 30 ms beside the others, 10 ms alone (×3)." in re.sub(r"\s+", " ", again.getvalue())
     latency_s["p95"] = Estimate(value=math.inf, low=math.inf, high=math.inf)
     drowned = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
     again = io.StringIO()
-    print_models({"reader": drowned}, alone, None, stream=again)
+    with redirect_stdout(again):
+        print_models({"reader": drowned}, alone, None)
     assert "reader: p95 unbounded beside the others, 10 ms alone." in re.sub(r"\s+", " ", again.getvalue())
     assert "The server, all models together: 164 batches, 13.6 rows on average" in text
     assert (

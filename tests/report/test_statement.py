@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -81,7 +82,8 @@ def printed(
     **options: str,
 ) -> str:
     stream = stream or Terminal()
-    print_recommendation(chosen, scenario=scenario, deployment=DEPLOYMENT, stream=stream, **options)
+    with redirect_stdout(stream):
+        print_recommendation(chosen, scenario=scenario, deployment=DEPLOYMENT, **options)
     return stream.getvalue()
 
 

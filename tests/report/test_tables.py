@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ GATES = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu", "memory", "g
 
 def of_rows(rows: list[list[str]], stream: io.StringIO | None = None, **options) -> list[str]:
     stream = stream or io.StringIO()
-    print_rows(rows, stream=stream, **options)
+    with redirect_stdout(stream):
+        print_rows(rows, **options)
     return stream.getvalue().splitlines()
 
 
@@ -92,15 +94,13 @@ def test_an_interval_without_an_end_names_the_one_it_has(value, low, high, text)
     assert latency(Estimate(value=value, low=low, high=high)) == text
 
 
-def history_of_all_gates() -> str:
+def print_history_of_all_gates() -> None:
     gates = {name: {"before": 0.01, "after": 0.0123456, "change": None, "state": "ok"} for name in GATES}
     line = {"utc": "2026-11-01T12:00:00+00:00", "scenario": "quickstart", "verdict": "REGRESSED"}
-    stream = io.StringIO()
-    print_history([{**line, "gates": gates, "commit": "a" * 40}] * 2, [], stream=stream)
-    return stream.getvalue()
+    print_history([{**line, "gates": gates, "commit": "a" * 40}] * 2, [])
 
 
-def tables_of(root: Path) -> dict[str, Callable[[io.StringIO], object]]:
+def tables_of(root: Path) -> dict[str, Callable[[], object]]:
     swept, compared = quickstart_run(root), compared_run(root)
     variants = [
         Variant(name=name, scenario=scenario)
@@ -109,24 +109,19 @@ def tables_of(root: Path) -> dict[str, Callable[[io.StringIO], object]]:
     alike = two_arms_run(root / "alike", ("a", "b"), blocks=8, gain=1.0, kind="noise")
     arms = [Variant(name=name, scenario=SCENARIO) for name in ("a", "b")]
     return {
-        "trials": lambda stream: print_trials(swept.trials(), sort=None, output="table", stream=stream),
-        "runs": lambda stream: print_runs(runs_under(root), json=False, stream=stream),
-        "load": lambda stream: print_points(
-            loaded_run(root / "load", rising_rates()).ledger(), stream=stream
-        ),
-        "compare": lambda stream: print_comparison(
-            summarise(compared.ledger(), variants), path=Path("results/a"), stream=stream
-        ),
-        "noise": lambda stream: print_noise(
-            noise_floor(alike.ledger(), arms), path=Path("results/a"), stream=stream
-        ),
-        "history": lambda stream: stream.write(history_of_all_gates()),
-        "recommend": lambda stream: stream.write(
-            "\n".join(
+        "trials": lambda: print_trials(swept.trials(), sort=None, output="table"),
+        "runs": lambda: print_runs(runs_under(root), json=False),
+        "load": lambda: print_points(loaded_run(root / "load", rising_rates()).ledger()),
+        "compare": lambda: print_comparison(summarise(compared.ledger(), variants), path=Path("results/a")),
+        "noise": lambda: print_noise(noise_floor(alike.ledger(), arms), path=Path("results/a")),
+        "history": print_history_of_all_gates,
+        "recommend": lambda: print(
+            *(
                 line
                 for line in answered("recommend", swept.path, "--why", cwd=root).stdout.splitlines()
                 if not line.startswith(("Deploy: ", "Confirm: "))
-            )
+            ),
+            sep="\n",
         ),
     }
 
@@ -134,7 +129,8 @@ def tables_of(root: Path) -> dict[str, Callable[[io.StringIO], object]]:
 @pytest.mark.parametrize("name", ["trials", "runs", "load", "compare", "noise", "history", "recommend"])
 def test_no_table_is_wider_than_a_log_where_there_is_no_terminal(name: str, tmp_path: Path):
     stream = io.StringIO()
-    tables_of(tmp_path)[name](stream)
+    with redirect_stdout(stream):
+        tables_of(tmp_path)[name]()
     lines = stream.getvalue().splitlines()
     assert any(set(line) == {"─"} for line in lines)
     assert max(map(len, lines)) <= TABLE_WIDTH == 100, stream.getvalue()

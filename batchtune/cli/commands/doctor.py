@@ -32,7 +32,7 @@ from batchtune.cli.doctor_checks import (
 from batchtune.errors import TargetError
 from batchtune.plain_values import to_plain
 from batchtune.report.live_view import sweep_view
-from batchtune.report.tables import console_on, paragraph, text_width
+from batchtune.report.tables import paragraph, plain_console, text_width
 
 LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
 """Longest time for all checks together, in seconds, without watching the host's noise."""
@@ -88,7 +88,7 @@ def _works(check: Check) -> bool:
 
 
 def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
-    console, width = console_on(), text_width()
+    console, width = plain_console(), text_width()
     names = max(len(name) for name in checks)
     indent = " " * (len("optional") + 2 + names + 2)
     shown_as = {"ok": ("ready", "green"), "missing": ("optional", "dim"), "problem": ("problem", "red")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.check.account import MOVED, Attribution, Part
 from batchtune.check.gate import Finding, margin_text
@@ -50,16 +50,15 @@ def unit_of(figure: str) -> tuple[str, float]:
     return f"{model}: {title}" if model else title, scale
 
 
-def print_check(account: Account, *, stream: TextIO | None = None) -> None:
+def print_check(account: Account) -> None:
     """Print a check: verdict, a row for each gate, where a change comes from, what to do next. With one model
     ≤ 15 lines."""
-    print_text(headline(account), stream=stream, indent="      ")
+    print_text(headline(account), indent="      ")
     if account.conclusion.findings:
-        print_rows(gate_table(account), stream=stream)
+        print_rows(gate_table(account))
     print_text(
         *(f"{label:<6}{text}" for label, text in closing(account)),
         *([] if account.run is None else [f"Saved in {account.run}"]),
-        stream=stream,
         indent="      ",
     )
 
@@ -290,9 +289,7 @@ def _signed(share: float) -> str:
     return f"{'−' if share < 0 else '+'}{rounded(abs(share) * 100)}"
 
 
-def print_history(
-    lines: Sequence[Mapping[str, Any]], series: Sequence[Series], *, stream: TextIO | None = None
-) -> None:
+def print_history(lines: Sequence[Mapping[str, Any]], series: Sequence[Series]) -> None:
     """Print a row for each saved check, oldest first, with the candidate's figures; then the changes that
     lasted.
 
@@ -305,8 +302,8 @@ def print_history(
     for line in lines:
         when = line["utc"][:16].replace("T", " ")
         rows.append([when, line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)])
-    print_rows(rows, stream=stream, dispensable=_dispensable(heads))
-    print_text(*change_lines(series), *record_lines(track_record(lines)), stream=stream)
+    print_rows(rows, dispensable=_dispensable(heads))
+    print_text(*change_lines(series), *record_lines(track_record(lines)))
 
 
 def _dispensable(headings: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,8 @@ from tests.check.check_fakes import account, measurement, moved, regressed, slow
 
 def printed(checked) -> str:
     stream = io.StringIO()
-    print_check(checked, stream=stream)
+    with redirect_stdout(stream):
+        print_check(checked)
     return stream.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -44,14 +45,16 @@ def test_a_change_is_told_with_its_day_and_commit(root):
     assert told == "p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13 12:00 on, commit 000000000."
     assert worth.startswith("1 figure looked at")
     stream = io.StringIO()
-    print_history(lines, series_of(lines), stream=stream)
+    with redirect_stdout(stream):
+        print_history(lines, series_of(lines))
     assert stream.getvalue().count("OK") == 24
 
 
 def test_without_commits_the_table_has_no_column_of_them():
     for commit in ("a" * 40, None):
         stream = io.StringIO()
-        print_history([line(1, 0.01, commit=commit)], [], stream=stream)
+        with redirect_stdout(stream):
+            print_history([line(1, 0.01, commit=commit)], [])
         assert ("commit" in stream.getvalue().splitlines()[0]) == (commit is not None)
 
 

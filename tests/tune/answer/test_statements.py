@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,7 +210,8 @@ def texts_of(chosen: Recommendation, scenario: Scenario) -> Iterator[str]:
     step = None if chosen.established else STEP
     for write in (print_answer, print_recommendation):
         stream = io.StringIO()
-        write(chosen, scenario=scenario, deployment="DEPLOY", next_step=step, offer=OFFER, stream=stream)
+        with redirect_stdout(stream):
+            write(chosen, scenario=scenario, deployment="DEPLOY", next_step=step, offer=OFFER)
         yield re.sub(r"\s+", " ", stream.getvalue())
 
 

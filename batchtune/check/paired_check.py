@@ -46,54 +46,35 @@ UNTOLD: Final = (math.nan, math.nan)
 
 def paired_figures(
     trials: Sequence[Trial],
-    *,
-    baseline: str,
-    candidate: str,
-    cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
-) -> list[BlockFigures]:
-    """Return the figures of both sides for each block that both completed, in the order of the blocks.
-
-    `cpu`: block -> CPU seconds per request, (baseline, candidate), where those were measured by loads of
-    their own; nan where that failed. They replace the runs' own CPU figures in every block where at least
-    half of the blocks have them, else in none: the two are never mixed.
-    """
-    before, after = runs_of(trials, baseline), runs_of(trials, candidate)
-    both = sorted(before.keys() & after.keys())
-    asked = [cpu[block] for block in both if block in cpu]
-    is_apart = bool(asked) and 2 * sum(not math.isnan(pair[0]) for pair in asked) >= len(asked)
-    blocks: list[BlockFigures] = []
-    for block in both:
-        figures = _side_by_side(before[block], after[block])
-        blocks.append({**figures, "cpu": cpu.get(block, UNTOLD)} if is_apart else figures)
-    return blocks
-
-
-def variant_figures(
-    trials: Sequence[Trial],
     before: Variant,
     after: Variant,
     *,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """Return the figures of both sides for each block, as `paired_figures` does; with several models those of
-    each model, under names such as `ranker:p95`."""
-    if not before.scenario.target.models:
-        return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
+    """Return the figures of both variants for each block that both completed, in the order of the blocks.
+
+    With several models those of each, under names such as `ranker:p95`. `cpu`: block -> CPU seconds per
+    request, (baseline, candidate), where those were measured by loads of their own; nan where that failed. They
+    replace the runs' own CPU figures in every block where at least half of the blocks have them, else in none:
+    the two are never mixed.
+    """
     arms = [
         (arm.model, runs_of(trials, left.name), runs_of(trials, arm.name))
         for left, arm in paired_arms(before, after)
     ]
-    whole = set.intersection(*({*left} & {*right} for _, left, right in arms))
+    both = sorted(set.intersection(*({*left} & {*right} for _, left, right in arms)))
+    asked = [cpu[block] for block in both if block in cpu]
+    is_apart = bool(asked) and 2 * sum(not math.isnan(pair[0]) for pair in asked) >= len(asked)
     blocks: list[BlockFigures] = []
-    for block in sorted(whole):
+    for block in both:
         figures: dict[str, tuple[float, float]] = {}
         for model, left, right in arms:
             figures |= _side_by_side(left[block], right[block], model=model)
-        blocks.append(figures)
+        blocks.append({**figures, "cpu": cpu.get(block, UNTOLD)} if is_apart else figures)
     return blocks
 
 
-def _side_by_side(before: Trial, after: Trial, *, model: str = "") -> dict[str, tuple[float, float]]:
+def _side_by_side(before: Trial, after: Trial, *, model: str) -> dict[str, tuple[float, float]]:
     """Return name of the figure -> (before, after) of two runs."""
     left, right = run_figures(before), run_figures(after)
     return {figure_name(model, metric): (left[metric], right[metric]) for metric in METRICS}

@@ -8,7 +8,11 @@ import pytest
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed, paired_figures, run_figures
+from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import exactly, measurement, moved, trial
+from tests.tune.answer.ledgers import SCENARIO
+
+SIDES = [Variant(name=name, scenario=SCENARIO) for name in ("main", "new")]
 
 
 def test_cpu_is_counted_for_each_request_of_the_servers_own_account():
@@ -47,7 +51,7 @@ def test_a_capacity_that_collapsed_in_some_blocks_stays_in_its_gate():
         for block in range(1, 13)
         for name in ("main", "new")
     ]
-    blocks = paired_figures(trials, baseline="main", candidate="new")
+    blocks = paired_figures(trials, *SIDES)
     assert blocks[-1]["capacity"] == (500.0, 0.0)
     assert judge_fixed([Gate(metric="capacity", margin=0.05)], blocks).verdict == "REGRESSED"
 
@@ -59,11 +63,11 @@ def test_gpu_seconds_are_its_busy_time():
 
 def test_where_cpu_was_measured_apart_only_that_counts():
     trials = [trial(name, block) for block in (1, 2) for name in ("main", "new")]
-    blocks = paired_figures(trials, baseline="main", candidate="new", cpu={2: (5e-5, 6e-5)})
+    blocks = paired_figures(trials, *SIDES, cpu={2: (5e-5, 6e-5)})
     assert blocks[1]["cpu"] == (5e-5, 6e-5)
     assert all(math.isnan(figure) for figure in blocks[0]["cpu"])
     own = run_figures(trials[0])["cpu"]
-    alone = paired_figures(trials, baseline="main", candidate="new")
+    alone = paired_figures(trials, *SIDES)
     assert [block["cpu"] for block in alone] == [(own, own)] * 2
 
 
@@ -71,14 +75,14 @@ def test_where_cpu_was_measured_apart_only_that_counts():
 def test_where_most_of_it_told_nothing_the_runs_of_every_block_count(told, are_apart):
     trials = [trial(name, block) for block in range(1, 9) for name in ("main", "new")]
     cpu = {block: (5e-5, 6e-5) if block <= told else (math.nan, math.nan) for block in range(1, 7)}
-    figures = [block["cpu"] for block in paired_figures(trials, baseline="main", candidate="new", cpu=cpu)]
+    figures = [block["cpu"] for block in paired_figures(trials, *SIDES, cpu=cpu)]
     own = run_figures(trials[0])["cpu"]
     if are_apart:
         assert figures[:3] == [(5e-5, 6e-5)] * 3
         assert all(math.isnan(before) for before, _ in figures[3:])
     else:
         assert figures == [(own, own)] * 8
-    of_others = paired_figures(trials, baseline="main", candidate="new", cpu={9: (5e-5, 6e-5)})
+    of_others = paired_figures(trials, *SIDES, cpu={9: (5e-5, 6e-5)})
     assert [block["cpu"] for block in of_others] == [(own, own)] * 8
 
 
@@ -87,5 +91,5 @@ def test_blocks_need_both_sides_and_count_the_last_attempt():
         throughput_rps=measurement().throughput_rps.__class__(value=2000.0, low=2000.0, high=2000.0)
     )
     trials = [trial("main", 1), trial("new", 1), trial("main", 2), trial("new", 1, fast)]
-    (block,) = paired_figures(trials, baseline="main", candidate="new")
+    (block,) = paired_figures(trials, *SIDES)
     assert block["throughput"] == (1600.0, 2000.0)

@@ -11,7 +11,7 @@ import pytest
 from batchtune.check.account import Account, account_from, attributed, judged
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
-from batchtune.check.paired_check import judge_fixed, variant_figures
+from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import as_text
@@ -78,7 +78,7 @@ def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = 
 
 def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Account:
     gates = gates_of(margins, objective="latency", models=["quick", "slow"])
-    fixed = judge_fixed(gates, variant_figures(trials, *pair))
+    fixed = judge_fixed(gates, paired_figures(trials, *pair))
     return Account(
         scenario="two",
         baseline="eight",

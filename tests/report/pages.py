@@ -28,6 +28,7 @@ from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
@@ -121,7 +122,7 @@ def checked_run(
     """A check whose candidate is `gain` times as fast, after so many that were a third faster, the last one apart."""
     run = two_arms_run(root, names, blocks=blocks, gain=gain, kind="compare")
     trials = run.ledger()
-    figures = paired_figures(trials, baseline=names[0], candidate=names[1])
+    figures = paired_figures(trials, *(Variant(name=name, scenario=SCENARIO) for name in names))
     conclusion = replace(judge_fixed(default_gates("throughput"), figures), fresh_blocks=6, confirms=True)
     account = Account(
         scenario=SCENARIO.name,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, variant_figures
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, paired_figures
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import MeasuringSession, gravest, session
@@ -152,7 +152,7 @@ def _accounts(
     accounts = []
     error_rate = ERROR_RATE / len(variants[1:])
     for variant in variants[1:]:
-        blocks = variant_figures(trials, variants[0], variant)
+        blocks = paired_figures(trials, variants[0], variant)
         fixed = judge_fixed(gates, blocks, error_rate=error_rate)
         conclusion = judged(fixed, trials, (variants[0], variant))
         attribution = attributed(conclusion, trials, baseline=baseline, candidate=variant.name)

@@ -88,7 +88,7 @@ def course_of(benches: FakeBenches, gates) -> Course:
         variants=SIDES,
         benches=benches,  # type: ignore[arg-type]
         session=session,  # type: ignore[arg-type]
-        figures=lambda trials, _phase: paired_figures(trials, baseline="main", candidate="new", cpu=duets),
+        figures=lambda trials, _phase: paired_figures(trials, *SIDES, cpu=duets),
         duets=duets,
         relaunches=needs_relaunches(gates),
     )

@@ -14,7 +14,7 @@ from batchtune.archive.run import CHECK, write_whole
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
-from batchtune.check.paired_check import variant_figures
+from batchtune.check.paired_check import paired_figures
 from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.course import (
@@ -74,7 +74,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
             variants=variants,
             benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path, apart=True),
             session=current,
-            figures=lambda trials, _phase: variant_figures(trials, *pair, cpu=duets),
+            figures=lambda trials, _phase: paired_figures(trials, *pair, cpu=duets),
             duets=duets,
             relaunches=needs_relaunches(gates),
         )

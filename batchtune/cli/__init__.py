@@ -1,8 +1,8 @@
 """The command line: parses, calls the rooms in order, prints, exits with the code that says how it went.
 
-`app` holds the command line, `ending` how it ends, `commands` one file a command, `arguments` what its words mean.
+`app` lists the commands and ends them, `commands` has one file a command, `arguments` what the words mean.
 """
 
-from batchtune.cli.ending import main
+from batchtune.cli.app import main
 
 __all__ = ["main"]

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from batchtune.archive.run import Run, create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.cli.app import app
+from batchtune.cli.app import app, main
 from batchtune.cli.commands import ask_twin as cli_calibrated
-from batchtune.cli.ending import main
 from batchtune.report.twin_text import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from batchtune.cli import doctor_checks as backends
-from batchtune.cli import doctor_checks as machine
 from batchtune.cli.app import app
 from batchtune.cli.commands import doctor
-from batchtune.cli.doctor_checks import Backend, Check, answers, backend, simulator
+from batchtune.cli.commands.doctor import Backend, Check, answers, backend, simulator
 from batchtune.measure.validity.disturbances import HostNoise
 
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
@@ -147,7 +145,7 @@ def test_cpus_are_those_of_the_affinity_and_the_quota(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: affinity)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     write(tmp_path / "sys/fs/cgroup/cpu.max", f"{quota or 'max'} 100000")
-    check = machine.cpus(tmp_path)
+    check = doctor.cpus(tmp_path)
     assert check.state == state
     assert check.text.startswith(f"{len(affinity)} of 16 may be used, ")
     assert check.text.endswith("a quota of 2.5" if quota else "no quota")
@@ -155,12 +153,12 @@ def test_cpus_are_those_of_the_affinity_and_the_quota(
 
 
 def test_one_disturbed_half_second_is_no_noise() -> None:
-    check = machine.host_noise([QUIET] * 7 + [BUSY])
+    check = doctor.host_noise([QUIET] * 7 + [BUSY])
     assert check == Check(state="ok", text="quiet for 4 s: others used at most 43 % of these CPUs")
 
 
 def test_noise_is_told_by_its_worst_half_seconds() -> None:
-    check = machine.host_noise([QUIET] * 5 + [BUSY, STOLEN, STOLEN])
+    check = doctor.host_noise([QUIET] * 5 + [BUSY, STOLEN, STOLEN])
     assert check.state == "problem"
     assert check.text == (
         "noisy in 3 of 8 half seconds: others used up to 43 % of these CPUs; the hypervisor took up to 4 % of their "
@@ -172,9 +170,9 @@ def test_noise_is_told_by_its_worst_half_seconds() -> None:
 def test_the_host_is_watched_window_by_window() -> None:
     slept: list[float] = []
     watched: list[int] = []
-    assert machine.watch_host(watched.append, sleep=slept.append).state in ("ok", "problem")
-    assert slept == [machine.WINDOW_S] * machine.WATCHED_WINDOWS
-    assert watched == list(range(machine.WATCHED_WINDOWS))
+    assert doctor.watch_host(watched.append, sleep=slept.append).state in ("ok", "problem")
+    assert slept == [doctor.WINDOW_S] * doctor.WATCHED_WINDOWS
+    assert watched == list(range(doctor.WATCHED_WINDOWS))
 
 
 @pytest.mark.parametrize(("limit", "state"), [(3 * 2**30, "ok"), (2**30, "problem")])
@@ -183,17 +181,17 @@ def test_free_memory_is_that_of_the_control_group(tmp_path: Path, limit: int, st
     write(group / "memory.max", str(limit))
     write(group / "memory.current", str(2**30))
     write(group / "memory.stat", f"anon 1\ninactive_file {2**29}\n")
-    check = machine.memory(tmp_path)
+    check = doctor.memory(tmp_path)
     assert check.text == f"{(limit - 2**29) / 2**30:.1f} GiB free"
     assert check.state == state
 
 
 def test_results_need_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.room_for_results(tmp_path / "not" / "yet").text.endswith(f"GiB free in {tmp_path}")
+    assert doctor.room_for_results(tmp_path / "not" / "yet").text.endswith(f"GiB free in {tmp_path}")
     write(tmp_path / "file", "")
-    assert machine.room_for_results(tmp_path / "file").text == f"{tmp_path / 'file'} is a file"
+    assert doctor.room_for_results(tmp_path / "file").text == f"{tmp_path / 'file'} is a file"
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
-    check = machine.room_for_results(tmp_path)
+    check = doctor.room_for_results(tmp_path)
     assert (check.state, check.text) == ("problem", f"{tmp_path} cannot be written")
     assert "--results" in check.advice
 
@@ -201,9 +199,9 @@ def test_results_need_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(("free", "state"), [(2**40, "ok"), (2**28, "ok"), (2**20, "problem")])
 def test_results_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": free}))
-    check = machine.room_for_results(tmp_path)
+    check = doctor.room_for_results(tmp_path)
     assert check.state == state
-    assert bool(check.advice) == (free < machine.DISK_BYTES)
+    assert bool(check.advice) == (free < doctor.DISK_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_open_files_are_those_of_the_hard_limit(
     monkeypatch: pytest.MonkeyPatch, hard: int, state: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, hard))
-    assert machine.open_files().state == state
+    assert doctor.open_files().state == state
 
 
 @pytest.mark.parametrize(
@@ -228,17 +226,17 @@ def test_a_container_program_needs_an_engine_that_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: str, text: str
 ) -> None:
     engine = program(tmp_path / "docker", script)
-    check = backends.container_engine(engine, limit_s=0.2)
+    check = doctor.container_engine(engine, limit_s=0.2)
     assert (check.state, check.text) == (state, text)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert backends.container_engine().state == "missing"
-    assert backends.tritonserver().advice == backends.tensorflow_model_server().advice
+    assert doctor.container_engine().state == "missing"
+    assert doctor.tritonserver().advice == doctor.tensorflow_model_server().advice
 
 
 def test_another_server_is_told_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = program(tmp_path / "tensorflow_model_server", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = backends.tensorflow_model_server()
+    check = doctor.tensorflow_model_server()
     assert (check.state, check.text) == ("ok", path)
     assert "target: {command: [tensorflow_model_server]}" in check.advice
 
@@ -251,19 +249,19 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_a_gpu_is_told_with_what_its_measuring_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, "echo 'NVIDIA H200, 580.1, 143771'; echo 'NVIDIA H200, 580.1, 143771'")
-    monkeypatch.setattr(backends, "find_spec", lambda _name: None)
-    check = backends.gpu(tmp_path)
+    monkeypatch.setattr(doctor, "find_spec", lambda _name: None)
+    check = doctor.gpu(tmp_path)
     assert (check.state, check.text) == ("problem", "2 × NVIDIA H200, whose use cannot be measured")
     assert "batchtune[gpu]" in check.advice
-    monkeypatch.setattr(backends, "find_spec", lambda _name: object())
-    assert backends.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
+    monkeypatch.setattr(doctor, "find_spec", lambda _name: object())
+    assert doctor.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
 
 
 def test_a_gpu_whose_driver_is_silent_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, "exit 9")
-    assert backends.gpu(tmp_path).state == "missing"
+    assert doctor.gpu(tmp_path).state == "missing"
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA A100\n")
-    check = backends.gpu(tmp_path)
+    check = doctor.gpu(tmp_path)
     assert (check.state, check.text) == ("problem", "1 × NVIDIA A100: the driver does not answer")
 
 
@@ -295,9 +293,9 @@ def test_what_a_sweep_can_do_without_is_optional_and_no_problem(capsys: pytest.C
 def test_the_whole_check_is_a_table_and_a_document(
     framework: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "WINDOW_S", 0.0)
+    monkeypatch.setattr(doctor, "WINDOW_S", 0.0)
     wanted = framework("__version__ = '1.2'\ndef gpus():\n    return 0\n")
-    kept = dict.fromkeys(backends.BACKENDS, wanted)
+    kept = dict.fromkeys(doctor.BACKENDS, wanted)
     monkeypatch.setattr(doctor, "BACKENDS", kept)
     shown = CliRunner().invoke(app, ["doctor", "--results", str(tmp_path)])
     assert shown.exit_code == 0, shown.output

@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from batchtune.cli.app import app
 from batchtune.cli.commands import init_model
+from batchtune.cli.commands.doctor import Check
 from batchtune.cli.commands.model_scenario import LookedAt
-from batchtune.cli.doctor_checks import Check
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example
 from batchtune.scenario.reader import read_scenario

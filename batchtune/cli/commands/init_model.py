@@ -11,6 +11,7 @@ from typing import Final
 
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
 from batchtune.cli.arguments.overrides import kind_of
+from batchtune.cli.commands.doctor import watch_host
 from batchtune.cli.commands.model_scenario import (
     LookedAt,
     inputs_of,
@@ -18,7 +19,6 @@ from batchtune.cli.commands.model_scenario import (
     speed_of,
     wants_of,
 )
-from batchtune.cli.doctor_checks import watch_host
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.live_view import sweep_view

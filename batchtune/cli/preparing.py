@@ -95,7 +95,7 @@ def init(
             "--ci",
             hint="leave it out: the job checks by what the scenario says",
         )
-        from batchtune.cli.commands.gate.ci import run_init_ci
+        from batchtune.cli.commands.init_model import run_init_ci
 
         return run_init_ci(ci, name, output=write)
     if server is not None:

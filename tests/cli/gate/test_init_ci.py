@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from batchtune.cli.commands.gate.ci import run_init_ci
+from batchtune.cli.commands.init_model import run_init_ci
 from batchtune.errors import UsageError
-from batchtune.report.gate.ci_jobs import JOB_FILES, job_text
+from batchtune.report.gate.files import JOB_FILES, job_text
 
 LOAD = "load: {arrivals: closed, concurrency: 1}\nobjective: throughput\nname: n\n"
 

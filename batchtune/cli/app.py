@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 
 from batchtune.cli.answering import reading
 from batchtune.cli.arguments.options import examples
-from batchtune.cli.checking import checking
 from batchtune.cli.measuring import measuring
 from batchtune.cli.preparing import preparing
 from batchtune.errors import BatchtuneError, UsageError
@@ -77,7 +76,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for commands in (preparing, measuring, checking, reading):
+for commands in (preparing, measuring, reading):
     app.add_typer(commands)
 
 

@@ -27,7 +27,7 @@ APART: Final = {
 """Folders that are not read, each with the reason."""
 CODES: Final = {
     ("check/limit.py", "kept"): "the state of a limit, in JSON",
-    ("report/gate/statement.py", "kept"): "that state, beside the word that is shown",
+    ("report/check_text.py", "kept"): "that state, beside the word that is shown",
     ("report/live_view.py", "kept"): "the kind of a point, never shown",
 }
 """Constants that are no text of a user, each with what they are."""

@@ -387,9 +387,9 @@ def check(
     host), 7 a server failed.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
-    from batchtune.cli.commands.gate.course import CheckFiles, CheckRequest, with_words_of_sides
-    from batchtune.cli.commands.gate.paired import run_paired_check
-    from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
+    from batchtune.cli.commands.check_course import CheckFiles, CheckRequest, with_words_of_sides
+    from batchtune.cli.commands.run_check import run_paired_check
+    from batchtune.cli.commands.stored_check import StoredRequest, run_stored_check
 
     if baseline is not None and paired:
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
@@ -435,6 +435,6 @@ def history(
 
     Looks for changes in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """
-    from batchtune.cli.commands.gate.stored import run_history
+    from batchtune.cli.commands.stored_check import run_history
 
     return run_history(results, scenario=scenario, json=json)

@@ -6,7 +6,7 @@ import pytest
 
 from batchtune.check.account import attribute
 from batchtune.measure.validity.caveats import caveat
-from batchtune.report.gate.statement import attribution_text
+from batchtune.report.check_text import attribution_text
 from tests.check.check_fakes import measurement, moved
 
 NOISY = (caveat("host_steal", steal_ratio=0.1),)

@@ -11,8 +11,8 @@ import pytest
 
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
 from batchtune.check.gate import Gate
-from batchtune.cli.commands.gate.course import CheckRequest
-from batchtune.cli.commands.gate.stored import StoredRequest, comparability, update_baseline, widened
+from batchtune.cli.commands.check_course import CheckRequest
+from batchtune.cli.commands.stored_check import StoredRequest, comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.scenario.spec.request import FileInputs, MixSpec
 from batchtune.tune.compare.blocks import Variant

@@ -15,7 +15,7 @@ from batchtune.check.gate import default_gates
 from batchtune.check.paired_check import judge_fixed
 from batchtune.errors import ArchiveError
 from batchtune.plain_values import as_text, coded
-from batchtune.report.gate.statement import account_document, closing, gate_table, headline
+from batchtune.report.check_text import account_document, closing, gate_table, headline
 from tests.check.check_fakes import account, regressed
 
 BOUNDLESS = judge_fixed(

@@ -7,7 +7,7 @@ import pytest
 from batchtune.check.limit import judge_limits, parse_limits
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.gate.statement import limit_text
+from batchtune.report.check_text import limit_text
 from tests.check.check_fakes import measurement, trial
 
 RUN = trial(

@@ -15,9 +15,9 @@ from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.errors import UsageError
 from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import as_text
+from batchtune.report.check_text import print_check, print_history
 from batchtune.report.comparison import print_comparison
 from batchtune.report.findings import text_of
-from batchtune.report.gate.statement import print_check, print_history
 from batchtune.scenario.reader import ScenarioText, read_variants
 from batchtune.tune.bench import Plan
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare

@@ -21,9 +21,9 @@ from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import Coded
+from batchtune.report.html.contender_figures import sweep_results_of
 from batchtune.report.html.shell.document import render
-from batchtune.report.html.sweep.contender_figures import sweep_results_of
-from batchtune.report.html.sweep.page import sweep_document
+from batchtune.report.html.sweep_page import sweep_document
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario

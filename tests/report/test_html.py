@@ -13,9 +13,9 @@ from batchtune.archive.run import LEDGER, Run, create_run
 from batchtune.archive.server_files import BATCHING_PARAMETERS
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
+from batchtune.report.html.contender_figures import sweep_results_of
 from batchtune.report.html.shell.document import PAGE_FILE, unbroken
-from batchtune.report.html.sweep.contender_figures import sweep_results_of
-from batchtune.report.html.sweep.page import answers_of
+from batchtune.report.html.sweep_page import answers_of
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommendation import OpenQuestion

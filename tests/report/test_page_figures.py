@@ -12,9 +12,7 @@ import pytest
 from batchtune.archive.run import create_run
 from batchtune.load.samples import Samples
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.html.shell.drawing import Section
-from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.html.sweep.contender_figures import (
+from batchtune.report.html.contender_figures import (
     LATEST,
     SweepResults,
     brackets,
@@ -23,7 +21,9 @@ from batchtune.report.html.sweep.contender_figures import (
     rates,
     sweep_results_of,
 )
-from batchtune.report.html.sweep.page import heat_map, service_time, slices, sweep_document
+from batchtune.report.html.shell.drawing import Section
+from batchtune.report.html.shell.latency_figures import distribution, sizes, split
+from batchtune.report.html.sweep_page import heat_map, service_time, slices, sweep_document
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity

@@ -12,8 +12,8 @@ import pytest
 
 from batchtune.archive.listing import runs_under
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.check_text import print_history
 from batchtune.report.comparison import print_comparison, print_noise
-from batchtune.report.gate.statement import print_history
 from batchtune.report.load_points import print_points
 from batchtune.report.run_tables import brief_labels, print_runs, print_trials
 from batchtune.report.tables import TABLE_WIDTH, aligned, latency, print_rows, rows_that_fit

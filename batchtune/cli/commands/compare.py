@@ -19,6 +19,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
+from batchtune.report.check_text import account_document, print_check
 from batchtune.report.comparison import (
     comparison_text,
     pace_text,
@@ -27,7 +28,6 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.report.findings import worded
-from batchtune.report.gate.statement import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import refuse_several_models

@@ -1,4 +1,4 @@
-"""`batchtune init`: writes a commented scenario for a model that it sends requests to, a bundled example, or a CI job."""
+"""`batchtune init`: writes a scenario for a model that it sends requests, a bundled example, or a CI job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
 from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.arguments.overrides import kind_of
+from batchtune.cli.commands.check_course import check_seconds, without_search
 from batchtune.cli.commands.doctor import watch_host
-from batchtune.cli.commands.gate.course import check_seconds, without_search
 from batchtune.cli.commands.model_scenario import (
     LookedAt,
     inputs_of,
@@ -26,7 +26,7 @@ from batchtune.cli.commands.model_scenario import (
 )
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
-from batchtune.report.gate.files import JOB_FILES, Host, job_text
+from batchtune.report.ci_files import JOB_FILES, Host, job_text
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import Example, example_names, read_example, server_scenario
 from batchtune.scenario.reader import read_arms, read_scenario, section_of, unchecked_scenario

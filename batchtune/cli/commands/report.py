@@ -91,8 +91,8 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
 def _of_sweep(run: Run) -> Report:
     """Return the page of a sweep as data, with the command that deploys its answer and, where that is open,
     the next step."""
-    from batchtune.report.html.sweep.contender_figures import sweep_results_of
-    from batchtune.report.html.sweep.page import sweep_document
+    from batchtune.report.html.contender_figures import sweep_results_of
+    from batchtune.report.html.sweep_page import sweep_document
 
     account = sweep_results_of(run)
     chosen, command = account.chosen, None

@@ -33,8 +33,8 @@ from batchtune.errors import (
 from batchtune.load.cluster.ray_hosts import AnyFleet
 from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import as_text, to_plain
+from batchtune.report.check_text import limit_text
 from batchtune.report.findings import text_of, worded
-from batchtune.report.gate.statement import limit_text
 from batchtune.report.live_view import live_line, plan_load, trial_line
 from batchtune.report.load_points import (
     points_dict,

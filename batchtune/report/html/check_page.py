@@ -14,8 +14,8 @@ from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, 
 from batchtune.check.paired_check import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.quantiles import Estimate
+from batchtune.report import check_text
 from batchtune.report.findings import text_of
-from batchtune.report.gate import statement
 from batchtune.report.html.comparison_page import (
     TYPICAL,
     arms_of_runs,
@@ -80,7 +80,7 @@ def gate_changes(account: Account) -> Section:
 def _short_name(finding: Finding) -> str:
     """Return the gate's figure without its unit."""
     gate = finding.gate
-    return f"{gate.model} {gate.metric}" if gate.model else statement.unit_of(gate.name)[0].partition(" ")[0]
+    return f"{gate.model} {gate.metric}" if gate.model else check_text.unit_of(gate.name)[0].partition(" ")[0]
 
 
 def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
@@ -101,7 +101,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
                 showticklabels=figure is shown[-1],
             ),
             y=drawing.axis(""),
-            title=statement.unit_of(figure.metric)[0],
+            title=check_text.unit_of(figure.metric)[0],
             marks=[(change.at + 0.5, "@limit", 1.4) for change in figure.changes],
         )
         for figure in shown
@@ -111,7 +111,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         "checks",
         figure if shown else None,
         anchor="history",
-        changes=" ".join(statement.change_lines(shown)),
+        changes=" ".join(check_text.change_lines(shown)),
         least=SIDE_MIN,
         error_rate=percentage(ERROR_RATE),
     )
@@ -125,7 +125,7 @@ def _counting(account: Account) -> str:
 
 
 def _hover(finding: Finding) -> str:
-    change, margin = statement.change_text(finding), margin_text(finding.gate, finding.margin)
+    change, margin = check_text.change_text(finding), margin_text(finding.gate, finding.margin)
     state, *_ = _STATES.get(finding.state, (finding.state,))
     text = f"{finding.gate.name} {change}\nmargin {margin}, {finding.blocks} blocks: {state}"
     return drawing.safe(text).replace("\n", "<br>")
@@ -144,7 +144,7 @@ def _drawn(change: Estimate) -> Estimate:
 def _one_history(series: Series, utc: str | None) -> list[Trace]:
     """Return the traces of one figure's history: a point for each check, and the median between lasting
     changes."""
-    title, scale = statement.unit_of(series.metric)
+    title, scale = check_text.unit_of(series.metric)
     count = len(series.values)
     symbols = ["star" if time == utc else "circle" for time in series.utc]
     points = drawing.trace(
@@ -243,7 +243,7 @@ def _sections(
     slo = shared_slo(variants)
     arms = arms_of_runs([variant.name for variant in variants], trials)
     shown = typical_runs(arms, run)
-    rows = statement.gate_table(account)
+    rows = check_text.gate_table(account)
     return [
         gate_changes(account),
         drawing.section("verdicts", Table(rows=rows) if rows else None),
@@ -275,8 +275,8 @@ def _answers(account: Account) -> tuple[Fact, ...]:
     why = f"{account.candidate} against {account.baseline}"
     if conclusion.reason is not None:
         why = text_of(conclusion.reason)
-    advice = statement.advice_text(account)
-    sure = [statement.test_text(account)] if conclusion.findings and not conclusion.is_void else []
+    advice = check_text.advice_text(account)
+    sure = [check_text.test_text(account)] if conclusion.findings and not conclusion.is_void else []
     sure += [sentence(text) for text in (account.note, advice) if text]
     attribution = account.attribution
     return (
@@ -285,7 +285,7 @@ def _answers(account: Account) -> tuple[Fact, ...]:
         Fact(
             question="Why?",
             headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
-            lines=() if attribution is None else (sentence(statement.attribution_text(attribution)),),
+            lines=() if attribution is None else (sentence(check_text.attribution_text(attribution)),),
         ),
         Fact(
             question="How confident is this?",
@@ -297,13 +297,13 @@ def _answers(account: Account) -> tuple[Fact, ...]:
 
 def _moved(findings: Sequence[Finding]) -> Fact:
     moved = [finding for finding in findings if finding.state in ("regressed", "improved")]
-    lines = [statement.finding_text(finding) for finding in moved[1:]]
+    lines = [check_text.finding_text(finding) for finding in moved[1:]]
     lines += [
-        f"undecided: {statement.finding_text(finding)}" for finding in findings if finding.state == "open"
+        f"undecided: {check_text.finding_text(finding)}" for finding in findings if finding.state == "open"
     ]
     headline = "Nothing by its margin" if findings else "Not measured"
     if moved:
-        headline = f"{moved[0].gate.name} {statement.change_text(moved[0], ends=False)}"
+        headline = f"{moved[0].gate.name} {check_text.change_text(moved[0], ends=False)}"
         lines = [f"margin {margin_text(moved[0].gate, moved[0].margin)}", *lines]
     return Fact(question="What moved?", headline=headline, lines=tuple(lines))
 

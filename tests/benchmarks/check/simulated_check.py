@@ -48,7 +48,7 @@ SECONDS = {"launch": 6.5, "block": 2.8, "duet": DUET_S}
 
 
 class TimedPair(SimulatedPair):
-    """Counts what the course of a check would take (cli/commands/gate/course.py)."""
+    """Counts what the course of a check would take (cli/commands/check_course.py)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.cli.commands.gate.course import CheckRequest
-from batchtune.cli.commands.gate.paired import (
+from batchtune.cli.commands.check_course import CheckRequest
+from batchtune.cli.commands.run_check import (
     asked_pair,
     run_paired_check,
     with_sides,

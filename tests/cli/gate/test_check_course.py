@@ -9,7 +9,7 @@ import pytest
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import paired_figures
-from batchtune.cli.commands.gate.course import Course, needs_relaunches
+from batchtune.cli.commands.check_course import Course, needs_relaunches
 from batchtune.cli.session import MeasuringSession
 from batchtune.errors import TargetError
 from batchtune.report.findings import text_of

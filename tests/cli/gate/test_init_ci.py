@@ -13,7 +13,7 @@ import yaml
 
 from batchtune.cli.commands.init_model import run_init_ci
 from batchtune.errors import UsageError
-from batchtune.report.gate.files import JOB_FILES, job_text
+from batchtune.report.ci_files import JOB_FILES, job_text
 
 LOAD = "load: {arrivals: closed, concurrency: 1}\nobjective: throughput\nname: n\n"
 

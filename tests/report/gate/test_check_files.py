@@ -12,10 +12,10 @@ from lxml import etree
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
-from batchtune.cli.commands.gate.course import CheckFiles, hand_on, require_writable
+from batchtune.cli.commands.check_course import CheckFiles, hand_on, require_writable
 from batchtune.errors import UsageError
 from batchtune.plain_values import as_text
-from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
+from batchtune.report.ci_files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
 OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(2))

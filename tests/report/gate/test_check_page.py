@@ -12,7 +12,7 @@ from batchtune.archive.run import CHECK, Run
 from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
-from batchtune.report.gate.statement import gate_table
+from batchtune.report.check_text import gate_table
 from batchtune.report.html.check_page import check_document, gate_changes
 from batchtune.report.html.load_page import kind_of
 from batchtune.report.html.shell.document import render

@@ -17,7 +17,7 @@ from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired_check import paired_figures
 from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.course import (
+from batchtune.cli.commands.check_course import (
     CheckRequest,
     Course,
     closed,
@@ -30,7 +30,7 @@ from batchtune.cli.commands.gate.course import (
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
-from batchtune.report.gate.statement import account_document, print_check
+from batchtune.report.check_text import account_document, print_check
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_arms, read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant, chosen_variants

@@ -24,8 +24,8 @@ from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.plain_values import as_text
+from batchtune.report.ci_files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.report.comparison import pace_text, variant_line
-from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.load import LoadSpec

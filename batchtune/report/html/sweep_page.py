@@ -11,12 +11,12 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded
 from batchtune.report import words
 from batchtune.report.findings import labels, text_of
+from batchtune.report.html import contender_figures
+from batchtune.report.html.contender_figures import SweepResults
 from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report, TrialTable
 from batchtune.report.html.shell.drawing import Figure, Panel, Section, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.html.sweep import contender_figures
-from batchtune.report.html.sweep.contender_figures import SweepResults
 from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import GOODPUT
 from batchtune.tune.answer.recommendation import Compared, Recommendation

@@ -28,7 +28,7 @@ from batchtune.check.history import read_history, series_of, track_record
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
 from batchtune.cli.arguments.options import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.course import (
+from batchtune.cli.commands.check_course import (
     CheckRequest,
     Course,
     closed,
@@ -37,13 +37,13 @@ from batchtune.cli.commands.gate.course import (
     require_writable,
     without_search,
 )
-from batchtune.cli.commands.gate.paired import refuse_variant, tell
+from batchtune.cli.commands.run_check import refuse_variant, tell
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.plain_values import as_text, fields_to_plain
 from batchtune.provenance import collect
+from batchtune.report.check_text import print_history
 from batchtune.report.findings import text_of
-from batchtune.report.gate.statement import print_history
 from batchtune.scenario.reader import read_arms
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import refuse_several_models

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from xml.etree import ElementTree as ET
 
 from batchtune.check.gate import margin_text
-from batchtune.report import tables
-from batchtune.report.gate import statement
+from batchtune.report import check_text, tables
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
@@ -60,12 +59,12 @@ def markdown(account: Account) -> str:
     lines = [
         f"### {account.conclusion.verdict}: `{account.scenario}`",
         "",
-        _plain(statement.outcome(account)),
+        _plain(check_text.outcome(account)),
         "",
     ]
-    rows = [[_plain(cell) for cell in row] for row in statement.gate_table(account)]
+    rows = [[_plain(cell) for cell in row] for row in check_text.gate_table(account)]
     lines += [*tables.markdown_lines(rows), ""] if rows else []
-    lines += [f"- **{label}:** {_plain(text)}" for label, text in statement.closing(account)]
+    lines += [f"- **{label}:** {_plain(text)}" for label, text in check_text.closing(account)]
     return "\n".join(lines) + "\n"
 
 
@@ -110,10 +109,10 @@ def _messages(account: Account) -> dict[str, str]:
     conclusion = account.conclusion
     state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
     flagged = (finding for finding in conclusion.findings if finding.state == state)
-    texts = {finding.gate.name: statement.finding_text(finding) for finding in flagged}
-    why = "" if account.attribution is None else f"; {statement.attribution_text(account.attribution)}"
+    texts = {finding.gate.name: check_text.finding_text(finding) for finding in flagged}
+    why = "" if account.attribution is None else f"; {check_text.attribution_text(account.attribution)}"
     return {name: f"{text}{why}" for name, text in texts.items()} or {
-        conclusion.verdict: statement.headline(account)
+        conclusion.verdict: check_text.headline(account)
     }
 
 
@@ -123,17 +122,17 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         "testcase", name=finding.gate.name, classname=_xml(f"batchtune.{account.scenario}"), time="0"
     )
     text = _xml(
-        f"{account.candidate} against {account.baseline}: {finding.gate.name} {statement.change_text(finding)}, "
+        f"{account.candidate} against {account.baseline}: {finding.gate.name} {check_text.change_text(finding)}, "
         f"margin {margin_text(finding.gate, finding.margin)}"
     )
     if account.conclusion.is_void:
         ET.SubElement(case, "skipped", message=f"void: {text}")
     elif finding.state == "regressed":
-        why = "" if account.attribution is None else f"\n{statement.attribution_text(account.attribution)}"
+        why = "" if account.attribution is None else f"\n{check_text.attribution_text(account.attribution)}"
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):
         ET.SubElement(
-            case, "skipped", message=f"{statement.STATES.get(finding.state, finding.state)}: {text}"
+            case, "skipped", message=f"{check_text.STATES.get(finding.state, finding.state)}: {text}"
         )
     else:
         ET.SubElement(case, "system-out").text = text
@@ -144,7 +143,7 @@ def _whole_case(account: Account) -> ET.Element:
     """Return the test case of the whole check."""
     verdict = account.conclusion.verdict
     case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
-    text = _xml(statement.headline(account))
+    text = _xml(check_text.headline(account))
     if verdict in _FAILURES | _ERRORS:
         tag = "failure" if verdict in _FAILURES else "error"
         ET.SubElement(case, tag, message=text, type=verdict.lower()).text = text

@@ -275,7 +275,7 @@ class Gate:
             return _FARTHEST if after == 0.0 else -_FARTHEST
         if before <= 0.0 or after <= 0.0 or (math.isinf(before) and math.isinf(after)):
             return math.nan
-        log_ratio = _log(after) - _log(before)
+        log_ratio = math.log(after) - math.log(before)
         worse = -log_ratio if self.metric in _LOWER_IS_WORSE else log_ratio
         return max(-_FARTHEST, min(worse, _FARTHEST))
 
@@ -389,10 +389,6 @@ def listed(texts: Iterable[str]) -> list[str]:
     return [
         item.strip() for text in texts for item in text.split(",") if item.strip() or not text.strip(" ,")
     ]
-
-
-def _log(value: float) -> float:
-    return math.log(value) if math.isfinite(value) else math.inf
 
 
 # What do the blocks say of one gate?

@@ -58,14 +58,11 @@ class ChangePoint:
         return self.after / self.before - 1.0 if self.before else math.nan
 
 
-def change_points(values: Sequence[float], *, seed: int = 1) -> list[ChangePoint]:
+def change_points(values: Sequence[float]) -> list[ChangePoint]:
     """Find every lasting change in a series of finite values, in the order of time; fewer than LEAST values
-    have none.
-
-    `seed`: of the permutations.
-    """
+    have none."""
     series = np.asarray(values, dtype=np.float64)
-    edges = sorted(_splits(series, 0, np.random.default_rng(seed))) if len(series) >= LEAST else []
+    edges = sorted(_splits(series, 0, np.random.default_rng(1))) if len(series) >= LEAST else []
     bounds = [0, *edges, len(series)]
     medians = [statistics.median(series[start:end]) for start, end in pairwise(bounds) if start < end]
     return [

@@ -207,7 +207,6 @@ def run_check(
     measure: Measure,
     *,
     blocks_max: int = CHECK_BLOCKS_MAX,
-    error_rate: float = ERROR_RATE,
     on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
 ) -> Conclusion:
     """Measure blocks until the verdict is clear or `blocks_max` are used; measure once more what looks worse.
@@ -248,7 +247,7 @@ def run_check(
     findings: tuple[Finding, ...] = ()
     again: tuple[Finding, ...] = ()
     clear_first = RANK_FIRST if any(gate.metric in apart for gate in gates) else 0
-    for look in planned_looks(counts, gates=len(gates), error_rate=error_rate, clear_first=clear_first):
+    for look in planned_looks(counts, gates=len(gates), clear_first=clear_first):
         blocks, findings = look_after("screen", gates, look)
         if blocks < look.blocks or _is_clear(findings):
             break
@@ -259,7 +258,7 @@ def run_check(
             for finding in findings
             if finding.state == "regressed" or (finding.state == "open" and finding.gate.metric not in apart)
         }
-        for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
+        for look in planned_looks(counts, gates=len(flagged)):
             fresh, again = look_after("confirmation", tuple(unclear), look)
             again = tuple(_confirmed(finding, unclear[finding.gate]) for finding in again)
             if fresh < look.blocks or _is_clear(again):
@@ -272,7 +271,6 @@ def run_check(
         blocks=blocks,
         fresh_blocks=fresh,
         blocks_max=blocks_max,
-        error_rate=error_rate,
     )
 
 

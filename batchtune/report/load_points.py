@@ -34,10 +34,10 @@ _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]
     "errors": (None, lambda measured: percentage(measured.error_ratio)),
     "mean batch": (
         "server",
-        lambda measured: rounded(measured.server.mean_batch_rows if measured.server else None),
+        lambda measured: rounded(figures_of_run(measured)["mean_batch_rows"]),
     ),
-    "queue ms": ("server", lambda measured: rounded(_times_1000(measured.queue_mean_s))),
-    "compute ms": ("server", lambda measured: rounded(_times_1000(measured.compute_mean_s))),
+    "queue ms": ("server", lambda measured: rounded(figures_of_run(measured)["queue_ms"])),
+    "compute ms": ("server", lambda measured: rounded(figures_of_run(measured)["compute_ms"])),
     "SLO": (None, lambda measured: measured.verdict or "–"),
 }
 """Heading -> (kind of caveats that touch the figure, None: none does; text of the figure of one run).
@@ -309,10 +309,6 @@ def _measurement(point: Trial) -> Measurement:
     if point.measurement is None:
         raise ValueError("only points that were measured have figures")
     return point.measurement
-
-
-def _times_1000(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
 
 
 # A load of several models: a row each beside the others and alone.

@@ -78,9 +78,9 @@ def fact_text(fact: Fact) -> str:
     return " ".join([fact.question, *(f"{text.rstrip('.')}." for text in texts)])
 
 
-def shortened(facts: Iterable[Fact], *, most: int = 5) -> tuple[Fact, ...]:
-    """Return the answers with at most `most` lines each; where lines are left out, the last line says how
-    many."""
+def shortened(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Return the answers with at most five lines each; where lines are left out, the last line says how many."""
+    most = 5
     return tuple(
         fact
         if len(fact.lines) <= most

@@ -21,7 +21,7 @@ from batchtune.report.comparison import (
 from batchtune.report.findings import Marks, labels
 from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
-from batchtune.report.html.shell.drawing import LineStyle, Panel, PlottedRun, Section, Table, Trace
+from batchtune.report.html.shell.drawing import LineStyle, Merit, Panel, PlottedRun, Section, Table, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import ratio, without_empty_columns
 from batchtune.report.words import models_text, shortened
@@ -38,13 +38,6 @@ _OUTCOMES: Final = {
     "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
 }
 """Outcome of a pair -> (name, colour, symbol)."""
-UNITS: Final[Mapping[Metric, tuple[str, float]]] = {
-    "throughput": ("requests/s", 1.0),
-    "rows": ("rows/s", 1.0),
-    "p95": ("p95, ms", 1e3),
-    "capacity": ("capacity, requests/s", 1.0),
-}
-"""Figure that blocks compare -> (title with the unit, factor that turns the stored value into that unit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +97,10 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
     shown: list[Metric] = [metric] if metric == "p95" else [metric, "p95"]
     panels = []
     for at, name in enumerate(shown):
-        title, scale = UNITS[name]
-        traces = [_line(arm, figure_of(name), title, scale, legend=at == 0) for arm in arms if arm.runs]
+        merit = drawing.MERITS[name]
+        traces = [_line(arm, figure_of(name), merit, legend=at == 0) for arm in arms if arm.runs]
         blocks = drawing.axis("block", **_whole_numbers(arms))
-        panels.append(Panel(traces=traces, x=blocks, y=drawing.axis(title, rangemode="tozero")))
+        panels.append(Panel(traces=traces, x=blocks, y=drawing.axis(merit.title, rangemode="tozero")))
     figure = drawing.in_panels(panels, height_px=360)
     layout = drawing.limited(slo, figure.layout, panel="" if len(shown) == 1 else "2")
     noisy = any(is_noisy(trial) for arm in arms for trial in arm.runs.values())
@@ -174,7 +167,7 @@ def _pair_name(pair: Pair) -> str:
     return f"{drawing.safe(pair.variant)}<br>over {drawing.safe(pair.baseline)}"
 
 
-def _line(arm: Arm, figure: Callable[[Trial], float], title: str, scale: float, *, legend: bool) -> Trace:
+def _line(arm: Arm, figure: Callable[[Trial], float], merit: Merit, *, legend: bool) -> Trace:
     """Return the line of one arm over the blocks; a run that the host disturbed is an open symbol."""
     blocks = sorted(arm.runs)
     trials = [arm.runs[block] for block in blocks]
@@ -182,11 +175,11 @@ def _line(arm: Arm, figure: Callable[[Trial], float], title: str, scale: float, 
     name = drawing.safe(arm.name)
     return drawing.trace(
         blocks,
-        [drawing.finite(figure(trial), scale) for trial in trials],
+        [drawing.finite(figure(trial), merit.scale) for trial in trials],
         colour=arm.look.colour,
         marker={"symbol": symbols, "line": {"width": 1.5}},
         line={"width": 1.6, "dash": arm.look.dash},
-        hover=f"block %{{x}}: %{{y:,.4~r}} {title}, %{{text}}",
+        hover=f"block %{{x}}: %{{y:,.4~r}} {merit.title}, %{{text}}",
         of=name,
         name=name,
         legendgroup=name,

@@ -107,7 +107,7 @@ class SweepResults:
         limit."""
         if self.scenario.target.models:
             return drawing.MERITS["room"]
-        return replace(drawing.MERITS["latency"], title=f"{quantile}, ms")
+        return replace(drawing.MERITS["p95"], title=f"{quantile}, ms")
 
     @property
     def merit(self) -> Merit:

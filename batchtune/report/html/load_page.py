@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from batchtune.archive.listing import kind_by_name
+from batchtune.archive.listing import Kind, kind_by_name
 from batchtune.archive.run import CHECK, Run
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import Measurement
@@ -416,9 +416,6 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
     headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
     return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)
-
-
-Kind = Literal["sweep", "compare", "check", "load", "noise"]
 
 
 def kind_of(run: Run) -> Kind:

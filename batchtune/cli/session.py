@@ -112,8 +112,8 @@ class MeasuringSession:
 
     @contextmanager
     def serving(self, target: LaunchedTarget | ExternalTarget) -> Iterator[None]:
-        """Return a context manager that ends the target: an attached server is put back as it was, a launched
-        one stopped."""
+        """Return a context manager at whose end an attached server is put back as it was, and a launched one
+        is stopped."""
         try:
             yield
         finally:
@@ -399,7 +399,11 @@ def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
 
 
 def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
-    """Restore an attached server; False where that fails, which is printed with the command that tries again."""
+    """Restore an attached server as it was before the run; True where that works or nothing has to be
+    restored.
+
+    False where it fails, which is printed with the command that tries again.
+    """
     if isinstance(target, TfServingTarget | ExternalTarget):
         return True
     try:

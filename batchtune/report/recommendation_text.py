@@ -229,8 +229,11 @@ GAIN = "gain [least, most]"
 
 
 def compared_table(chosen: Recommendation) -> list[list[str]]:
-    """Return a table, headings first: a row for the recommended configuration and one for each reference,
-    without parameters."""
+    """Return a table, headings first, without parameters: a row for the recommended configuration and each
+    reference.
+
+    References are what others are compared with: no batching, the defaults, what runs now.
+    """
     others = [
         (labels("references")[other.name], other, words.gain_cell(other))
         for other in words.other_references(chosen)

@@ -127,7 +127,8 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
 
 
 def refuse_variant(name: str | None) -> None:
-    """Check that --candidate is not given where the candidate is the scenario with the options of its side.
+    """Check that --candidate is not given beside options of a side: the scenario's variants do not count
+    there.
 
     Raises:
         UsageError: it is given.

@@ -18,7 +18,7 @@ from batchtune.archive.run import write_whole
 from batchtune.check.gate import DEFAULT_MARGINS, BlockFigures, Gate, default_gates
 from batchtune.check.paired_check import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
@@ -218,25 +218,15 @@ def read_baseline(path: Path) -> Baseline:
             f"{path}: schema_version {version!r}{why}, and this batchtune reads {SCHEMA_VERSION}",
             hint=f"use the batchtune that wrote it, or {remedy}",
         )
-    baseline = _parsed(document, path, remedy)
+    try:
+        baseline = from_plain(Baseline, document)
+    except TypeError as error:
+        raise ArchiveError(f"{path}: not a whole baseline: {error}", hint=remedy) from error
+    if not all(baseline.runs):
+        raise ArchiveError(f"{path}: not a whole baseline: a run without figures", hint=remedy)
     if len(baseline.runs) < RUNS_MIN:
         raise BaselineError(f"{path}: {len(baseline.runs)} runs; a baseline needs {RUNS_MIN}", hint=remedy)
     return baseline
-
-
-def _parsed(document: Mapping[str, Any], path: Path, remedy: str) -> Baseline:
-    try:
-        return Baseline(
-            scenario=str(document["scenario"]),
-            utc=str(document["utc"]),
-            workload=dict(document["workload"]),
-            host=dict(document["host"]),
-            commit=document.get("commit"),
-            runs=tuple(_figures(run) for run in document["runs"]),
-            best=_figures(document["best"]) if document.get("best") else {},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArchiveError(f"{path}: not a whole baseline: {error!r}", hint=remedy) from error
 
 
 def _gate(metric: Metric) -> Gate:
@@ -255,13 +245,6 @@ def _figures_of_blocks(trials: Sequence[Trial]) -> list[Mapping[Metric, float]]:
     """Return the figures of each block, in order, of the only variant: of its last complete attempt."""
     runs = runs_of(trials, trials[0].reason) if trials else {}
     return [run_figures(runs[block]) for block in sorted(runs)]
-
-
-def _figures(run: Mapping[str, Any]) -> dict[Metric, float]:
-    figures: dict[Metric, float] = {metric: float(run[metric]) for metric in METRICS if metric in run}
-    if not figures:
-        raise ValueError("a run without figures")
-    return figures
 
 
 def _hostless(workload: Mapping[str, Any], *, is_same_host: bool) -> dict[str, Any]:

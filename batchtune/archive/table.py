@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Table = dict[str, list[Any]]
 """Column name -> values, one for each row; None: the row has no value there."""
 
-_HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
 _BOUNDED: Final = ("throughput_rps", "throughput_rows_per_s", *(f"{name}_ms" for name in QUANTILES))
 _FIGURES: Final = (
@@ -57,7 +56,7 @@ _WHOLE: Final = (
 """Columns of whole numbers in which a row may have no value: a frame holds them as pandas' Int64."""
 
 TRIAL_COLUMNS: Final = (
-    *_HEAD,
+    *("number", "source", "reason", "state", "failure", "configuration", "batching"),
     *PARAMETER_NAMES,
     *_ASKED,
     "objective",

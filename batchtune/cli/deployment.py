@@ -59,9 +59,6 @@ BUNDLED_FLAGS: Final = frozenset(
 )
 """Flags that only the bundled server has; tensorflow_model_server refuses them."""
 
-_SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
-"""Flags that the command's own words set, so that those of the scenario are left out."""
-
 
 def deployment(
     configuration: Configuration,
@@ -166,7 +163,8 @@ def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
     """Return the flags of the server by name: those of the target and of the configuration, without ports and
     model name."""
     flags = {**target.flag_texts, **dict(configuration.flags)}
-    return {name: text for name, text in flags.items() if name not in _SAID_OTHERWISE}
+    set_by_command = ("port", "rest_api_port", "model_name")
+    return {name: text for name, text in flags.items() if name not in set_by_command}
 
 
 def _flag_words(configuration: Configuration, scenario: Scenario, server: str) -> list[str]:

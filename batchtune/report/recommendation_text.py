@@ -225,8 +225,6 @@ def _searched(search: SearchSummary) -> Iterator[str]:
 
 RECOMMENDED = "recommended"
 
-GAIN = "gain [least, most]"
-
 
 def compared_table(chosen: Recommendation) -> list[list[str]]:
     """Return a table, headings first, without parameters: a row for the recommended configuration and each
@@ -283,7 +281,7 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
         "mean batch": [rounded(contender.mean_batch_rows) for contender in contenders],
         "limited by": [words.limit_word(contender.bottleneck) for contender in contenders],
         "runs": [str(contender.runs) for contender in contenders],
-        GAIN: gains,
+        "gain [least, most]": gains,
     }
 
 

@@ -144,16 +144,17 @@ def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> Concurr
     Raises:
         UsageError: a max_batch_size above the limit, so that no batch could ever be full.
     """
-    if not flags.processes_per_replica:
+    processes, threads = flags.processes_per_replica, flags.threads_per_process
+    if not processes:
         return None
-    try:
-        return ConcurrencyLimit.of_cortex(
-            processes_per_replica=flags.processes_per_replica,
-            threads_per_process=flags.threads_per_process,
-            max_batch_size=settings.parameters.max_batch_size if settings.enabled else None,
+    limit = processes * threads
+    size = settings.parameters.max_batch_size if settings.enabled else None
+    if size is not None and size > limit:
+        raise UsageError(
+            f"max_batch_size ({size}) must be less than or equal to processes_per_replica * threads_per_process "
+            f"({processes} * {threads} = {limit})"
         )
-    except StatusError as error:
-        raise UsageError(error.message) from error
+    return ConcurrencyLimit(limit)
 
 
 def monitoring_path(flags: ServerFlags) -> str | None:

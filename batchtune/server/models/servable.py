@@ -32,47 +32,16 @@ from batchtune.wire.tfserving.tensors import signature_to_def
 
 
 class ConcurrencyLimit:
-    """Admits at most `limit` requests at once (None: any number); only for the event loop's thread.
+    """Admits at most `limit` requests at once, at least 1; only for the event loop's thread.
 
-    Raises StatusError INVALID_ARGUMENT for a limit below 1.
+    inside: number of requests that were admitted and are not answered; waiting: functions that start the
+    requests that wait to be admitted.
     """
 
-    def __init__(self, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise StatusError(
-                "INVALID_ARGUMENT", f"the limit on concurrent requests must be positive; was {limit}"
-            )
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._inside = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    @classmethod
-    def of_cortex(
-        cls, *, processes_per_replica: int, threads_per_process: int, max_batch_size: int | None = None
-    ) -> ConcurrencyLimit:
-        """Make the limit of a Cortex replica with the TensorFlow predictor: processes × threads.
-
-        max_batch_size None: batching is off. Raises StatusError INVALID_ARGUMENT where it exceeds the limit:
-        no batch could ever be full.
-        """
-        limit = processes_per_replica * threads_per_process
-        if max_batch_size is not None and max_batch_size > limit:
-            raise StatusError(
-                "INVALID_ARGUMENT",
-                f"max_batch_size ({max_batch_size}) must be less than or equal to processes_per_replica * "
-                f"threads_per_process ({processes_per_replica} * {threads_per_process} = {limit})",
-            )
-        return cls(limit)
-
-    @property
-    def inside(self) -> int:
-        """Number of requests that were admitted and are not answered."""
-        return self._inside
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait to be admitted."""
-        return len(self._waiting)
+        self.inside = 0
+        self.waiting: deque[Callable[[], None]] = deque()
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
         """Call `start` now if the limit admits another request, else when it admits one; requests that wait
@@ -81,20 +50,20 @@ class ConcurrencyLimit:
         Raises:
             StatusError: RESOURCE_EXHAUSTED while WAITING_MAX requests wait.
         """
-        if self._limit is not None and self._inside >= self._limit:
-            if len(self._waiting) >= WAITING_MAX:
+        if self.inside >= self._limit:
+            if len(self.waiting) >= WAITING_MAX:
                 raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
-            self._waiting.append(start)
+            self.waiting.append(start)
             return
-        self._inside += 1
+        self.inside += 1
         start()
 
     def leave(self) -> None:
         """Count a request as answered, and start the next one that waits."""
-        if self._waiting:
-            self._waiting.popleft()()
+        if self.waiting:
+            self.waiting.popleft()()
         else:
-            self._inside -= 1
+            self.inside -= 1
 
 
 _logger = logging.getLogger(__name__)
@@ -239,7 +208,7 @@ class Servable:
         return sessions
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
-        """Send requests to the sessions that `open_sessions` returned from now on; on the event loop."""
+        """From now on send requests to the sessions that `open_sessions` returned; on the event loop."""
         self._pool, self._opened = pool, sessions
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 

@@ -159,7 +159,7 @@ class _Join:
         self._error: StatusError | None = None
 
     def add(self, part: int, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
-        """Record the answer of part number `part`; returns the request's completion, None while others miss.
+        """Record the answer of part number `part`; returns the request's completion, None while any is missing.
 
         The completion has the parts' outputs concatenated, or the error of the first part that failed.
         """

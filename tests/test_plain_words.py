@@ -26,7 +26,7 @@ APART: Final = {
 }
 """Folders that are not read, each with the reason."""
 CODES: Final = {
-    ("check/limit.py", "kept"): "the state of a limit, in JSON",
+    ("check/load_limits.py", "kept"): "the state of a limit, in JSON",
     ("report/check_text.py", "kept"): "that state, beside the word that is shown",
     ("report/live_view.py", "kept"): "the kind of a point, never shown",
 }

@@ -170,7 +170,7 @@ def load(
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
-    from batchtune.check.limit import parse_limits
+    from batchtune.check.load_limits import parse_limits
     from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_load

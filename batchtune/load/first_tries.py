@@ -13,153 +13,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.clients.client import content_headers, grpc_path, http_path
-from batchtune.load.job import decode_answer
+from batchtune.load.answers import answers_alone, decode_answer
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.places import values_at
 from batchtune.scenario.spec.request import FileInputs, RandomInputs, RandomRange, RandomValues, RequestSpec
 from batchtune.target.endpoint import (
     Endpoint,
-    control_channel,
-    control_client,
-    in_words,
     is_out_of_range,
     meaning_of,
 )
 from batchtune.units import counted
 from batchtune.wire.signature import Signature, TensorSpec
-
-# The answers of a server without other load, which batched answers have to equal.
-#
-# Each distinct request is sent once and alone, over httpx and grpcio rather than our own wire.
-
-
-def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
-    """Return the set with the expected answers filled in: each request is sent to the server alone, and its
-    answer becomes the expected one.
-
-    Raises:
-        TargetError: a request gets no answer, an error, or an answer that does not decode.
-    """
-    answers = answers_alone(endpoint, requests)
-    expected: list[dict[str, NDArray[Any]] | None] = []
-    for number, answer in enumerate(answers):
-        try:
-            outputs = decode_answer(requests.protocol, answer)
-        except ValueError as error:
-            raise TargetError(
-                f"request {number}, asked alone: the answer does not decode: {error}"
-            ) from error
-        expected.append({name: np.array(values) for name, values in outputs.items()})
-    return replace(requests, expected=tuple(expected))
-
-
-def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -> None:
-    """Send the first request once, so that a wrong URL, body or app is reported before any load.
-
-    Raises:
-        TargetError: there is no answer, or it has no end, is a redirect, has a status other than `ok.status`, or, with
-            `is_json`, is no JSON or has nothing at `ok.path`.
-    """
-    answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
-    import httpx
-
-    url = f"{endpoint.rest_url}{requests.path or endpoint.path}"
-    headers = {"Content-Type": "application/json", **dict(requests.headers)}
-    read, give_up = bytearray(), time.monotonic() + requests.timeout_s
-    try:
-        with (
-            control_client(endpoint, timeout_s=requests.timeout_s) as client,
-            client.stream(requests.method, url, content=requests.bodies[0], headers=headers) as answer,
-        ):
-            for piece in answer.iter_bytes():
-                read += piece
-                is_late = time.monotonic() > give_up and "content-length" not in answer.headers
-                if is_late or len(read) > answer_bytes_max:
-                    raise TargetError(
-                        f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
-                        hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
-                        "once",
-                    )
-    except httpx.HTTPError as error:
-        raise TargetError(
-            f"{url}: {in_words(error)}", hint="is the server up, and is target.url its address?"
-        ) from error
-    text = bytes(read[:300]).decode("utf-8", "replace").strip()
-    if answer.is_redirect:
-        there = answer.headers.get("location", "nowhere")
-        raise TargetError(
-            f"{url}: HTTP {answer.status_code}: a redirect to {there}",
-            hint="set target.url to where it leads",
-        )
-    if answer.status_code not in requests.ok.status:
-        hint = "request.body is not what the app takes, or the app fails: its log says why"
-        if answer.status_code in (404, 405):
-            hint = "the app has no such path or method: set target.url, or request.method"
-        raise TargetError(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
-    if not is_json:
-        return
-    kind = answer.headers.get("content-type", "").partition(";")[0]
-    try:
-        document = orjson.loads(bytes(read))
-    except ValueError as error:
-        raise TargetError(
-            f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
-            hint="is target.url the app's? An answer that is no JSON is taken with request.answers.check: status",
-        ) from error
-    if requests.ok.path and not values_at(document, requests.ok.path):
-        raise TargetError(
-            f"{url}: the answer has nothing at {requests.ok.path!r} (request.ok.path): {text}",
-            hint="an error that is answered with a good status?",
-        )
-
-
-def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
-    """Yield the bytes of the server's answer to each request of the set, sent one after another.
-
-    Raises:
-        TargetError: a request gets no answer or an error.
-    """
-    return _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
-
-
-def _by_http(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
-    import httpx
-
-    path = http_path(endpoint, requests.protocol)
-    with control_client(endpoint, timeout_s=requests.timeout_s) as client:
-        for number, body in enumerate(requests.bodies):
-            headers = {**content_headers(requests.protocol, body), **dict(requests.headers)}
-            try:
-                answer = client.post(path, content=body, headers=headers)
-            except httpx.HTTPError as error:
-                raise TargetError(f"request {number}, asked alone: {in_words(error)}") from error
-            if answer.status_code != 200:
-                raise TargetError(
-                    f"request {number}, asked alone: HTTP {answer.status_code}: {answer.text[:300]}"
-                )
-            yield answer.content
-
-
-def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
-    import grpc
-
-    with control_channel(endpoint) as channel:
-        call = channel.unary_unary(
-            grpc_path(requests.protocol), request_serializer=None, response_deserializer=None
-        )
-        for number, body in enumerate(requests.bodies):
-            try:
-                yield call(body, timeout=requests.timeout_s, metadata=requests.headers)
-            except grpc.RpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-                raise TargetError(f"request {number}, asked alone: {reason}") from error
-
 
 TIMES_LARGER: Final = 8
 """Rows of the larger request, as a multiple; its time shows how much a row adds to the time of a batch."""

@@ -27,9 +27,10 @@ import uvloop
 from numpy.typing import NDArray
 
 from batchtune.errors import BatchtuneError, UsageError
+from batchtune.load.answers import check_answers
 from batchtune.load.clients.client import make_client
 from batchtune.load.clients.source import Client, ClosedSource, OpenSource
-from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport, check_answers
+from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from batchtune.check.account import MOVED, Attribution, Part
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
-from batchtune.check.limit import AT_LEAST, LimitFinding
+from batchtune.check.load_limits import AT_LEAST, LimitFinding
 from batchtune.report.findings import text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST

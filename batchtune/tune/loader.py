@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
+from batchtune.load.answers import require_answer, with_lone_answers
 from batchtune.load.cluster.cluster_fleet import WorkerLostError
-from batchtune.load.first_tries import require_answer, with_lone_answers
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.samples import Samples, Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.check.limit import judge_limits, parse_limits
+from batchtune.check.load_limits import judge_limits, parse_limits
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.check_text import limit_text

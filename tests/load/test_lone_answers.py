@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError
-from batchtune.load.first_tries import with_lone_answers
-from batchtune.load.job import difference
+from batchtune.load.answers import difference, with_lone_answers
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.endpoint import Endpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching.parameters import Configuration
-from batchtune.check.limit import LimitFinding, judge_limits, parse_limits
+from batchtune.check.load_limits import LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     Question,

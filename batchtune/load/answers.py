@@ -1,0 +1,228 @@
+"""Checks answers: the first one, before any load; those of a run, against what the server answers to a lone request.
+
+Each distinct request is sent once and alone, over httpx and grpcio rather than our own wire; batched answers are to be
+the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from batchtune.errors import TargetError
+from batchtune.load.clients.client import content_headers, grpc_path, http_path
+from batchtune.load.samples import Recorder, Status
+from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.places import values_at
+from batchtune.scenario.spec.request import Protocol
+from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
+from batchtune.wire.kserve.infer import decode_infer_json, decode_infer_response
+from batchtune.wire.tfserving.rest_json import decode_predict_json
+from batchtune.wire.tfserving.tensors import decode_predict_response
+
+
+def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArray[np.int32]) -> int:
+    """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER. Returns
+    how many were checked.
+
+    `request_order[i % len(request_order)]`: index in the set of the request that was sent i-th.
+    """
+    for index, answer in recorder.answers.items():
+        which = int(request_order[index % len(request_order)])
+        try:
+            outputs = decode_answer(requests.protocol, answer)
+        except ValueError as error:
+            recorder.reject_answer(index, Status.MALFORMED, f"the answer does not decode: {error}")
+            continue
+        expected = requests.expected[which] if requests.expected else None
+        wrong = "" if expected is None else difference(outputs, expected)
+        if wrong:
+            recorder.reject_answer(index, Status.WRONG_ANSWER, wrong)
+    return len(recorder.answers)
+
+
+def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
+    """Compare outputs with the expected ones, to float32 precision; returns what differs, "" if nothing.
+
+    An output called "" (REST does not name a single output) is compared with the only expected one.
+    """
+    if set(outputs) == {""} and len(expected) == 1:
+        outputs = {next(iter(expected)): outputs[""]}
+    for name, right in expected.items():
+        if name not in outputs:
+            return f"output {name!r} is missing; the answer has {sorted(outputs)}"
+        output = outputs[name]
+        if output.shape != right.shape:
+            return f"output {name!r} has shape {output.shape}, not {right.shape}"
+        if not _equal(output, right):
+            return f"output {name!r} differs from the expected values"
+    return ""
+
+
+def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
+    """Decode the outputs of an answer by name; the single output of a REST answer has no name and is called "".
+
+    Of protocol http the answer must be JSON, and {} is returned.
+
+    Raises:
+        ValueError: the bytes are no answer of this protocol, or it is openai, whose tokens are read as they arrive.
+    """
+    match protocol:
+        case "grpc":
+            return decode_predict_response(answer)
+        case "rest":
+            decoded = decode_predict_json(answer)
+            return decoded if isinstance(decoded, dict) else {"": decoded}
+        case "kserve_grpc":
+            return decode_infer_response(answer)
+        case "kserve_rest" | "kserve_rest_binary":
+            return decode_infer_json(answer)
+        case "http":
+            orjson.loads(answer)
+            return {}
+        case "openai":
+            raise ValueError("tokens are read as they arrive")
+
+
+def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
+    # Batching changes the order of sums: float32 answers of one row differ in the last digits.
+    absolute_tolerance = 1e-5
+    if right.dtype.kind in "fc":
+        return bool(
+            np.allclose(
+                output.astype(right.dtype),
+                right,
+                rtol=1e-3,
+                atol=absolute_tolerance,
+                equal_nan=True,
+            )
+        )
+    return bool(np.array_equal(output, right))
+
+
+def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
+    """Return the set with the expected answers filled in: each request is sent to the server alone, and its
+    answer becomes the expected one.
+
+    Raises:
+        TargetError: a request gets no answer, an error, or an answer that does not decode.
+    """
+    answers = answers_alone(endpoint, requests)
+    expected: list[dict[str, NDArray[Any]] | None] = []
+    for number, answer in enumerate(answers):
+        try:
+            outputs = decode_answer(requests.protocol, answer)
+        except ValueError as error:
+            raise TargetError(
+                f"request {number}, asked alone: the answer does not decode: {error}"
+            ) from error
+        expected.append({name: np.array(values) for name, values in outputs.items()})
+    return replace(requests, expected=tuple(expected))
+
+
+def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -> None:
+    """Send the first request once, so that a wrong URL, body or app is reported before any load.
+
+    Raises:
+        TargetError: there is no answer, or it has no end, is a redirect, has a status other than `ok.status`, or, with
+            `is_json`, is no JSON or has nothing at `ok.path`.
+    """
+    answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
+    import httpx
+
+    url = f"{endpoint.rest_url}{requests.path or endpoint.path}"
+    headers = {"Content-Type": "application/json", **dict(requests.headers)}
+    read, give_up = bytearray(), time.monotonic() + requests.timeout_s
+    try:
+        with (
+            control_client(endpoint, timeout_s=requests.timeout_s) as client,
+            client.stream(requests.method, url, content=requests.bodies[0], headers=headers) as answer,
+        ):
+            for piece in answer.iter_bytes():
+                read += piece
+                is_late = time.monotonic() > give_up and "content-length" not in answer.headers
+                if is_late or len(read) > answer_bytes_max:
+                    raise TargetError(
+                        f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
+                        hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
+                        "once",
+                    )
+    except httpx.HTTPError as error:
+        raise TargetError(
+            f"{url}: {in_words(error)}", hint="is the server up, and is target.url its address?"
+        ) from error
+    text = bytes(read[:300]).decode("utf-8", "replace").strip()
+    if answer.is_redirect:
+        there = answer.headers.get("location", "nowhere")
+        raise TargetError(
+            f"{url}: HTTP {answer.status_code}: a redirect to {there}",
+            hint="set target.url to where it leads",
+        )
+    if answer.status_code not in requests.ok.status:
+        hint = "request.body is not what the app takes, or the app fails: its log says why"
+        if answer.status_code in (404, 405):
+            hint = "the app has no such path or method: set target.url, or request.method"
+        raise TargetError(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
+    if not is_json:
+        return
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    try:
+        document = orjson.loads(bytes(read))
+    except ValueError as error:
+        raise TargetError(
+            f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
+            hint="is target.url the app's? An answer that is no JSON is taken with request.answers.check: status",
+        ) from error
+    if requests.ok.path and not values_at(document, requests.ok.path):
+        raise TargetError(
+            f"{url}: the answer has nothing at {requests.ok.path!r} (request.ok.path): {text}",
+            hint="an error that is answered with a good status?",
+        )
+
+
+def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
+    """Yield the bytes of the server's answer to each request of the set, sent one after another.
+
+    Raises:
+        TargetError: a request gets no answer or an error.
+    """
+    return _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
+
+
+def _by_http(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
+    import httpx
+
+    path = http_path(endpoint, requests.protocol)
+    with control_client(endpoint, timeout_s=requests.timeout_s) as client:
+        for number, body in enumerate(requests.bodies):
+            headers = {**content_headers(requests.protocol, body), **dict(requests.headers)}
+            try:
+                answer = client.post(path, content=body, headers=headers)
+            except httpx.HTTPError as error:
+                raise TargetError(f"request {number}, asked alone: {in_words(error)}") from error
+            if answer.status_code != 200:
+                raise TargetError(
+                    f"request {number}, asked alone: HTTP {answer.status_code}: {answer.text[:300]}"
+                )
+            yield answer.content
+
+
+def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
+    import grpc
+
+    with control_channel(endpoint) as channel:
+        call = channel.unary_unary(
+            grpc_path(requests.protocol), request_serializer=None, response_deserializer=None
+        )
+        for number, body in enumerate(requests.bodies):
+            try:
+                yield call(body, timeout=requests.timeout_s, metadata=requests.headers)
+            except grpc.RpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+                raise TargetError(f"request {number}, asked alone: {reason}") from error

@@ -277,10 +277,10 @@ def update_baseline(
     blocks: int,
     force: bool = False,
 ) -> int:
-    """Measure a new baseline and write it, unless it is worse than the best earlier one. Returns the exit
-    code.
+    """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
 
-    `blocks`: how many runs. `force`: write it even if it is worse.
+    Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs. `blocks`: how many runs. `force`: write
+    it even if it is worse.
 
     Raises:
         TargetError: no run was complete.

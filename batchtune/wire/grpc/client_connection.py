@@ -59,8 +59,11 @@ class ClientStreams:
         self._message_bytes_max = message_bytes_max
 
     def begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Handle the first header block of an answer that is not plain; raises PeerError for trailers out of
-        place."""
+        """Handle the first header block of an answer whose headers are not those of PLAIN_HEAD (compressed, or with
+        fields of its own).
+
+        Raises PeerError for a header block that comes after the first and does not end the stream.
+        """
         if stream_id in self.bodies or not head.http_status:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
         if not head.informational:

@@ -434,7 +434,10 @@ _STATIC_NAMES = {
 
 
 def encode_block(fields: Iterable[tuple[str, str]], *, opens_table: bool = True) -> bytes:
-    """Encode fields without a dynamic table (RFC 7541 §6.1, §6.2.2); `opens_table` puts EMPTY_TABLE in front."""
+    """Encode header fields without a dynamic table (RFC 7541 §6.1, §6.2.2).
+
+    opens_table: begin with EMPTY_TABLE, which the first block of a connection needs; False: for later blocks.
+    """
     block = bytearray(EMPTY_TABLE if opens_table else b"")
     for name, value in fields:
         pair = _STATIC_PAIRS.get((name, value))

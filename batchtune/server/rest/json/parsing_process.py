@@ -110,8 +110,11 @@ def read_predict(
 
 
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
-    """Parse a classify or regress body, in the parsing process. Returns the tuple of `LargeBodies.examples`,
-    or its error."""
+    """Parse a classify or regress body, in the parsing process.
+
+    Returns (signature name, inputs by name); (signature name, StatusError) where its examples are wrong;
+    StatusError where the body is no such request.
+    """
     try:
         name, message = parse_examples(body)
     except StatusError as error:

@@ -279,8 +279,8 @@ def update_baseline(
 ) -> int:
     """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
 
-    Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs. `blocks`: how many runs. `force`: write
-    it even if it is worse.
+    Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
+    `blocks`: how many runs. `force`: write it even if it drifted.
 
     Raises:
         TargetError: no run was complete.

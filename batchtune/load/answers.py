@@ -92,18 +92,9 @@ def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any
 
 def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
     # Batching changes the order of sums: float32 answers of one row differ in the last digits.
-    absolute_tolerance = 1e-5
     if right.dtype.kind in "fc":
-        return bool(
-            np.allclose(
-                output.astype(right.dtype),
-                right,
-                rtol=1e-3,
-                atol=absolute_tolerance,
-                equal_nan=True,
-            )
-        )
-    return bool(np.array_equal(output, right))
+        return np.allclose(output.astype(right.dtype), right, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return np.array_equal(output, right)
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:

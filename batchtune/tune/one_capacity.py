@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import Bracket, BracketRun, next_rate, runs_of
+from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun, next_rate, runs_of
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
@@ -25,9 +25,6 @@ is no upper end of the bracket."""
 
 DOWN, LEAST = (0.7, 0.5), 0.05
 """Factors on the lowest rate so far while none is held (the last repeats); below LEAST of the first rate it ends."""
-
-CLOSED = 1.1
-"""The search ends when the lowest missed rate is at most this many times the highest held rate."""
 
 RUN_S, REQUESTS, RUN_SHARE = 2.0, 1000, 1 / 12
 """Length of a load at one rate: RUN_S (or the scenario's, if shorter), longer for REQUESTS, but at most RUN_SHARE of
@@ -109,7 +106,7 @@ def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     if not bracket.held_rps:
         lower_rps = DOWN[min(len(tried), len(DOWN)) - 1] * min(tried)
         return lower_rps if lower_rps >= LEAST * first_rps else None
-    is_closed = bracket.missed_rps <= 1.001 * CLOSED * bracket.held_rps
+    is_closed = bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
     return None if is_closed else next_rate(bracket, limits)
 
 

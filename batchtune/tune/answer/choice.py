@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, WIDEST, BracketRun
-from batchtune.tune.search.capacity import OPEN, CapacitySearch
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun
+from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.search.search_loop import Search

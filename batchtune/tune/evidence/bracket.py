@@ -47,9 +47,13 @@ WIDTH, UNSTEADY = 1.14, 1.35
 WIDEST = 1.15
 """Largest missed over held rate of an established answer."""
 
+OPEN = 1.1
+"""A bracket is open while its missed rate is above this many times its held one; a rival, while its upper end is above
+this many times the rate stated for the leader."""
+
 RIVAL = 1.03
 """Rates within this factor count as equal: a rival is tried before the leader's bracket is closed if its hope is this
-many times the leader's, and closed loops agree whose rates are within it."""
+many times the leader's, at this many times what the leader held, and closed loops agree whose rates are within it."""
 
 LEVEL = 1.05
 """A gain of less than this factor is none to the user. No rate above this many times what agreeing closed loops answer
@@ -61,8 +65,8 @@ CLIMB, STEP = 2.0, 1.06
 TINY_S = 1e-6
 """Latencies count as at least this, in seconds: tokens that came together are 0 s apart."""
 
-INVERTED, CONTRADICTIONS = 0.95, 2
-"""Runs contradict each other when CONTRADICTIONS of them missed a rate below INVERTED of one that another held."""
+CONTRADICTIONS = 2
+"""Runs contradict each other when so many of them missed a rate below STEP_DOWN of one that another held."""
 
 CROSSING_RUNS, CROSSING_NEAR, SLOPES = 3, 0.4, (2.0, 20.0)
 """For `crossing_rps`: least runs; distance of a latency from its limit (in logs) at which a run's weight is half; least
@@ -243,7 +247,7 @@ class Bracket:
         well below one that another held, and there are fewer than 2 * FRESH confirmation runs."""
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
         return self.has_fresh_misses or (
-            len(self.fresh) < 2 * FRESH and self.missed(INVERTED * highest) >= CONTRADICTIONS
+            len(self.fresh) < 2 * FRESH and self.missed(STEP_DOWN * highest) >= CONTRADICTIONS
         )
 
     @property

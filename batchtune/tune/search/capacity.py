@@ -21,6 +21,7 @@ from batchtune.tune.evidence.bracket import (
     BACK,
     FRESH,
     LEVEL,
+    OPEN,
     RIVAL,
     STEP_DOWN,
     TINY_S,
@@ -41,17 +42,6 @@ from batchtune.tune.search.search_loop import (
 )
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS
 from batchtune.tune.trials.trial import Source, TrialRequest
-
-CLOSED = 1.10
-"""Missed over held rate at which the leader's bracket is narrow enough to go on to its neighbours."""
-
-OPEN = 1.10
-"""A rival is open when the upper end of its bracket is above this many times the rate stated for the leader."""
-
-NEIGHBOUR = 1.03
-"""Rate of the first run of a neighbour, times the leader's held rate; LEVEL where the leader is what the server has
-or has by default, since a change must gain something. A neighbour that misses it is no open rival once SAFE of the
-leader's rate is stated."""
 
 BEAT = 1.095
 """Rate at which an open rival is loaded, times the rate stated for the leader."""
@@ -78,7 +68,7 @@ HOPEFUL, CAUTIOUS = 0.92, 0.75
 """First rate of a contender while no rate is held, as a share of its hope; CAUTIOUS for a confirmation run."""
 
 ROUGHLY = 1.4
-"""CLOSED with several models while a contender of `Search.is_first` is untried (joint_search.py: the search then finds
+"""OPEN with several models while a contender of `Search.is_first` is untried (joint_search.py: the search then finds
 78 % of the best in 40 loads, else 75 %)."""
 
 TIGHT_MAX, NEARNESS = 10.0, 0.25
@@ -262,12 +252,10 @@ class CapacitySearch(Search):
             len(list(self.contenders)),
             sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders),
         )
-        # Hope without batching: the rate of open arrivals, as a share of what a closed loop answers.
-        unbatched_share = 0.9
         if self._asked_model != asked:
             for contender in self.contenders:
                 if contender.configuration.batching is None:
-                    contender.model_says = unbatched_share * self._loop_rps(contender)
+                    contender.model_says = UNCONFIRMED * self._loop_rps(contender)
                 elif self.curve.is_known:
                     contender.model_says = self.curve.capacity_rps(contender.configuration)
             self._asked_model = len(list(self.contenders)), asked[1]
@@ -423,7 +411,7 @@ class CapacitySearch(Search):
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return rival, self._rivals_rate(rival, top), "it is hoped to hold more than the leader"
         near = self._untried_near(top, taken, widely=self.of_models)
-        closed = ROUGHLY if near is not None and self.is_first(near) else CLOSED
+        closed = ROUGHLY if near is not None and self.is_first(near) else OPEN
         if top not in taken and bracket.missed_rps > closed * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader holds"
         if near is None:
@@ -433,7 +421,7 @@ class CapacitySearch(Search):
     def _more_than(self, top: Contender) -> float:
         """Rate in requests/s that another contender must hold to be better than the leader `top`."""
         stands = {"present", "defaults"} & set(top.sources)
-        return (LEVEL if stands else NEIGHBOUR) * top.bracket.held_rps
+        return (LEVEL if stands else RIVAL) * top.bracket.held_rps
 
     def _rivals_rate(self, rival: Contender, top: Contender) -> float:
         """Rate of a rival's next run, requests/s: at first 0.95 of its belief; then by bisection between what the

@@ -15,8 +15,8 @@ from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, RIVAL, BracketRun, of_limit
-from batchtune.tune.search.capacity import HOPELESS, OPEN, TIGHT_MAX, CapacitySearch
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, BracketRun, of_limit
+from batchtune.tune.search.capacity import HOPELESS, TIGHT_MAX, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,

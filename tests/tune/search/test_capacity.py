@@ -20,8 +20,8 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
-from batchtune.tune.evidence.bracket import FRESH
-from batchtune.tune.search.capacity import LEVEL, NEIGHBOUR, OPEN, WIDEST, CapacitySearch
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, WIDEST
+from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.sweep.sweep import run_sweep
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.noisy import truth
@@ -196,7 +196,7 @@ def test_who_would_change_the_defaults_proves_itself_at_a_rate_that_gains_someth
     for trial in swept("client", "quiet", 1).trials:
         top = search.leader()
         if trial.request.reason == "whether it holds more than the leader":
-            least.append(LEVEL if "defaults" in top.sources else NEIGHBOUR)
+            least.append(LEVEL if "defaults" in top.sources else RIVAL)
             assert (trial.request.rate_rps or 0.0) >= 0.999 * least[-1] * top.bracket.held_rps
         search.observe([trial])
     assert LEVEL in least

@@ -200,7 +200,6 @@ class MeasuringSession:
 
         return Watcher(
             on_progress=view.progress,
-            on_thinking=view.live,
             on_plan=lambda plan: view.event(text_of(plan)),
             on_summary=keep,
         )

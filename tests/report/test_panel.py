@@ -215,9 +215,7 @@ def test_a_whole_sweep_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(clock)
     scenario = scenario_of()
     with view_of(console, monkeypatch, scenario) as view:
-        watcher = Watcher(
-            on_progress=view.progress, on_thinking=view.live, on_plan=lambda plan: view.event(text_of(plan))
-        )
+        watcher = Watcher(on_progress=view.progress, on_plan=lambda plan: view.event(text_of(plan)))
         for done in sweep(scenario, target, FakeFleet(target), watcher=watcher, now_s=clock):
             view.trial(done.trial)
     text = shown(console)

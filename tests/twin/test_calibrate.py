@@ -24,7 +24,7 @@ from batchtune.twin.model.service_time import crowding, fit_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Device
-from tests.twin.twin_fakes import batcher_of, device_of, observed
+from tests.twin.twin_fakes import batcher_of, best_alone, device_of, observed
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 POISSON = Traffic(rate_rps=1.0)
@@ -253,7 +253,7 @@ def test_few_clients_go_round_in_parts_of_a_batch_though_threads_get_up_slowly(
     """Measured with the emulated parallel device: 8 clients, batches of up to 24 and 64 rows without a timeout."""
     slow = replace(serial_twin.best_fit, serial=False, contention=0.0, wake_s=4e-4)
     twin = replace(serial_twin, best_fit=slow)
-    found = twin.predict(batcher_of(24, 0.0, threads), Traffic(clients=8), only_best=True)
+    found = best_alone(twin).predict(batcher_of(24, 0.0, threads), Traffic(clients=8))
     assert found.mean_batch_rows[0] == pytest.approx(rows, rel=0.03)
 
 

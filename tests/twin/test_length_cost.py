@@ -29,7 +29,7 @@ from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, Device
 from tests.scenario.test_reader import SMALL
 from tests.twin.simulated_run import simulate_closed
-from tests.twin.twin_fakes import batcher_of, measurement_of
+from tests.twin.twin_fakes import batcher_of, best_alone, measurement_of
 
 FIXED_S, PER_ROW_S, PER_ELEMENT_S = 0.002, 0.0001, 4e-6
 LENGTHS = tuple(
@@ -121,12 +121,12 @@ def twin() -> Twin:
 def test_batches_by_length_take_as_long_as_their_longest(twin: Twin, boundaries: tuple[int, ...]) -> None:
     measured = observation(16, 64, boundaries)
     assert measured.traffic is not None
-    expected = twin.predict(measured.batcher, measured.traffic, only_best=True)
+    expected = best_alone(twin).predict(measured.batcher, measured.traffic)
     p95_s, rps = measured.measurement.latency_s["p95"].value, measured.measurement.throughput_rps.value
     assert expected.throughput.value == pytest.approx(rps, rel=0.03)
     assert expected.latency("p95").value == pytest.approx(p95_s, rel=0.05)
     blind = replace(twin, best_fit=replace(twin.best_fit, length=None))
-    unknowing = blind.predict(measured.batcher, measured.traffic, only_best=True)
+    unknowing = best_alone(blind).predict(measured.batcher, measured.traffic)
     assert unknowing.throughput.value < 0.9 * rps
 
 
@@ -145,12 +145,12 @@ def test_the_servers_own_choice_is_foretold_as_it_would_be_for_such_lengths(twin
         replace(batcher_of(16, 5.0), length_buckets=buckets) for buckets in ("auto", chosen, ())
     )
     rates = [
-        twin.predict(batcher, TRAFFIC, only_best=True).throughput.value for batcher in (automatic, fixed, one)
+        best_alone(twin).predict(batcher, TRAFFIC).throughput.value for batcher in (automatic, fixed, one)
     ]
     assert rates[0] == rates[1] > 1.3 * rates[2]
     assert twin.saturation_rps(automatic, TRAFFIC) == twin.saturation_rps(fixed, TRAFFIC)
     unknown = Traffic(clients=64)
-    assert twin.predict(automatic, unknown, only_best=True).throughput.value > 0.0
+    assert best_alone(twin).predict(automatic, unknown).throughput.value > 0.0
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_a_twin_made_from_five_runs_foretells_boundaries_that_it_has_not_seen() 
     for boundaries in SETS:
         measured = observation(16, 64, boundaries)
         assert measured.traffic is not None
-        expected = twin.predict(measured.batcher, measured.traffic, only_best=True)
+        expected = best_alone(twin).predict(measured.batcher, measured.traffic)
         rps = measured.measurement.throughput_rps.value
         p95_s = measured.measurement.latency_s["p95"].value
         off.append((expected.throughput.value / rps - 1, expected.latency("p95").value / p95_s - 1))
@@ -282,6 +282,6 @@ def test_requests_of_lengths_that_are_not_known_share_a_queue(twin: Twin) -> Non
     )
     plain, traffic = replace(bucketed, length_buckets=()), Traffic(clients=64)
     for batcher in (bucketed, plain):
-        assert twin.predict(batcher, traffic, only_best=True).throughput.value == pytest.approx(
-            twin.predict(plain, traffic, only_best=True).throughput.value
+        assert best_alone(twin).predict(batcher, traffic).throughput.value == pytest.approx(
+            best_alone(twin).predict(plain, traffic).throughput.value
         )

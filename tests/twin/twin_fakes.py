@@ -35,6 +35,11 @@ def batcher_of(size: int | None, timeout_ms: float = 0.0, threads: int = 1) -> B
     )
 
 
+def best_alone(twin: Twin) -> Twin:
+    """The twin without its other readings."""
+    return replace(twin, fits=(twin.best_fit,))
+
+
 def observed(
     batcher: Batcher,
     traffic: Traffic,

@@ -18,7 +18,7 @@ from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
-from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan, TrialBench
+from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan
 from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
@@ -70,13 +70,12 @@ class SweepProgress:
 class Watcher:
     """Functions that a sweep calls.
 
-    `on_progress`: a few times a second during a trial. `on_thinking`: with a text between two trials.
+    `on_progress`: a few times a second during a trial.
     `on_plan`: once, with how the budget is divided, as soon as the server's speed is known.
     `on_summary`: once, when the sweep ends, by whatever cause.
     """
 
     on_progress: Callable[[SweepProgress], None] = lambda _progress: None
-    on_thinking: Callable[[str], None] = lambda _text: None
     on_plan: Callable[[Coded], None] = lambda _plan: None
     on_summary: Callable[[SearchSummary], None] = lambda _summary: None
 
@@ -114,30 +113,20 @@ def sweep(
         TargetError: the first three trials failed. Once a trial has worked, failures only end the search sooner.
         MeasurementInvalidError: the load generators failed.
     """
-    search = _Sweep(scenario, finished, watcher, now_s)
-    bench = Bench(
-        scenario,
-        target,
-        fleet,
-        on_live=search.report,
-        now_s=now_s,
-        guard=guard,
-        client_max_rps=client_max_rps,
-    )
-    yield from search.run(OneServer(bench))
 
+    def server(report: Callable[[Plan, LiveAggregate | None], None]) -> Nodes:
+        bench = Bench(
+            scenario,
+            target,
+            fleet,
+            on_live=report,
+            now_s=now_s,
+            guard=guard,
+            client_max_rps=client_max_rps,
+        )
+        return OneServer(bench)
 
-def run_sweep(
-    scenario: Scenario,
-    bench: TrialBench,
-    *,
-    finished: Sequence[Trial] = (),
-    watcher: Watcher = NOBODY,
-    now_s: Callable[[], float] = time.monotonic,
-) -> Iterator[FinishedTrial]:
-    """Run a sweep as `sweep` does, on any bench and by any clock: tests sweep a table of recorded trials in
-    virtual time."""
-    yield from _Sweep(scenario, finished, watcher, now_s).run(OneServer(bench))
+    return sweep_nodes(scenario, server, finished=finished, watcher=watcher, now_s=now_s)
 
 
 def sweep_nodes(

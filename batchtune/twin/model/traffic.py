@@ -141,10 +141,9 @@ def traffic_of(
     *,
     rate_rps: float | None = None,
     concurrency: int | None = None,
-    seed: int | None = None,
 ) -> Traffic:
     """Return the scenario's traffic; `rate_rps` makes it an open loop at this rate, `concurrency` a closed loop of this
-    many clients, and `seed` replaces the scenario's.
+    many clients.
 
     The scenario's pattern of arrivals is kept; where it is a closed loop, `rate_rps` means Poisson arrivals.
     """
@@ -164,7 +163,7 @@ def traffic_of(
         rows=tuple(weights),
         weights=tuple(weights.values()),
         think_s=load.think_time_s if clients is not None else 0.0,
-        seed=load.seed if seed is None else seed,
+        seed=load.seed,
         lengths=lengths_of(scenario.request),
     )
 

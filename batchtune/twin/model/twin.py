@@ -210,24 +210,19 @@ class Twin:
         traffic: Traffic,
         *,
         quantiles: Sequence[str] = SHOWN,
-        requests: int | None = None,
-        only_best: bool = False,
         replicas: int = 1,
         routing: Routing = "round_robin",
     ) -> Prediction:
-        """Simulate this traffic with every reading; `only_best`: with the best alone.
+        """Simulate this traffic, that of all `replicas` together, with every reading of `fits`.
 
-        `traffic`: of all `replicas` together. `quantiles`: names of the latencies to return. `requests`: how many to
-        simulate; None: enough for a p95.
+        `quantiles`: names of the latencies to return.
         """
-        fits = (self.best_fit,) if only_best else self.fits
         share_rps = (traffic.offered_rps or 0.0) / replicas
         played = play(
             timed(batcher, self.best_fit.wake_s, traffic),
             traffic,
-            [fit.device(rows_needed(batcher, traffic), rate_rps=share_rps) for fit in fits],
+            [fit.device(rows_needed(batcher, traffic), rate_rps=share_rps) for fit in self.fits],
             quantiles=tuple(QUANTILES[name] for name in quantiles),
-            requests=requests,
             replicas=replicas,
             routing=routing,
         )

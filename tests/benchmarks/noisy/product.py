@@ -13,8 +13,8 @@ from typing import Any
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.bench import Bench
-from batchtune.tune.sweep.sweep import Watcher, pace_of, proposed, run_sweep
+from batchtune.tune.bench import Bench, OneServer
+from batchtune.tune.sweep.sweep import Watcher, pace_of, proposed, sweep_nodes
 from batchtune.tune.trials.trial import SearchSummary, Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice
 from tests.benchmarks.noisy.hosts import Guard, VirtualClock
@@ -77,7 +77,10 @@ def answer(
         client_max_rps=None if most_rps is None else lambda _requests: most_rps,
     )
     watcher = Watcher(on_summary=summaries.append)
-    trials = [done.trial for done in run_sweep(scenario, bench, watcher=watcher, now_s=clock)]
+    trials = [
+        done.trial
+        for done in sweep_nodes(scenario, lambda _report: OneServer(bench), watcher=watcher, now_s=clock)
+    ]
     return trials, recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
 
 

@@ -34,9 +34,10 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.bench import OneServer
 from batchtune.tune.evidence.bracket import runs_of
 from batchtune.tune.search.contenders import Contenders
-from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.search.pool_simulator import APPLY_S, Device, SimulatedBench, simulated_load
 
@@ -207,7 +208,7 @@ def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
         return stalled(load, chance) if chance.random() < noise else load
 
     bench = SimulatedBench(scenario, case.device, change=noisy)
-    made = [done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s)]
+    made = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s)]
     try:
         chosen = recommend(made, scenario=scenario)
     except BatchtuneError:

@@ -37,8 +37,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Plan
-from batchtune.tune.sweep.sweep import run_sweep, sweep_nodes
+from batchtune.tune.bench import OneServer, Plan
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.record_table import indices_of
@@ -122,7 +122,9 @@ def searched(name: str, speeds: Sequence[float], budget_s: float, seed: int) -> 
         wall_s = nodes.now_s()
     else:
         bench = RecordedBench(table, seed=1000 * seed, exact=True)
-        trials = [done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s)]
+        trials = [
+            done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s)
+        ]
         wall_s = bench.now_s()
     return _judged(table, scenario, trials, wall_s=wall_s, tuner_s=time.process_time() - began_s)
 

@@ -18,8 +18,8 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Plan
-from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.bench import OneServer, Plan
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.space import Space, in_force
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.record_table import indices_of
@@ -52,7 +52,7 @@ def guided_choices(table: Table, budget_s: float, shares: Sequence[float], seed:
     bench = RecordedBench(table, seed=seed)
     trials: list[Trial] = []
     ends_s: list[float] = []
-    for done in run_sweep(scenario, bench, now_s=bench.now_s):
+    for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s):
         trials.append(done.trial)
         ends_s.append(bench.now_s())
     counts = [bisect_right(ends_s, share * table.pass_s) for share in shares]

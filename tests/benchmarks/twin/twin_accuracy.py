@@ -41,6 +41,7 @@ from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.traffic import traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import batcher_of
+from tests.twin.twin_fakes import best_alone
 
 EMULATED = """\
 service_time: {base_ms: 2.0, per_row_ms: 0.05, jitter_ratio: 0.02, concurrency: CONCURRENCY}
@@ -265,7 +266,7 @@ def line(
     traffic = traffic_of(scenario, rate_rps=None if clients else one.offered_rps, concurrency=clients)
     batcher = batcher_of(point["configuration"])
     expected = twin.predict(batcher, traffic)
-    best = twin.predict(batcher, traffic, only_best=True)
+    best = best_alone(twin).predict(batcher, traffic)
     ours = {name: best.latency(name).value for name in ("p50", "p95")} | {"throughput": best.throughput.value}
     theirs = {name: figure(rounds, name) for name in ours}
     off = {name: math.log(ours[name] / theirs[name]) for name in ("p95", "throughput")}

@@ -19,10 +19,10 @@ from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.bench import Bench
+from batchtune.tune.bench import Bench, OneServer
 from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, WIDEST
 from batchtune.tune.search.capacity import CapacitySearch
-from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.noisy import truth
 from tests.benchmarks.noisy.devices import DEVICES
@@ -61,7 +61,9 @@ def swept(device_name: str, host_name: str, seed: int, budget_s: float = 45.0) -
         sleep=clock.sleep,
         guard=Guard(host, chances[1]),  # type: ignore[arg-type]
     )
-    trials = tuple(done.trial for done in run_sweep(scenario, bench, now_s=clock))
+    trials = tuple(
+        done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=clock)
+    )
     search = judged(trials, scenario=scenario)
     assert isinstance(search, CapacitySearch)
     return Swept(trials=trials, answer=recommend(trials, scenario=scenario), search=search, seconds=clock())

@@ -24,9 +24,10 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.bench import OneServer
 from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
 from batchtune.tune.search.contenders import Contenders
-from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.search.pool_simulator import Device, SimulatedBench, simulated_load
 
@@ -53,7 +54,12 @@ def swept(
 ) -> list[Trial]:
     bench = SimulatedBench(scenario, DEVICE, change=change)
     bench.elapsed_s = earlier[-1].elapsed_s or 0.0 if earlier else 0.0
-    return [done.trial for done in run_sweep(scenario, bench, finished=earlier, now_s=bench.now_s)]
+    return [
+        done.trial
+        for done in sweep_nodes(
+            scenario, lambda _report: OneServer(bench), finished=earlier, now_s=bench.now_s
+        )
+    ]
 
 
 def run_of(trial: Trial, scenario: Scenario) -> BracketRun:

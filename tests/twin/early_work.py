@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchtune.twin.simulator.event_kernel import PlainPlan, PlainRun, compiled
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome
-from batchtune.twin.simulator.simulation import (
+from batchtune.twin.simulator.simulate import (
     OpenTraffic,
     costs_s,
     new_plain_run,

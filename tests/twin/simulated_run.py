@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows, order_statistics
-from batchtune.twin.simulator.simulation import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulate import ClosedTraffic, OpenTraffic, run_closed, run_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

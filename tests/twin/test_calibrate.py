@@ -16,10 +16,15 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text
-from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
-from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
+from batchtune.twin.calibration.calibrate import (
+    Observation,
+    calibrate,
+    laws_to_try,
+    readings_around,
+    usable,
+)
 from batchtune.twin.calibration.twin_parameters import fit_run_of
-from batchtune.twin.model.saturation import highest_rates
+from batchtune.twin.model.replicas import highest_rates
 from batchtune.twin.model.service_time import crowding, fit_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import FitError, Twin

@@ -22,8 +22,7 @@ from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibration.calibrate import Observation, calibrate
-from batchtune.twin.model.fitted import Fitted
-from batchtune.twin.model.service_time import LengthCost, ServiceTime, fit_length_cost
+from batchtune.twin.model.service_time import Fitted, LengthCost, ServiceTime, fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, Device

@@ -11,9 +11,8 @@ import pytest
 from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
-from batchtune.twin.model.fitted import Fitted
 from batchtune.twin.model.replicas import POOL_MOST
-from batchtune.twin.model.service_time import linear_service_time
+from batchtune.twin.model.service_time import Fitted, linear_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Routing

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
-from batchtune.twin.simulator.simulate import closed_summary, open_summary
-from batchtune.twin.simulator.simulation import OpenTraffic, run_open_by_events
+from batchtune.twin.simulator.simulate import OpenTraffic, closed_summary, open_summary, run_open_by_events
 from tests.twin.batch_theory import BatchFormer, batch_chain
 from tests.twin.early_work import run_early
 from tests.twin.queueing_theory import (

@@ -36,8 +36,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to
-from batchtune.twin.model.saturation import long_run
+from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, long_run
 from batchtune.twin.model.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Routing, batcher_of, left_out

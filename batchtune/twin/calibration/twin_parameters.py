@@ -1,7 +1,7 @@
 """Defines the vector of parameters that describes a server, and its values before anything is simulated.
 
-A law turns such a vector into a reading, and has the prior of each parameter; `least_squares` moves the vector. Times
-are natural logs; the service time is a first curve, with a factor at each of a few batch sizes.
+A law turns such a vector into a reading, and has the prior of each parameter; `calibrate` moves the vector. Times are
+natural logs; the service time is a first curve, with a factor at each of a few batch sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.model.fitted import Fitted
 from batchtune.twin.model.service_time import (
+    Fitted,
     LengthCost,
     ServiceTime,
     crowding,

@@ -21,7 +21,7 @@ from batchtune.load.worker_process import DRAIN_AFTER_STOP_S
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.target.telemetry import Counters
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome
-from batchtune.twin.simulator.simulation import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulate import ClosedTraffic, OpenTraffic, run_closed, run_open
 from tests.benchmarks.noisy.devices import SimulatedDevice
 from tests.benchmarks.noisy.hosts import Host, VirtualClock, stalls_of
 from tests.tune.tune_fakes import OURS, SESSION, FakeTarget

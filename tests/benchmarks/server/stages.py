@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from batchtune.twin.simulator.replica import Batcher, Device, summarise
-from batchtune.twin.simulator.simulate import open_summary
-from batchtune.twin.simulator.simulation import OpenTraffic
+from batchtune.twin.simulator.simulate import OpenTraffic, open_summary
 from tests.twin.early_work import run_early
 
 RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3

@@ -22,8 +22,7 @@ if "--fresh" in sys.argv:
     environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
 
 from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.simulate import open_summary
-from batchtune.twin.simulator.simulation import OpenTraffic, run_open_by_events
+from batchtune.twin.simulator.simulate import OpenTraffic, open_summary, run_open_by_events
 from tests.twin.simulated_run import simulate_closed, simulate_open
 
 REQUESTS = 1_000_000

@@ -31,7 +31,7 @@ from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import Device, batcher_of
-from batchtune.twin.simulator.simulation import ClosedTraffic, run_closed
+from batchtune.twin.simulator.simulate import ClosedTraffic, run_closed
 from tests.benchmarks.replay.record_table import TABLES, Cell, record
 from tests.benchmarks.zoo.zoo_models import Emulated
 from tests.benchmarks.zoo.zoo_target import ZooTarget

@@ -46,9 +46,6 @@ from batchtune.tune.trials.trial import (
 SEED_STRIDE = 1_000_003
 """Distance between the seeds of two trials or blocks: a prime, so that no two have the same schedule."""
 
-LONE_ANSWERS, LONE_MAX_S = 5, 8.0
-"""A lone client that got fewer than LONE_ANSWERS answers runs again for as many, as far as they fit in LONE_MAX_S."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -373,13 +370,14 @@ class _ModelBench:
         return should_stop if self._together is None else self._together.ends(should_stop)
 
     def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
-        """Figures of a lone client with at least LONE_ANSWERS answers.
+        """Figures of a lone client with at least five answers.
 
-        Where it got fewer, the client runs once more for longer, unless LONE_MAX_S is too short for two answers.
+        Where it got fewer, the client runs once more for longer, unless 8 s are too short for two answers.
         """
+        enough_answers, most_s = 5, 8.0
         latency_s = figures.measurement.latency_s["p50"].value
-        enough_s = min(LONE_ANSWERS * latency_s, LONE_MAX_S)
-        if figures.measurement.requests >= LONE_ANSWERS or not 2.0 * latency_s <= enough_s:
+        enough_s = min(enough_answers * latency_s, most_s)
+        if figures.measurement.requests >= enough_answers or not 2.0 * latency_s <= enough_s:
             return figures
         longer = replace(
             run, arrivals=ClosedLoop(concurrency=1, duration_s=enough_s), warm_up_s=0.0, whole=True

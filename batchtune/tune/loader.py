@@ -37,13 +37,6 @@ REPEATS_MAX = 2
 PATIENCE = 10.0
 """When a run has ended, answers are waited for this many times the SLO's largest latency limit."""
 
-SETTLE_LIMIT_S, SETTLE_STEP_S = 10.0, 0.1
-"""How long an overwhelmed server may take to work off its queue, and the least time between two looks at it."""
-
-SETTLE_BATCHES, SETTLE_STEPS_MIN = 1.5, 20
-"""Least time between two looks in executions of its longest batch, within which a slow server seems idle; and the
-least number of looks, for which SETTLE_LIMIT_S is extended."""
-
 
 class Served(Protocol):
     """One model on a running server: where it is reached, its counters and signatures.
@@ -346,16 +339,18 @@ class Loader:
     def _settle(self, load: LoadRun, during: ServerActivity | None) -> None:
         """Wait until the server has worked off requests that were given up, so that they do not slow the next trial.
 
-        The server is idle when its counters do not move between two looks. These are SETTLE_BATCHES of its longest
-        batch apart, of those executed `during` the load or since: an overflowed queue makes far larger batches than
-        were expected.
+        The server is idle when its counters do not move between two looks. These are at least 1.5 executions of its
+        longest batch apart (of those executed `during` the load or since: an overflowed queue makes far larger batches
+        than were expected), since within a batch a slow server seems idle. After 10 s, but 20 looks, nothing more is
+        waited for.
         """
+        step_min_s, step_batches, limit_s, looks_min = 0.1, 1.5, 10.0, 20
         before = self._target.counters()
         longest_s = max(load.batch_s, 0.0 if during is None else _longest_batch_s(during))
         waited_s, by_cpu_only = 0.0, False
         while True:
-            step_s = max(SETTLE_STEP_S, SETTLE_BATCHES * longest_s)
-            if waited_s >= max(SETTLE_LIMIT_S, SETTLE_STEPS_MIN * step_s):
+            step_s = max(step_min_s, step_batches * longest_s)
+            if waited_s >= max(limit_s, looks_min * step_s):
                 self._cpu_tells_rest = self._cpu_tells_rest and not by_cpu_only  # one that never sleeps
                 return
             self._sleep(step_s)

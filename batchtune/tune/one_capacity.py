@@ -23,19 +23,12 @@ BURST_S, CLIENTS_MAX = 1.0, 256
 is no upper end of the bracket."""
 
 
-DOWN, LEAST = (0.7, 0.5), 0.05
-"""Factors on the lowest rate so far while none is held (the last repeats); below LEAST of the first rate it ends."""
+LEAST = 0.05
+"""Share of the first rate below which the search ends, though none was held."""
 
-RUN_S, REQUESTS, RUN_SHARE = 2.0, 1000, 1 / 12
-"""Length of a load at one rate: RUN_S (or the scenario's, if shorter), longer for REQUESTS, but at most RUN_SHARE of
-the search's time."""
-
-BATCHES_MIN, REQUESTS_MIN = 4, 4
-"""Batches and requests that a load at one rate has in any case: fewer show no queue."""
-
-SEARCH_S, SEARCH_LOOPS = 45.0, 6
-"""A search ends after SEARCH_S, of a slow server after the time of SEARCH_LOOPS closed loops: sooner there are too few
-loads for a bracket."""
+SEARCH_S = 45.0
+"""A search ends after this time, of a slow server after that of six closed loops: sooner there are too few loads for a
+bracket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +74,9 @@ def find_capacity(
         if rate_rps is None or (bracket.open_runs and now_s() >= ends_s):
             return FoundCapacity(bracket=bracket, figures=_telling(tried, bracket))
         batch_s = times_of(pace, scenario, configuration, rate_rps=rate_rps).batch_s
-        usual_s = max(min(scenario.load.duration_s, RUN_S), REQUESTS / rate_rps)
-        seconds = max(min(usual_s, RUN_SHARE * search_s), BATCHES_MIN * batch_s, REQUESTS_MIN / rate_rps)
+        # 1,000 requests within a twelfth of the search; in any case four batches and requests: fewer show no queue.
+        usual_s = max(min(scenario.load.duration_s, 2.0), 1000 / rate_rps)
+        seconds = max(min(usual_s, search_s / 12), 4 * batch_s, 4 / rate_rps)
         ask = replace(plain, rate_rps=rate_rps, duration_s=seconds)
 
 
@@ -90,7 +84,7 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
     """Compute the seconds after which a search begins no further load; the one under way then still ends."""
     clients = _burst_clients(scenario, configuration)
     loop = times_of(pace, scenario, configuration, clients=clients, short_s=BURST_S)
-    return max(SEARCH_S, SEARCH_LOOPS * loop.run_s)
+    return max(SEARCH_S, 6 * loop.run_s)
 
 
 def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
@@ -104,7 +98,7 @@ def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
     if not tried:
         return first_rps
     if not bracket.held_rps:
-        lower_rps = DOWN[min(len(tried), len(DOWN)) - 1] * min(tried)
+        lower_rps = (0.7 if len(tried) == 1 else 0.5) * min(tried)
         return lower_rps if lower_rps >= LEAST * first_rps else None
     is_closed = bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
     return None if is_closed else next_rate(bracket, limits)

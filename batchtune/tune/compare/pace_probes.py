@@ -23,8 +23,6 @@ TURN_S: Final = 0.008
 """Shortest turn of a duet (`load.duet`): the ratio of a pair varies as much for turns of 4 as of 200 ms, so that many
 short ones yield the narrowest interval (tests/benchmarks/check/duet.py)."""
 
-TURN_REQUESTS: Final = 8.0
-"""Requests that a turn of a duet has in an open loop, at least."""
 
 PAIRS_MIN: Final = 8
 """Least pairs of turns in a duet: fewer yield a wider interval than two runs one after another."""
@@ -89,9 +87,9 @@ def _latency_s(variants: Sequence[Variant], trials: Sequence[Trial], quantile: s
 
 
 def _filled_s(scenario: Scenario) -> float:
-    """Seconds in which TURN_REQUESTS are sent in an open loop; 0 for a closed loop."""
+    """Seconds in which an open loop sends eight requests, the fewest of a turn; 0 for a closed loop."""
     rate_rps = scenario.load.rate_rps
-    return TURN_REQUESTS / rate_rps if scenario.load.open_loop and rate_rps else 0.0
+    return 8.0 / rate_rps if scenario.load.open_loop and rate_rps else 0.0
 
 
 def _open_s(variant: Variant) -> float:

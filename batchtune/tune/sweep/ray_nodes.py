@@ -24,8 +24,6 @@ from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
-WAIT_S: Final = 0.25
-
 
 class NodeBenches:
     """Runs trials on several nodes at once, each by a bench on a thread of its own; `benches`: node name -> bench.
@@ -54,10 +52,11 @@ class NodeBenches:
         waiting = list(plans)
         running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
+        wait_s = 0.25
         try:
             while waiting or running:
                 self._start(waiting, running, threads)
-                ended, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
+                ended, _ = wait(running, timeout=wait_s, return_when=FIRST_COMPLETED)
                 if not ended:
                     self._on_wait()
                 for future in ended:
@@ -107,7 +106,8 @@ class NodeStation:
         self._stack = ExitStack()
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._bench: Bench | None = None
-        self._running: _RunningTrial | None = None
+        self._trial: Future[FinishedTrial] | None = None
+        self._live: LiveAggregate | None = None
 
     def place(self) -> Place:
         return this_place()
@@ -149,7 +149,8 @@ class NodeStation:
         """
         if self._bench is None:
             raise HostLostError("it was not opened")
-        self._running = _RunningTrial(self._thread.submit(self._bench.run, plan))
+        self._live = None
+        self._trial = self._thread.submit(self._bench.run, plan)
 
     def look(self) -> Progress:
         """Return the last live counts of the trial begun, and whether it has ended.
@@ -157,8 +158,7 @@ class NodeStation:
         Raises:
             HostLostError: no trial was begun.
         """
-        running = self._trial()
-        return Progress(live=running.live, ended=running.ended)
+        return Progress(live=self._live, ended=self._begun().done())
 
     def result(self) -> FinishedTrial:
         """Return the trial that has ended.
@@ -167,48 +167,31 @@ class NodeStation:
             BatchtuneError: the one that the trial raised.
             HostLostError: the trial raised another exception, or none was begun.
         """
-        return self._trial().result()
+        trial = self._begun()
+        error = trial.exception(timeout=0.0)
+        if error is None or isinstance(error, BatchtuneError):
+            return trial.result()
+        raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Stop the server and the load generators; a trial under way fails, and is waited for up to 5 s."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
-        if self._running is not None:
-            wait([self._running.trial], ending_s)
+        if self._trial is not None:
+            wait([self._trial], ending_s)
 
     def _note(self, _plan: Plan, live: LiveAggregate) -> None:
-        if self._running is not None:
-            self._running.live = live
+        self._live = live
 
-    def _trial(self) -> _RunningTrial:
-        if self._running is None:
+    def _begun(self) -> Future[FinishedTrial]:
+        if self._trial is None:
             raise HostLostError("it runs no trial")
-        return self._running
-
-
-class _RunningTrial:
-    """A trial that runs on the station's thread, with its latest live counts (None: none yet)."""
-
-    def __init__(self, trial: Future[FinishedTrial]) -> None:
-        self.trial = trial
-        self.live: LiveAggregate | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.trial.done()
-
-    def result(self) -> FinishedTrial:
-        error = self.trial.exception(timeout=0.0)
-        if error is None or isinstance(error, BatchtuneError):
-            return self.trial.result()
-        raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error
+        return self._trial
 
 
 LONG_CALL_LIMIT_S: Final = 120.0
 """Time limit of calls that start processes on a node, or move the samples of a trial (49 bytes a request)."""
-
-KEY: Final = "search.parallel"
 
 
 class RemoteNode(Protocol):
@@ -229,7 +212,9 @@ class RayNodes:
     def __init__(self, scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
         self._scenario = scenario
         self._on_event = on_event
-        self._actors = RayActors(scenario.search.parallel.ray, key=KEY, thing="server", on_event=on_event)
+        self._actors = RayActors(
+            scenario.search.parallel.ray, key="search.parallel", thing="server", on_event=on_event
+        )
         self._stations: list[_RayStation] = []
         self.nodes: ServerNodes
 

@@ -35,13 +35,6 @@ from batchtune.tune.trials.trial import (
 )
 from batchtune.units import format_duration
 
-_PHASES: dict[Source, str] = {
-    "probe": "scouting",
-    "node": "scouting",
-    "calibration": "scouting",
-    "confirm": "confirming",
-}
-
 PHASES: Final = ("scouting", "comparing", "confirming")
 """The phases of a sweep in their order."""
 
@@ -85,7 +78,9 @@ NOBODY = Watcher()
 
 def phase_of(source: Source) -> str:
     """Return the phase of a sweep, one of PHASES, in which trials with this source run."""
-    return _PHASES.get(source, "comparing")
+    if source in ("probe", "node", "calibration"):
+        return "scouting"
+    return "confirming" if source == "confirm" else "comparing"
 
 
 FAILURES_TO_END = 6
@@ -283,9 +278,6 @@ def _given_budget_s(scenario: Scenario) -> float:
     return scenario.search.time_budget_s or TIME_BUDGET_MAX_S
 
 
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
     """Compute the server's pace from two probes: `lone_s` seconds for a lone request of the scenario's, `larger_s` for
     one of `larger_rows` rows."""
@@ -335,7 +327,7 @@ def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
     """
     rows, clients = scenario.request.rows_most, scenario.load.concurrency
     most = math.inf if clients is None else clients * rows
-    sizes = [rows * size for size in SIZES]
+    sizes = [rows << power for power in range(8)]
     useful = [size for size in sizes if 2.0 * pace.batch_s(size) <= limit_s]
     few_sizes = 4  # Sizes and timeouts that are tried whatever the limit.
     return [size for size in sizes if size <= max([*useful, sizes[few_sizes - 1]]) and size <= most] or [rows]

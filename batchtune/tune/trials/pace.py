@@ -15,7 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import RULE_PROBES, Trial
+from batchtune.tune.trials.trial import Trial
 
 # Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
 # room for a slow one (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
@@ -35,10 +35,6 @@ RUN_BATCHES, RUN_BATCHES_MIN = 5, 2
 
 TIME_BUDGET_MAX_S = 1800.0
 """The largest time budget that is chosen for a slow server, where the user gives none."""
-
-TIMEOUT_TURNS, TIMEOUT_MAX_S = 3.0, 600.0
-"""Timeout of a request, unless the scenario sets one: this many times what the last request of the queue should take,
-but at most TIMEOUT_MAX_S, so that a server that hangs is noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +113,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
         measured = trial.measurement
         if measured is None:
             continue
-        if trial.source in RULE_PROBES and trial.request.concurrency == 1:
+        if trial.source in ("probe", "node") and trial.request.concurrency == 1:
             lone_s = measured.latency_s["p50"].value
         if measured.server is None or trial.configuration.batching is None:
             continue
@@ -184,13 +180,11 @@ def times_of(
     in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
-    # The first request, of a server of unknown speed, is waited for this long where the scenario says nothing.
-    lone_timeout_s = 60.0
     if "timeout_s" not in scenario.request.model_fields_set:
-        patience_s = TIMEOUT_TURNS * turn_s
-        if math.isnan(pace.lone_s):
-            patience_s = lone_timeout_s
-        timeout_s = max(timeout_s, min(patience_s, TIMEOUT_MAX_S))
+        # Three times what the last request of the queue should take (60 s while the server's speed is unknown), but no
+        # more than 600 s, so that a server that hangs is noticed.
+        patience_s = 60.0 if math.isnan(pace.lone_s) else 3.0 * turn_s
+        timeout_s = max(timeout_s, min(patience_s, 600.0))
     return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )

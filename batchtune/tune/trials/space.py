@@ -21,12 +21,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 
 _SIZE = "max_batch_size"
-_DEFAULTS: Mapping[str, Any] = {
-    "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
-    "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
-    "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES,
-}
-
 
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that are enough to keep a server without batching busy."""
@@ -37,9 +31,13 @@ def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> d
 
     Servers of other dialects (Triton, kind http) have one instance and a queue without bound.
     """
-    if dialect != "tfserving":
-        return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": 2**31 - 1}
-    return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
+    is_ours = dialect == "tfserving"
+    return {
+        "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
+        "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
+        "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES if is_ours else 2**31 - 1,
+        "num_batch_threads": default_num_batch_threads(cpus) if is_ours else 1,
+    }
 
 
 class Space:

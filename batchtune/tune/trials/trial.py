@@ -48,9 +48,6 @@ nodes)."""
 NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
 """Trials under other loads than the scenario's: their figures are not compared by the objective."""
 
-RULE_PROBES: frozenset[Source] = frozenset(("probe", "node"))
-"""Trials whose requests are sent one by one; with `concurrency` 1 they measure the latency of a lone request."""
-
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of a configuration that was tried before: they do not count against a budget of trials."""
 

@@ -52,9 +52,6 @@ _WORDS: Final[Mapping[Unusable, str]] = {
     "no load": "name neither clients nor a rate",
 }
 
-READINGS = 30
-"""Readings of a twin beside the best: the second lowest and second highest are the ends of a 95 % interval."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -107,7 +104,7 @@ def unusable_for(observation: Observation) -> Unusable | None:
 def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
     """Fit a twin to the observations; with more than 40 usable ones, to the latest 40.
 
-    The twin has the best reading and READINGS others, whose spread is the uncertainty of the fit and that
+    The twin has the best reading and 30 others, whose spread is the uncertainty of the fit and that
     between runs. `seed`: of the draw of these readings.
 
     Raises:
@@ -116,9 +113,10 @@ def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
     runs = _fit_runs(observations)
     fitted = laws_to_try(runs)
     error = left_out_error(runs, fitted[0])
+    readings = 30  # The second lowest and the second highest are the ends of a 95 % interval.
     return Twin(
         best_fit=fitted[0].reading,
-        fits=readings_around(fitted, error, count=READINGS, rng=np.random.default_rng(seed)),
+        fits=readings_around(fitted, error, count=readings, rng=np.random.default_rng(seed)),
         rows_max=max(max(run.rows_seen) for run in runs),
         threads_max=max(run.threads_seen for run in runs),
         error=error,
@@ -180,9 +178,6 @@ def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusa
 
 # The error of the fit, from trials that were left out of it.
 
-ENOUGH: Final = 0.75
-"""Least ratio of batch sizes, and of threads, between two sets of trials for one to cover the range of the other."""
-
 
 def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
     """Compute how well trials are predicted by a fit from which they were left out (cross-validation).
@@ -215,15 +210,16 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
 
 
 def _is_within(group: Sequence[FitRun], runs: Sequence[FitRun]) -> bool:
-    """Whether the other runs have batches as small and as large, and as many threads, up to the factor ENOUGH."""
+    """Whether the other runs have batches about as small and as large, and about as many threads."""
+    enough = 0.75  # Least ratio of sizes, and of threads.
     away = {id(run) for run in group}
     rest = [run for run in runs if id(run) not in away]
     if not rest:
         return False
     least, most, threads = _extent(group)
     least_left, most_left, threads_left = _extent(rest)
-    within = ENOUGH * least_left <= least and ENOUGH * most <= most_left
-    return within and threads_left >= ENOUGH * threads
+    within = enough * least_left <= least and enough * most <= most_left
+    return within and threads_left >= enough * threads
 
 
 def _is_overloaded(run: FitRun, reading: Fitted) -> bool:

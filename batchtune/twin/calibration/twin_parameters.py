@@ -213,12 +213,8 @@ DELAY, FRONT_END, WAKE, JITTER, BATCH_HOST, ROW_HOST, CROWDING, CONTENTION = ran
 SCALARS: Final = 8
 """Positions of the parameters in a law's vector, and their number; one factor of τ for each anchor follows them."""
 
-_STARTS_S: Final = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
 _SPREAD: Final = 1.0
-"""Means of the priors of these times, in seconds, and the standard deviation of the natural log of all times."""
-
-_CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
-
+"""Standard deviation of the priors of all times, of the natural log."""
 
 ALONE: Final = 1.1
 """Mean number of batches at once up to which an execution time counts as that of a batch alone on the device."""
@@ -308,7 +304,8 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
         contention,
     )
     start[CROWDING] = math.log(crowding_s)
-    for at, seconds in _STARTS_S.items():
+    starts_s = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
+    for at, seconds in starts_s.items():
         start[at] = math.log(seconds)
     sd = np.full(len(start), _SPREAD)
     sd[CONTENTION] = contention_sd
@@ -363,7 +360,7 @@ def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> f
     there are not both."""
     opened = [run for run in runs if run.timed and not run.traffic.closed]
     closed = [run for run in runs if run.timed and run.traffic.closed]
-    crowding_start_s = 3e-6
+    crowding_start_s, candidates_s = 3e-6, np.geomspace(2e-6, 2e-3, 31)
     if not opened or not closed:
         return crowding_start_s
     off = [
@@ -372,9 +369,9 @@ def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> f
         )
         / THROUGHPUT_BETWEEN_SD**2
         + (math.log(crowding_s / crowding_start_s) / _SPREAD) ** 2
-        for crowding_s in _CROWDINGS_S
+        for crowding_s in candidates_s
     ]
-    return float(_CROWDINGS_S[np.argmin(off)])
+    return float(candidates_s[np.argmin(off)])
 
 
 def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], slower: _Slower) -> float:

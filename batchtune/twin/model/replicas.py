@@ -77,7 +77,7 @@ PRECISION = 0.01
 
 
 _DOWN = (1.0, 0.9, 0.75, 0.55, 0.35, 0.18, 0.08, 0.03, 0.01)
-_STEP = 0.07
+"""Shares of the saturation at which a search downwards looks."""
 
 Margin = Callable[[float], float]
 """A function from the natural log of a rate (requests/s) to the least log(limit / latency) of all limits: at least 0
@@ -161,7 +161,7 @@ def _downwards(margin: Margin, saturation: float) -> float:
 def _around(margin: Margin, expected: float, saturation: float) -> float:
     """Search in widening steps from the expected log rate. Returns the log of the highest rate that keeps the limits;
     -inf: none does."""
-    here, step = expected, _STEP
+    here, step = expected, 0.07
     upwards = margin(here) >= 0.0
     while here < saturation if upwards else here > saturation + math.log(_DOWN[-1]):
         there = min(here + (step if upwards else -step), saturation)
@@ -251,9 +251,6 @@ def held_to(
 POOL_MOST: Final = 16
 """Replicas that are simulated at most: a larger fleet is simulated as a pool of this many with its share of the
 traffic."""
-
-SURE_RATIO: Final = 0.95
-"""Share of the readings by which the advised number of replicas is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,8 +504,8 @@ class Replicas:
 
 
 def _enough(needed: NDArray[np.float64]) -> int:
-    """The number of replicas that is enough by SURE_RATIO of the readings; `needed`: replicas by each reading."""
-    return int(np.quantile(needed, SURE_RATIO, method="higher"))
+    """The number of replicas that is enough by 95 % of the readings; `needed`: replicas by each reading."""
+    return int(np.quantile(needed, 0.95, method="higher"))
 
 
 def _replicas(rate_rps: float, shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,9 +22,6 @@ from batchtune.twin.simulator.replica import Batcher, Device
 CROWDED_MOST = 0.3
 """By what share a batch takes longer in an open loop at most (`crowding`)."""
 
-LEAST_SHARE = 0.2
-"""Least time of a batch below the smallest size measured, as a share of that size's time."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTime:
@@ -39,8 +36,9 @@ class ServiceTime:
         unused.
 
         Above the last knot the line goes on at the slope of the last octave, below the first one at that of the
-        first octave, but not under LEAST_SHARE of the first knot.
+        first octave, but not under a fifth of the first knot's time.
         """
+        least_share = 0.2
         sizes = np.arange(rows_max + 1, dtype=np.float64)
         knots, seconds = np.array(self.rows), np.array(self.seconds)
         tau: NDArray[np.float64] = np.interp(sizes, knots, seconds)
@@ -48,7 +46,7 @@ class ServiceTime:
         tau[above] = seconds[-1] + (sizes[above] - knots[-1]) * self._slope(knots[-1] / 2.0, knots[-1])
         below = sizes < knots[0]
         line = seconds[0] - (knots[0] - sizes[below]) * self._slope(knots[0], 2.0 * knots[0])
-        tau[below] = np.maximum(line, LEAST_SHARE * seconds[0])
+        tau[below] = np.maximum(line, least_share * seconds[0])
         return tau
 
     def scaled(

@@ -22,9 +22,6 @@ from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
 LONGEST_REQUESTS = 400_000
 """Requests that one simulation sends at most, however long its ramp, steps or trace is."""
 
-_CHANGING = frozenset({"ramp", "steps", "trace"})
-_OWN_LENGTH = _CHANGING | {"on_off"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -63,7 +60,7 @@ class Traffic:
     @property
     def changes(self) -> bool:
         """Whether the load itself changes the rate over time: a ramp, steps, a trace."""
-        return not self.closed and self.load is not None and self.load.arrivals in _CHANGING
+        return not self.closed and self.load is not None and self.load.arrivals in ("ramp", "steps", "trace")
 
     @property
     def offered_rps(self) -> float | None:
@@ -85,7 +82,7 @@ class Traffic:
         """
         load = self.load or _POISSON
         rate_rps = self.rate_rps if self.rate_rps is not None else load.rate_rps
-        if load.arrivals in _OWN_LENGTH:
+        if load.arrivals in ("ramp", "steps", "trace", "on_off"):
             duration_s = load.duration_s
             if rate_rps is not None:
                 most = max(LONGEST_REQUESTS, requests)

@@ -20,8 +20,6 @@ from batchtune.twin.simulator.simulate import closed_summary, open_summary
 
 MOST_REQUESTS = 40_000
 
-BATCHES = 150
-"""Batches of the largest size that a simulation should have: requests of one batch are not independent."""
 
 WARM_UP_SHARE = 0.1
 
@@ -93,13 +91,14 @@ def play(
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
-    """Return the number of requests to simulate: BATCHES full batches, 40 for each client of a closed loop, at least
-    4,000 and at most MOST_REQUESTS."""
+    """Return the number of requests to simulate: 150 full batches, 40 requests for each client of a closed loop, at
+    least 4,000 and at most MOST_REQUESTS."""
     rows = batcher.max_batch_size or 1
-    of_batches = BATCHES * rows / traffic.mean_rows
+    batches = 150  # Requests of one batch are not independent.
+    of_batches = batches * rows / traffic.mean_rows
     of_clients = 40 * (traffic.clients or 0)
     if traffic.clients is not None:
-        of_batches = min(of_batches, BATCHES * traffic.clients)
+        of_batches = min(of_batches, batches * traffic.clients)
     fewest_requests = 4_000
     return int(min(max(of_batches, of_clients, fewest_requests), MOST_REQUESTS))
 

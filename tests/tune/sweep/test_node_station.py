@@ -32,8 +32,8 @@ def station_of_fakes() -> NodeStation:
 
 def result_of(station: NodeStation, plan: object) -> Any:
     station.begin(cast("Plan", plan))
-    assert station._running is not None
-    station._running.trial.exception(timeout=30.0)
+    assert station._trial is not None
+    station._trial.exception(timeout=30.0)
     assert station.look().ended
     return station.result()
 

@@ -463,12 +463,17 @@ class _ModelBench:
         def load(request: TrialRequest, number: int) -> Figures:
             return self._one_load(replace(plan, request=request, seed=plan.seed + number)).figures
 
-        capacity = find_capacity(
+        bracket, figures = find_capacity(
             load, self.scenario, plan.request, pace=plan.pace or Pace(), now_s=self._now_s
         )
-        held_rps, missed_rps = capacity.bracket.held_rps, capacity.bracket.missed_rps
-        objective = Estimate(value=held_rps, low=held_rps, high=missed_rps) if held_rps else None
-        return _Outcome(figures=capacity.figures, objective=objective, probes=capacity.probes)
+        held_rps = bracket.held_rps
+        objective = Estimate(value=held_rps, low=held_rps, high=bracket.missed_rps) if held_rps else None
+        probes = tuple(
+            Probe(rate_rps=run.rate_rps, met=run.held, latency_s=run.latency_s, error_ratio=run.error_ratio)
+            for run in bracket.open_runs
+            if run.rate_rps is not None
+        )
+        return _Outcome(figures=figures, objective=objective, probes=probes)
 
 
 class _Together:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
@@ -16,7 +16,7 @@ from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun, next_rate
 from batchtune.tune.loader import Figures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.space import clients_to_fill
-from batchtune.tune.trials.trial import Probe, Trial, TrialRequest
+from batchtune.tune.trials.trial import Trial, TrialRequest
 
 BURST_S, CLIENTS_MAX = 1.0, 256
 """Measured part of the closed loop, at least, and its clients, at most: where a full batch needs more, its throughput
@@ -31,23 +31,6 @@ SEARCH_S = 45.0
 bracket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCapacity:
-    """The result of a search: every rate tried, and the figures at the highest rate held, else at the lowest tried."""
-
-    bracket: Bracket
-    figures: Figures
-
-    @property
-    def probes(self) -> tuple[Probe, ...]:
-        """Every rate tried, with its figures, in the order of the runs."""
-        return tuple(
-            Probe(rate_rps=run.rate_rps, met=run.held, latency_s=run.latency_s, error_ratio=run.error_ratio)
-            for run in self.bracket.open_runs
-            if run.rate_rps is not None
-        )
-
-
 def find_capacity(
     load: Callable[[TrialRequest, int], Figures],
     scenario: Scenario,
@@ -55,11 +38,12 @@ def find_capacity(
     *,
     pace: Pace,
     now_s: Callable[[], float],
-) -> FoundCapacity:
+) -> tuple[Bracket, Figures]:
     """Search the highest rate that the configuration of `plain` holds; `plain` itself names no rate and no clients.
 
     `load(request, number)` runs one load and returns its figures; `number` counts the loads from 0. An exception that
-    it raises ends the search and passes through.
+    it raises ends the search and passes through. Returns the bracket of all loads, and the figures at the highest rate
+    held, else at the lowest tried.
     """
     configuration = plain.configuration
     search_s = search_seconds(scenario, configuration, pace)
@@ -72,7 +56,7 @@ def find_capacity(
         bracket = Bracket(tuple(run for run, _ in tried))
         rate_rps = probed_rate(bracket, scenario.slo.limits())
         if rate_rps is None or (bracket.open_runs and now_s() >= ends_s):
-            return FoundCapacity(bracket=bracket, figures=_telling(tried, bracket))
+            return bracket, _telling(tried, bracket)
         batch_s = times_of(pace, scenario, configuration, rate_rps=rate_rps).batch_s
         # 1,000 requests within a twelfth of the search; in any case four batches and requests: fewer show no queue.
         usual_s = max(min(scenario.load.duration_s, 2.0), 1000 / rate_rps)

@@ -32,7 +32,7 @@ from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import first_configuration
-from batchtune.tune.sweep.ray_nodes import RayNodes, ServerNodes
+from batchtune.tune.sweep.ray_nodes import ServerNodes, nodes_on_ray
 from batchtune.tune.sweep.sweep import sweep, sweep_nodes
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
         UsageError: Ray is missing, no cluster, or no room in it.
     """
     view = current.view
-    with RayNodes(current.scenario, on_event=view.event) as nodes:
+    with nodes_on_ray(current.scenario, on_event=view.event) as nodes:
         scenario = placed_as(current.scenario, nodes.scenario)
         if (batching := nodes.scenario.target.found) is not None:
             view.event(f"{scenario.target.model} has {batching.words()}")

@@ -140,11 +140,10 @@ def probed_paces(
     """
     by_scenario: dict[str, Pace] = {}
     for variant in variants:
-        if variant.scenario.target.models:
-            by_scenario[variant.scenario.model_dump_json()] = Pace()
-            continue
         key = variant.scenario.model_dump_json()
-        if key not in by_scenario:
+        if variant.scenario.target.models:
+            by_scenario[key] = Pace()
+        elif key not in by_scenario:
             by_scenario[key] = probed_pace(bench_of(variant), variant.scenario, variant.configuration)
     return {variant.name: by_scenario[variant.scenario.model_dump_json()] for variant in variants}
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -202,53 +202,31 @@ class RemoteNode(Protocol):
     def begin(self, plan: Plan) -> None: ...
     def look(self) -> Progress: ...
     def result(self) -> FinishedTrial: ...
-    def close(self) -> None: ...
 
 
-class RayNodes:
-    """A context manager that starts a Ray actor with a station for each server of `search.parallel`, and ends
-    them all."""
+@contextmanager
+def nodes_on_ray(scenario: Scenario, *, on_event: Callable[[str], None]) -> Iterator[ServerNodes]:
+    """Start a Ray actor with a station for each server of `search.parallel`; the end of the block ends them all.
 
-    def __init__(self, scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
-        self._scenario = scenario
-        self._on_event = on_event
-        self._actors = RayActors(
-            scenario.search.parallel.ray, key="search.parallel", thing="server", on_event=on_event
-        )
-        self._stations: list[_RayStation] = []
-        self.nodes: ServerNodes
-
-    def __enter__(self) -> ServerNodes:
-        """Start the stations and return the nodes, ready for trials.
-
-        Raises:
-            UsageError: there is no cluster at that address, or no room in it.
-            HostLostError: a node was lost meanwhile.
-        """
-        spec = self._scenario.search.parallel
-        self._on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
-        self._actors.__enter__()
-        try:
-            gpus = spec.gpus_per_server
-            if gpus is None:
-                gpus = 1.0 if self._actors.total("GPU") >= spec.servers else 0.0
-            bundle = {"CPU": spec.cpus_per_server, "GPU": gpus, **spec.resources}
-            for actor in self._actors.start(NodeStation, bundle, spec.servers, placement="spread"):
-                self._stations.append(_RayStation(actor))
-            self.nodes = ServerNodes(self._scenario, self._stations, gpus=gpus, on_event=self._on_event)
-            return self.nodes
-        except BaseException:
-            self._close()
-            raise
-
-    def __exit__(self, *_fault: object) -> None:
-        self.nodes.close()
-        self._close()
-
-    def _close(self) -> None:
-        for station in self._stations:
-            station.close()
-        self._actors.__exit__(None, None, None)
+    Raises:
+        UsageError: there is no cluster at that address, or no room in it.
+        HostLostError: a node was lost meanwhile.
+    """
+    spec = scenario.search.parallel
+    on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
+    cluster = RayActors(spec.ray, key="search.parallel", thing="server", on_event=on_event)
+    with cluster as actors, ExitStack() as stack:
+        gpus = spec.gpus_per_server
+        if gpus is None:
+            gpus = 1.0 if actors.total("GPU") >= spec.servers else 0.0
+        bundle = {"CPU": spec.cpus_per_server, "GPU": gpus, **spec.resources}
+        stations = []
+        for actor in actors.start(NodeStation, bundle, spec.servers, placement="spread"):
+            stations.append(_RayStation(actor))
+            stack.callback(actor.close)
+        nodes = ServerNodes(scenario, stations, gpus=gpus, on_event=on_event)
+        stack.callback(nodes.close)
+        yield nodes
 
 
 class _RayStation:
@@ -276,9 +254,6 @@ class _RayStation:
     def result(self) -> FinishedTrial:
         done: FinishedTrial = self._actor.ask("result", limit_s=LONG_CALL_LIMIT_S)
         return done
-
-    def close(self) -> None:
-        self._actor.close()
 
 
 class ServerNodes(NodeBenches):

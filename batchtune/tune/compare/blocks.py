@@ -89,12 +89,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
     measured = [trial.measurement for trial in counted if trial.measurement is not None]
-    rows = [count for count in map(rows_per_request, measured) if count is not None]
-    batches = [run.server.mean_batch_rows for run in measured if run.server is not None]
     servers = [run.server for run in measured if run.server is not None]
-    busy = [server.device_busy_ratio for server in servers]
-    known_busy = [ratio for ratio in busy if ratio is not None]
-    known_batches = [mean_rows for mean_rows in batches if mean_rows is not None]
     requests = variant.scenario.load.requests
     complete = requests is not None and all(run.requests == requests for run in measured)
     last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
@@ -102,7 +97,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     return VariantFigures(
         name=variant.name,
         protocol=variant.scenario.request.protocol,
-        rows_per_request=sum(rows) / len(rows) if rows else None,
+        rows_per_request=_mean(map(rows_per_request, measured)),
         configuration=variant.configuration,
         runs=len(counted),
         noisy=sum(is_noisy(trial) for trial in counted),
@@ -111,14 +106,19 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         throughput_rps=typical(map(figure_of("throughput"), counted)),
         throughput_rows_per_s=typical(map(figure_of("rows"), counted)),
         latency_s={name: latency for name, latency in latencies.items() if latency is not None},
-        mean_batch_rows=sum(known_batches) / len(known_batches) if known_batches else None,
-        error_ratio=sum(run.error_ratio for run in measured) / len(measured) if measured else 0.0,
+        mean_batch_rows=_mean(server.mean_batch_rows for server in servers),
+        error_ratio=_mean(run.error_ratio for run in measured) or 0.0,
         bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
         caveats=_caveats(measured),
         failure=None if last is None else last.failure,
         padding_per_element=padding_per_element(run.server for run in measured),
-        device_busy_ratio=sum(known_busy) / len(known_busy) if known_busy else None,
+        device_busy_ratio=_mean(server.device_busy_ratio for server in servers),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:

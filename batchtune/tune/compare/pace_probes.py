@@ -14,9 +14,9 @@ from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_rat
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.one_capacity import search_seconds
+from batchtune.tune.one_capacity import CLIENTS_MAX, search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
-from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.space import clients_to_fill, in_force
 from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 
 TURN_S: Final = 0.008
@@ -110,7 +110,9 @@ def probed_pace(
 
     Where nothing is answered, the returned pace is that of an unknown server: the loads that follow report why.
     """
-    clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
+    clients = (
+        clients or scenario.load.concurrency or min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
+    )
     pace_probe_s = 0.3  # Length of the probe of a lone client; a slower answer is waited for.
     lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=pace_probe_s))
     pace = pace_of([lone.trial], scenario)
@@ -184,15 +186,6 @@ def is_most(variant: Variant, pace: Pace) -> bool:
 
 def _counts_requests(scenario: Scenario) -> bool:
     return scenario.load.requests is not None and scenario.objective != "capacity"
-
-
-def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
-    filling_clients = (4, 256)  # Fewest and most clients of the probe that fills a batch.
-    fewest, most = filling_clients
-    if configuration.batching is None:
-        return fewest
-    requests = int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most
-    return min(max(2 * requests, fewest), most)
 
 
 def _plan(

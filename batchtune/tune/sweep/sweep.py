@@ -152,7 +152,8 @@ class _Sweep:
         self._watcher = watcher
         self._now_s = now_s
         self._started_s = now_s() - spent_s(self._trials)
-        self._search: Search = search_of(scenario, budget_s=_given_budget_s(scenario))
+        budget_s = scenario.search.time_budget_s or TIME_BUDGET_MAX_S
+        self._search: Search = search_of(scenario, budget_s=budget_s)
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
@@ -273,11 +274,6 @@ def usual_budget_s(batch_s: float) -> float:
     return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)
 
 
-def _given_budget_s(scenario: Scenario) -> float:
-    """Seconds of the scenario's budget; TIME_BUDGET_MAX_S where it gives none or counts trials only."""
-    return scenario.search.time_budget_s or TIME_BUDGET_MAX_S
-
-
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
     """Compute the server's pace from two probes: `lone_s` seconds for a lone request of the scenario's, `larger_s` for
     one of `larger_rows` rows."""
@@ -295,7 +291,8 @@ def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
     # Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes.
     quick_budget_s = 90.0
     if not scenario.search.budget_is_given:
-        search["budget"] = {"time": _whole(quick_budget_s if quick else usual_budget_s(pace.lone_s))}
+        budget_s = quick_budget_s if quick else usual_budget_s(pace.lone_s)
+        search["budget"] = {"time": format_duration(math.ceil(budget_s))}
     if "space" not in scenario.search.model_fields_set:
         search["grow"] = True
         search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
@@ -359,7 +356,3 @@ def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) ->
     quick_batches = 5
     quick_requests = 100  # Batches of the largest size, and requests, that two seconds must hold.
     return max(quick_batches * batch_s, quick_requests / rate_rps) <= 2.0
-
-
-def _whole(seconds: float) -> str:
-    return format_duration(math.ceil(seconds))

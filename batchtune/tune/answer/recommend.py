@@ -345,7 +345,7 @@ class _Answer:
         )
 
     def _models(self, capacity: Capacity | None) -> tuple[ModelResult, ...]:
-        """What each of several models gets."""
+        """The result of each of several models, in the scenario's order; () with one model."""
         scale = 1.0 if capacity is None else capacity.held_rps / (self._state.stated_rps or 1.0)
         return tuple(
             ModelResult(

@@ -201,7 +201,8 @@ def _most_s(scenario: Scenario) -> float:
 def _batch_rows(
     scenario: Scenario, configuration: Configuration, *, clients: int | None, rate_rps: float | None
 ) -> float:
-    """Rows that a batch of this traffic can have: at most those of all clients, or those that arrive within the SLO."""
+    """Rows that a batch of this traffic can have: at most those of all clients, or those that arrive while a request
+    may wait by the SLO; without batching those of the largest request."""
     rows = scenario.request.rows_most
     if configuration.batching is None:
         return rows

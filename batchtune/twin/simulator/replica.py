@@ -69,8 +69,8 @@ class Device:
     batch takes tau_s[-1] in proportion to its rows.
     length_s, usual_length: [rows_max + 1]; seconds that each unit of length adds by which the longest request of a
     batch exceeds the usual length of the longest (shorter ones subtract). None: lengths do not matter.
-    contention: κ; each of c batches at once runs at 1 / (1 + κ(c-1)) of its speed: 0: in parallel, 1: sharing one
-    device.
+    contention: κ; each of c batches at once runs at 1 / (1 + κ(c-1)) of its speed. 0: they do not slow each other down;
+    1: they share one device.
     serial: batches of several threads run one after another, first come first served; `contention` is then unused.
     jitter_ratio: standard deviation over mean of the log-normal factor of each execution.
     delay_s: constant time outside queue and execution, added to each latency.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +18,7 @@ from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
+from batchtune.twin.simulator.replica import Rows
 
 LONGEST_REQUESTS = 400_000
 """Requests that one simulation sends at most, however long its ramp, steps or trace is."""
@@ -94,7 +95,11 @@ class Traffic:
 
     def rows_of(self, requests: int) -> Rows:
         """Draw the rows of each request, shape (requests,); one number where all requests have as many."""
-        return drawn_rows(self.rows, self.weights, requests, np.random.default_rng(self.seed + 1))
+        if len(self.rows) == 1:
+            return self.rows[0]
+        shares = np.array(self.weights) / math.fsum(self.weights)
+        kinds = np.array(self.rows, dtype=np.int32)
+        return np.random.default_rng(self.seed + 1).choice(kinds, size=requests, p=shares)
 
     def boundaries_of(self, buckets: Boundaries) -> tuple[int, ...]:
         """Return the boundaries of length buckets; for "auto" those that the server would choose for this traffic."""
@@ -106,7 +111,10 @@ class Traffic:
 
     def lengths_of(self, requests: int) -> NDArray[np.int32] | None:
         """Draw the length of each request, shape (requests,); None where the traffic has no lengths."""
-        return drawn_lengths(self.lengths, requests, np.random.default_rng(self.seed + 2))
+        if not self.lengths:
+            return None
+        lengths = np.array(self.lengths, dtype=np.int32)
+        return np.random.default_rng(self.seed + 2).choice(lengths, size=requests)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain types, safe for JSON; of the pattern of arrivals its name."""

@@ -94,25 +94,6 @@ class Device:
                 raise ValueError(f"{name} must be non-negative and finite; was {getattr(self, name)}")
 
 
-def drawn_rows(
-    kinds: Sequence[int], weights: Sequence[float], requests: int, rng: np.random.Generator
-) -> Rows:
-    """Draw the rows of each request from `kinds`, in proportion to `weights`, shape (requests,); one number
-    when all kinds have as many rows."""
-    if len(kinds) == 1:
-        return kinds[0]
-    shares = np.array(weights) / math.fsum(weights)
-    return rng.choice(np.array(kinds, dtype=np.int32), size=requests, p=shares)
-
-
-def drawn_lengths(
-    lengths: Sequence[int], requests: int, rng: np.random.Generator
-) -> NDArray[np.int32] | None:
-    """Draw the length of each request from `lengths`, each equally likely, shape (requests,); None where
-    `lengths` is empty."""
-    return rng.choice(np.array(lengths, dtype=np.int32), size=requests) if lengths else None
-
-
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
     """Make the scheduler that a server builds from a configuration; parameters left out have the server's defaults.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchtune.twin.simulator.event_kernel import PlainPlan, PlainRun, compiled
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome
 from batchtune.twin.simulator.simulate import (
-    OpenTraffic,
+    SimulatedTraffic,
     costs_s,
     new_plain_run,
     normals_of,
@@ -24,7 +24,12 @@ from batchtune.twin.simulator.simulate import (
 
 
 def run_early(
-    traffic: OpenTraffic, batcher: Batcher, device: Device, early_s: float, *, count_from_s: float = -math.inf
+    traffic: SimulatedTraffic,
+    batcher: Batcher,
+    device: Device,
+    early_s: float,
+    *,
+    count_from_s: float = -math.inf,
 ) -> Outcome:
     """Of one server, whose device is serial or serves all batches alike; requests that are refused are among them.
 

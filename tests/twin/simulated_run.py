@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows, order_statistics
-from batchtune.twin.simulator.simulate import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulate import SimulatedTraffic, run_simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,16 @@ def simulate_open(
     due_s: [requests] ascending; rows: of each request. `seed` draws jitter and random routes. Raises ValueError for
     due times out of order and for requests without rows.
     """
-    traffic = OpenTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
-    return run_of(run_open(traffic, batcher, device))
+    traffic = SimulatedTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
+    return run_of(run_simulation(traffic, batcher, device))
+
+
+def closed_traffic(
+    clients: int, requests: int, rows: Rows, *, spread_s: float = 0.0, **more: Any
+) -> SimulatedTraffic:
+    """As `closed_summary` makes it."""
+    due_s = spread_s * np.arange(min(clients, requests)) / clients
+    return SimulatedTraffic(due_s=due_s, rows=rows, requests=requests, **more)
 
 
 def simulate_closed(
@@ -82,7 +91,7 @@ def simulate_closed(
 
     A refused client sends again after the front end and the delay, at the earliest after 0.1 ms.
     """
-    traffic = ClosedTraffic(
+    traffic = closed_traffic(
         clients=clients,
         requests=requests,
         rows=rows,
@@ -91,7 +100,7 @@ def simulate_closed(
         routing=routing,
         seed=seed,
     )
-    return run_of(run_closed(traffic, batcher, device))
+    return run_of(run_simulation(traffic, batcher, device))
 
 
 def run_of(outcome: Outcome) -> SimulatedRun:

@@ -21,7 +21,7 @@ from batchtune.server.scheduling.batch_queue import (
     next_allowed_size,
 )
 from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.simulate import OpenTraffic, run_open_by_events
+from batchtune.twin.simulator.simulate import SimulatedTraffic, run_by_events
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 from tests.twin.simulated_run import SimulatedRun, run_of, simulate_open
@@ -175,12 +175,12 @@ def device_of(trace: Trace) -> Device:
 
 def simulated(trace: Trace) -> SimulatedRun:
     """By the general kernel; a simulated second stands for a microsecond."""
-    traffic = OpenTraffic(
+    traffic = SimulatedTraffic(
         due_s=np.array(trace.due_micros, dtype=np.float64),
         rows=np.array(trace.rows, dtype=np.int32),
         lengths=np.array(trace.lengths, dtype=np.int32) if trace.lengths else None,
     )
-    return run_of(run_open_by_events(traffic, batcher_of(trace), device_of(trace)))
+    return run_of(run_by_events(traffic, batcher_of(trace), device_of(trace)))
 
 
 def random_trace(seed: int, *, one_row: bool = False, lengths: bool = False) -> Trace:

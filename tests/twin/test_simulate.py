@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
-from batchtune.twin.simulator.simulate import OpenTraffic, closed_summary, open_summary, run_open_by_events
+from batchtune.twin.simulator.simulate import SimulatedTraffic, closed_summary, open_summary, run_by_events
 from tests.twin.batch_theory import BatchFormer, batch_chain
 from tests.twin.early_work import run_early
 from tests.twin.queueing_theory import (
@@ -48,8 +48,8 @@ def poisson_due(rate: float, requests: int, *, seed: int = SEED) -> NDArray[np.f
 def by_events(
     due_s: NDArray[np.float64], batcher: Batcher, device: Device, *, rows: int = 1, replicas: int = 1
 ) -> SimulatedRun:
-    traffic = OpenTraffic(due_s=due_s, rows=rows, replicas=replicas)
-    return run_of(run_open_by_events(traffic, batcher, device))
+    traffic = SimulatedTraffic(due_s=due_s, rows=rows, replicas=replicas)
+    return run_of(run_by_events(traffic, batcher, device))
 
 
 # -- where theory knows --
@@ -477,7 +477,7 @@ def early(rows_max: int = 4, *, threads: int = 2, timeout_s: float = 10.0) -> Ba
 def played(
     due_s: NDArray[np.float64], rows: Rows, batcher: Batcher, there: Device, *, early_s: float = 2.0
 ) -> SimulatedRun:
-    return run_of(run_early(OpenTraffic(due_s=due_s, rows=rows), batcher, there, early_s))
+    return run_of(run_early(SimulatedTraffic(due_s=due_s, rows=rows), batcher, there, early_s))
 
 
 def device(rows_max: int = 4, *, serial: bool = False) -> Device:

@@ -45,10 +45,10 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     Raises:
         ValueError: due times are not finite and ascending, a request has no row, or there is none.
     """
-    traffic = OpenTraffic(
+    traffic = SimulatedTraffic(
         due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
     )
-    outcomes = (run_open(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
+    outcomes = (run_simulation(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
 
 
@@ -72,65 +72,62 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     The clients send their first requests one after another over `spread_s` seconds. A client whose request is refused
     sends again after the front end's time and the delay, but not before 0.1 ms.
     """
-    traffic = ClosedTraffic(
-        clients=clients,
-        requests=requests,
+    traffic = SimulatedTraffic(
+        due_s=spread_s * np.arange(min(clients, requests)) / clients,
         rows=rows,
+        requests=requests,
         lengths=lengths,
-        spread_s=spread_s,
         replicas=replicas,
         routing=routing,
         seed=seed,
     )
-    outcomes = (run_closed(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
+    outcomes = (run_simulation(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTraffic:
-    """An open loop over `replicas` servers: due times in seconds, rows and lengths of the requests.
+class SimulatedTraffic:
+    """Requests to `replicas` servers: those with a due time in seconds, and in a closed loop further ones.
 
-    `lengths` None: lengths do not matter. Raises ValueError when due times are not finite and ascending, or a request
-    has no row.
+    `requests`: how many in all; None: as many as `due_s`. Those without a due time are sent one by one, each when one
+    is answered. `rows`, `lengths`: of all requests; `lengths` None: they do not matter.
+
+    Raises:
+        ValueError: due times are not finite and ascending, a request has no row, or there is no request or replica.
     """
 
     due_s: NDArray[np.float64]
     rows: Rows
+    requests: int | None = None
     lengths: NDArray[np.int32] | None = None
     replicas: int = 1
     routing: Routing = "round_robin"
     seed: int = 1
 
     def __post_init__(self) -> None:
-        _check(len(self.due_s), self.rows, self.replicas)
+        if not len(self.due_s):
+            raise ValueError("there is no request to simulate: no due time, or no client")
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be positive; was {self.replicas}")
+        if not isinstance(self.rows, int) and len(self.rows) != self.count:
+            raise ValueError(
+                f"rows must be one number or one for each of {self.count} requests; were {len(self.rows)}"
+            )
+        if np.min(self.rows) < 1:
+            raise ValueError("a request must have at least one row")
         if not np.all(np.isfinite(self.due_s)) or np.any(self.due_s[1:] < self.due_s[:-1]):
             raise ValueError("due times must be finite and ascending")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedTraffic:
-    """A closed loop of `clients` over `replicas` servers, `requests` in all; clients begin one after another over
-    `spread_s` seconds. Raises ValueError without clients, requests, replicas or rows."""
-
-    clients: int
-    requests: int
-    rows: Rows
-    lengths: NDArray[np.int32] | None = None
-    spread_s: float = 0.0
-    replicas: int = 1
-    routing: Routing = "round_robin"
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        _check(self.requests, self.rows, self.replicas)
-        if self.clients < 1:
-            raise ValueError(f"a closed loop needs a client; was {self.clients}")
+    @property
+    def count(self) -> int:
+        """Number of requests in all."""
+        return len(self.due_s) if self.requests is None else self.requests
 
 
-def run_open(
-    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+def run_simulation(
+    traffic: SimulatedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """Simulate an open loop, by the plain kernel where traffic and device allow it, else by the event loop.
+    """Simulate by the plain kernel where traffic and device allow it, else by the event loop.
 
     `count_from_s`: when the devices' busy time begins to count.
     """
@@ -138,26 +135,28 @@ def run_open(
         outcome = _run_plain(traffic, batcher, device, count_from_s)
         if outcome is not None:
             return outcome
-    return run_open_by_events(traffic, batcher, device, count_from_s=count_from_s)
+    return run_by_events(traffic, batcher, device, count_from_s=count_from_s)
 
 
-def run_open_by_events(
-    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+def run_by_events(
+    traffic: SimulatedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """Simulate an open loop by the event loop, which handles all traffic."""
-    requests = new_requests(len(traffic.due_s), traffic.rows)
-    requests["due_s"] = traffic.due_s
-    return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
+    """Simulate by the event loop, which handles all traffic."""
+    from batchtune.twin.simulator.event_kernel import BATCHES, simulate
 
-
-def run_closed(
-    traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
-) -> Outcome:
-    """Simulate a closed loop by the event loop; `count_from_s`: as in `run_open`."""
-    requests = new_requests(traffic.requests, traffic.rows)
-    planned = min(traffic.clients, traffic.requests)
-    requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
-    return _run_general(traffic, requests, planned, batcher, device, count_from_s)
+    world = new_world(traffic, batcher, device, count_from_s)
+    simulate(world)
+    batches = int(world.counts[BATCHES])
+    return Outcome(
+        due_s=world.requests["due_s"].copy(),
+        latency_s=world.requests["latency_s"].copy(),
+        batch=world.requests["batch"].copy(),
+        batch_rows=world.batches["rows"][:batches].copy(),
+        batch_start_s=world.batches["start_s"][:batches].copy(),
+        busy_s=float(world.replicas["busy_s"].sum()),
+        last_done_s=float(world.replicas["last_done_s"].max()),
+        replicas=traffic.replicas,
+    )
 
 
 def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDArray[np.float64]:
@@ -175,21 +174,11 @@ def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDAr
     return np.asarray(np.asarray(tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
 
 
-def _check(requests: int, rows: Rows, replicas: int) -> None:
-    if requests < 1:
-        raise ValueError("there is no request to simulate")
-    if replicas < 1:
-        raise ValueError(f"replicas must be positive; was {replicas}")
-    if not isinstance(rows, int) and len(rows) != requests:
-        raise ValueError(f"rows must be one number or one for each of {requests} requests; were {len(rows)}")
-    if np.min(rows) < 1:
-        raise ValueError("a request must have at least one row")
-
-
-def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
+def _is_plain(traffic: SimulatedTraffic, batcher: Batcher, device: Device) -> bool:
     limit = batcher.batch_rows_max
     return (
-        isinstance(traffic.rows, int)
+        traffic.requests is None
+        and isinstance(traffic.rows, int)
         and traffic.lengths is None
         and (traffic.replicas == 1 or traffic.routing != "least_loaded")
         and device.front_end_s == 0.0
@@ -214,7 +203,9 @@ def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float)
     )
 
 
-def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
+def _run_plain(
+    traffic: SimulatedTraffic, batcher: Batcher, device: Device, count_from_s: float
+) -> Outcome | None:
     """Simulate each replica by itself, since its arrivals do not depend on the others, by the plain kernel.
 
     None: a queue gets full, which that kernel cannot simulate.
@@ -264,7 +255,7 @@ def new_plain_run(count: int, threads: int) -> PlainRun:
     )
 
 
-def plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
+def plain_outcome(traffic: SimulatedTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
     """Make the outcome of a run of the plain kernel; `rows`: of each request."""
     return Outcome(
         due_s=traffic.due_s,
@@ -278,42 +269,24 @@ def plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) 
     )
 
 
-def _run_general(
-    traffic: OpenTraffic | ClosedTraffic,
-    requests: NDArray[np.void],
-    planned: int,
-    batcher: Batcher,
-    device: Device,
-    count_from_s: float,
-) -> Outcome:
-    from batchtune.twin.simulator.event_kernel import BATCHES, simulate
-
-    world = new_world(traffic, requests, planned, batcher, device, count_from_s)
-    simulate(world)
-    batches = int(world.counts[BATCHES])
-    return Outcome(
-        due_s=requests["due_s"].copy(),
-        latency_s=requests["latency_s"].copy(),
-        batch=requests["batch"].copy(),
-        batch_rows=world.batches["rows"][:batches].copy(),
-        batch_start_s=world.batches["start_s"][:batches].copy(),
-        busy_s=float(world.replicas["busy_s"].sum()),
-        last_done_s=float(world.replicas["last_done_s"].max()),
-        replicas=traffic.replicas,
+def new_world(traffic: SimulatedTraffic, batcher: Batcher, device: Device, count_from_s: float) -> World:
+    """Make the state in which the event loop starts."""
+    from batchtune.twin.simulator.event_kernel import (
+        BATCH,
+        NONE,
+        PART,
+        QUEUE,
+        REPLICA,
+        REQUEST,
+        RUNNING,
+        World,
     )
 
-
-def new_world(
-    traffic: OpenTraffic | ClosedTraffic,
-    requests: NDArray[np.void],
-    planned: int,
-    batcher: Batcher,
-    device: Device,
-    count_from_s: float,
-) -> World:
-    """Make the state in which the event loop starts; `planned`: how many of `requests` have a due time."""
-    from batchtune.twin.simulator.event_kernel import BATCH, NONE, PART, QUEUE, REPLICA, RUNNING, World
-
+    planned = len(traffic.due_s)
+    requests = np.zeros(traffic.count, dtype=REQUEST)
+    requests["rows"] = traffic.rows
+    requests["batch"] = NONE
+    requests["due_s"][:planned] = traffic.due_s
     lone = batcher.max_batch_size is None
     splits = batcher.max_execution_batch_size is not None and not lone
     limit = batcher.batch_rows_max or int(requests["rows"].max())
@@ -367,17 +340,7 @@ def new_world(
     )
 
 
-def new_requests(count: int, rows: Rows) -> NDArray[np.void]:
-    """Make the records (REQUEST) of `count` requests that were not sent yet, shape (count,)."""
-    from batchtune.twin.simulator.event_kernel import NONE, REQUEST
-
-    requests = np.zeros(count, dtype=REQUEST)
-    requests["rows"] = rows
-    requests["batch"] = NONE
-    return requests
-
-
-def _route(traffic: OpenTraffic | ClosedTraffic, requests: int) -> NDArray[np.int32]:
+def _route(traffic: SimulatedTraffic, requests: int) -> NDArray[np.int32]:
     if traffic.routing == "least_loaded" and traffic.replicas > 1:
         return np.zeros(0, dtype=np.int32)
     if traffic.replicas == 1:

@@ -21,10 +21,11 @@ from batchtune.load.worker_process import DRAIN_AFTER_STOP_S
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.target.telemetry import Counters
 from batchtune.twin.simulator.replica import Batcher, Device, Outcome
-from batchtune.twin.simulator.simulate import ClosedTraffic, OpenTraffic, run_closed, run_open
+from batchtune.twin.simulator.simulate import SimulatedTraffic, run_simulation
 from tests.benchmarks.noisy.devices import SimulatedDevice
 from tests.benchmarks.noisy.hosts import Host, VirtualClock, stalls_of
 from tests.tune.tune_fakes import OURS, SESSION, FakeTarget
+from tests.twin.simulated_run import closed_traffic
 
 LOOKS_PER_S = 4
 CLIENT_CPU_S = 2e-6
@@ -106,8 +107,8 @@ class VirtualFleet:
         stalls = stalls_of(self._host, arrivals.duration_s, self._chance)
         if isinstance(arrivals, Schedule):
             due_s = arrivals.due_ns / 1e9
-            traffic = OpenTraffic(due_s=due_s, rows=self._device.rows, seed=seed)
-            outcome = run_open(traffic, batcher, device)
+            traffic = SimulatedTraffic(due_s=due_s, rows=self._device.rows, seed=seed)
+            outcome = run_simulation(traffic, batcher, device)
             server_done_s = due_s + outcome.latency_s
             done_s = stalls.held_up(server_done_s)
         else:
@@ -263,10 +264,10 @@ def _closed(loop: ClosedLoop, rows: int, batcher: Batcher, device: Device, seed:
     most = loop.requests_max or math.inf
     requests = 40 * loop.concurrency
     while True:
-        traffic = ClosedTraffic(
+        traffic = closed_traffic(
             clients=loop.concurrency, requests=int(min(requests, most)), rows=rows, seed=seed
         )
-        outcome = run_closed(traffic, batcher, device)
+        outcome = run_simulation(traffic, batcher, device)
         last_s = float(outcome.due_s[-1])
         if last_s >= loop.duration_s or requests >= most:
             return outcome

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from batchtune.twin.simulator.replica import Batcher, Device, summarise
-from batchtune.twin.simulator.simulate import OpenTraffic, open_summary
+from batchtune.twin.simulator.simulate import SimulatedTraffic, open_summary
 from tests.twin.early_work import run_early
 
 RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3
@@ -90,7 +90,7 @@ def print_prediction() -> None:
     # as a unit a batch holds the device, which is serial, only for its own part, which tau of the unit is not
     unit = Device(tau_s=device_s + EARLY_CPU_S * rows)
     shared = open_summary(due_s, 1, Batcher(**usual, max_enqueued_batches=100), [unit], warm_up_s=1.0)
-    traffic, device = OpenTraffic(due_s=due_s, rows=1), Device(tau_s=device_s, serial=True)
+    traffic, device = SimulatedTraffic(due_s=due_s, rows=1), Device(tau_s=device_s, serial=True)
     early = run_early(traffic, Batcher(**usual), device, EARLY_CPU_S, count_from_s=1.0)
     streaming = summarise([early], warm_up_s=1.0, quantiles=(0.5, 0.95, 0.99))
     print("predicted       p50 ms  p95 ms  p99 ms  mean batch rows  refused %")

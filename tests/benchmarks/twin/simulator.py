@@ -22,7 +22,7 @@ if "--fresh" in sys.argv:
     environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
 
 from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.simulate import OpenTraffic, open_summary, run_open_by_events
+from batchtune.twin.simulator.simulate import SimulatedTraffic, open_summary, run_by_events
 from tests.twin.simulated_run import simulate_closed, simulate_open
 
 REQUESTS = 1_000_000
@@ -61,15 +61,15 @@ def main() -> None:
             f"plain kernel, load {load}, 4 threads, timeout 2 ms",
             lambda due=due: simulate_open(due, 1, patient, device),
         )
-        traffic = OpenTraffic(due_s=due, rows=1)
+        traffic = SimulatedTraffic(due_s=due, rows=1)
         say(
             f"general kernel, load {load}, as the first line",
-            lambda traffic=traffic: run_open_by_events(traffic, greedy, device),
+            lambda traffic=traffic: run_by_events(traffic, greedy, device),
         )
         shared = Device(tau_s=TAU, contention=0.6, front_end_s=0.01, jitter_ratio=0.1)
         say(
             f"general kernel, load {load}, 4 threads, contention, front end, jitter",
-            lambda traffic=traffic, shared=shared: run_open_by_events(traffic, patient, shared),
+            lambda traffic=traffic, shared=shared: run_by_events(traffic, patient, shared),
         )
     say("general kernel, closed loop of 128", lambda: simulate_closed(128, REQUESTS, 1, greedy, device))
     due = np.cumsum(gaps) * PER_ROW_MS / 0.5 / 100

@@ -31,11 +31,11 @@ from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import Device, batcher_of
-from batchtune.twin.simulator.simulate import ClosedTraffic, run_closed
+from batchtune.twin.simulator.simulate import run_simulation
 from tests.benchmarks.replay.record_table import TABLES, Cell, record
 from tests.benchmarks.zoo.zoo_models import Emulated
 from tests.benchmarks.zoo.zoo_target import ZooTarget
-from tests.twin.simulated_run import SimulatedRun, run_of, simulate_open
+from tests.twin.simulated_run import SimulatedRun, closed_traffic, run_of, simulate_open
 
 REQUESTS = 30_000
 """Of one simulated run: p95 is then known within 2 %, throughput and capacity within 1 %."""
@@ -188,7 +188,7 @@ def simulated(
         case "throughput":
             clients, lone_s = scenario.load.concurrency or 1, float(device.tau_s[rows])
             starts = (
-                ClosedTraffic(
+                closed_traffic(
                     clients=clients,
                     requests=REQUESTS // len(STARTS),
                     rows=rows,
@@ -196,7 +196,7 @@ def simulated(
                 )
                 for share in STARTS
             )
-            runs = [judged(run_of(run_closed(traffic, scheduler, device))) for traffic in starts]
+            runs = [judged(run_of(run_simulation(traffic, scheduler, device))) for traffic in starts]
             return [(served_rps, excess) for served_rps, _, excess in runs]
         case "latency":
             _, p95_s, excess = at_rate(scenario.load.rate_rps or 1.0)

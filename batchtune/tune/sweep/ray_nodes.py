@@ -24,6 +24,9 @@ from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
+WAIT_S: Final = 0.25
+"""Seconds between two calls of `on_wait`."""
+
 
 class NodeBenches:
     """Runs trials on several nodes at once, each by a bench on a thread of its own; `benches`: node name -> bench.
@@ -52,11 +55,10 @@ class NodeBenches:
         waiting = list(plans)
         running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
-        wait_s = 0.25
         try:
             while waiting or running:
                 self._start(waiting, running, threads)
-                ended, _ = wait(running, timeout=wait_s, return_when=FIRST_COMPLETED)
+                ended, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
                 if not ended:
                     self._on_wait()
                 for future in ended:

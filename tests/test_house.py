@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BUDGETS = {"lines": 49_330, "files": 289, "classes": 523, "constants": 807}
+BUDGETS = {"lines": 49_168, "files": 281, "classes": 523, "constants": 802}
 """Of the package: code lines without comments and docstrings, files, classes, module constants. They only fall; where
 they are to end is 42,000, 300, 400 and 600."""
 

@@ -122,13 +122,13 @@ def quantile_estimate(
 
 
 def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
-    """Return the factor, at least 1, by which the variance of the share of `over` exceeds that of independent
-    requests.
+    """Return the design effect of a share of requests: the factor, at least 1, by which its variance exceeds
+    that of as many independent requests.
 
-    `slice_of` is the equal time slice that each request falls in, 0 to SLICES-1. Busy spells may outlast a
-    slice: the largest of four estimates counts, from 20, 10 and 5 slices and extrapolated from the first two,
-    and is widened by Student's t, since they are estimates (tests/benchmarks/twin/measure_coverage.py
-    compares).
+    `over` (n,) says which requests belong to the share, `slice_of` (n,) in which equal time slice each falls,
+    0 to SLICES-1. Busy spells may outlast a slice: the largest of four estimates counts, from 20, 10 and 5
+    slices and extrapolated from the first two, and is widened by Student's t, since they are estimates
+    (tests/benchmarks/twin/measure_coverage.py compares).
     """
     twenty, ten, five = _variance_ratios(over, slice_of)
     unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
@@ -279,14 +279,13 @@ BLOCKS_NEEDED: Final = 6
 """Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""
 
 POWER: Final = 0.8
-"""Share of comparisons in which `detectable_shift` is found."""
+"""Probability with which a comparison finds `detectable_shift`."""
 
 Arm = TypeVar("Arm")
 
 
 def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tuple[Arm, ...]]:
-    """Return the order of the arms in each block: drawn at random for every other block, mirrored in the
-    next.
+    """Draw the order of the arms in each block: at random for every other block, mirrored in the next.
 
     Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as
     often as after it, so that neither a steady drift nor the place within a block favours one; an odd last
@@ -301,8 +300,9 @@ def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tupl
 
 
 def hodges_lehmann(differences: Sequence[float]) -> Estimate:
-    """Estimate the median of the Walsh averages and its 95 % interval; ends are ±inf below `BLOCKS_NEEDED`
-    differences, UNDEFINED without any."""
+    """Estimate the centre of differences, without assuming more than symmetry: the median of the averages of
+    all pairs (Walsh averages) with its 95 % interval; ends are ±inf below `BLOCKS_NEEDED` differences,
+    UNDEFINED without any."""
     if not differences:
         return UNDEFINED
     averages = walsh_averages(differences)
@@ -367,8 +367,8 @@ def signed_rank_distribution(count: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def detectable_shift(count: int) -> float:
-    """Return the smallest shift, in standard deviations of a difference, that `POWER` of all comparisons of
-    `count` blocks find.
+    """Return the smallest shift, in standard deviations of a difference, that a comparison of `count` blocks
+    finds with probability `POWER`.
 
     Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2
     %); inf below `BLOCKS_NEEDED`.
@@ -382,8 +382,8 @@ def detectable_shift(count: int) -> float:
 
 
 def spread_about_zero(differences: Sequence[float]) -> Estimate:
-    """Estimate the standard deviation of differences whose true mean is zero (A/A), with its 95 % chi-square
-    interval; UNDEFINED without differences."""
+    """Estimate the standard deviation of differences whose true mean is zero (A/A: one configuration compared
+    with itself), with its 95 % chi-square interval; UNDEFINED without differences."""
     from scipy.special import chdtri
 
     count = len(differences)

@@ -66,8 +66,8 @@ def client_activity(samples: Samples, window: Window) -> ClientActivity:
 
 
 def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[str, Coded]:
-    """Find the load workers that show signs of a slow client: worker's name -> caveat that would name it of a
-    whole client. Empty for a load from one worker.
+    """Find the load workers that show signs of a slow client: worker's name -> the caveat that shows it, such
+    as `client_busy`. Empty for a load from one worker.
 
     `limit_s` is the SLO's primary limit, to which lags and pauses are compared.
     """
@@ -98,8 +98,8 @@ def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> t
 
 
 def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Coded]:
-    """Return the caveat `worker_slow` where some load workers are slow and others are not; empty otherwise:
-    where all are, the client's own caveats say so."""
+    """Return the caveat `worker_slow`, for the first slow load worker, where some are slow and others are
+    not; empty otherwise: where all are, the client's own caveats say so."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     if not 0 < len(slow) < len(samples.workers):
         return []
@@ -220,8 +220,7 @@ class HostNoise:
 
     @property
     def noisy(self) -> bool:
-        """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) are beyond
-        their limits."""
+        """Whether steal, other programs or the canary (the fixed loop) are beyond their limits."""
         return (
             self.steal_ratio > MOST_STEAL_RATIO
             or self.foreign_ratio > MOST_FOREIGN_RATIO
@@ -251,8 +250,8 @@ class HostNoise:
 
 @dataclass(slots=True)
 class HostGuard:
-    """Watches the host around each trial (`begin()` before, `end()` after), and remembers the session's
-    canary times."""
+    """Watches the host around each trial (`begin()` before, `end()` after), and remembers how long the
+    canary, a fixed loop, took in this session."""
 
     canaries_s: list[float] = field(default_factory=list)
     _before: HostReading | None = None
@@ -264,8 +263,8 @@ class HostGuard:
         self._before = read_host(cpus)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
-        """Return the noise since `begin()`; without a `begin()` no time has passed, and only the canary
-        counts.
+        """Return the noise since `begin()`; without a `begin()` no time has passed, and only the canary (the
+        fixed loop) counts.
 
         `server_cpu_s` and `client_cpu_s` are the CPU times of both in between; None: not known, and then
         neither is the CPU time of other programs.
@@ -288,9 +287,9 @@ def noise_between(
 ) -> HostNoise:
     """Compute the noise between two readings; sensors that the kernel lacks count as quiet.
 
-    `usual_canary_s`: the canary time to compare with; None: not compared. `loaded_cpu_s`: CPU time of server
-    and client in between; None: not known. The faster of the two canaries counts: one that was merely
-    preempted says little, two slow ones say that the clock or the neighbours changed.
+    `usual_canary_s`: the usual time of the canary, a fixed loop; None: not compared. `loaded_cpu_s`: CPU time
+    of server and client in between; None: not known. The faster of the two canaries counts: one that was
+    merely preempted says little, two slow ones say that the clock or the neighbours changed.
     """
     steal_ratio = 0.0
     if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
@@ -326,8 +325,8 @@ def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float)
 
 
 def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
-    """Read /proc and /sys under `root` for these CPUs (None: this process's), and time the canary, a fixed
-    computation: about 15 ms."""
+    """Read /proc and /sys under `root` for these CPUs (None: this process's) and time the canary, a fixed
+    loop: about 15 ms."""
     ours = schedulable_cpus() if cpus is None else frozenset(cpus)
     by_cpu = _ticks_by_cpu(root / "proc" / "stat")
     lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration, default_num_batch_threads
-from batchtune.measure.validity.caveats import settings_of
+from batchtune.measure.caveats import settings_of
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.system import quota_cpus, schedulable_cores, schedulable_cpus, usable_cpus, usable_threads
 from batchtune.tune.trials.space import in_force

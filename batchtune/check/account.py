@@ -14,9 +14,9 @@ from batchtune.archive.run import CHECK
 from batchtune.check.gate import ERROR_RATE, Finding, Gate
 from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Verdict
 from batchtune.errors import ArchiveError, TargetError
+from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.plain_values import Coded, as_text, coded, fields_to_plain, from_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, figures_of, runs_of

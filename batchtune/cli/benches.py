@@ -14,7 +14,7 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec

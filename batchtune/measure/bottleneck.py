@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.request import Protocol
 

@@ -11,6 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.samples import Samples, Status
+from batchtune.measure.caveats import (
+    CLIENT_CODES,
+    HOST_CODES,
+    EndpointFigures,
+    ServerSettings,
+    caveat,
+    client_activity,
+    client_caveats,
+    endpoint_caveats,
+    endpoint_figures,
+    error_counts,
+    own_lag_ns,
+    worker_caveats,
+)
 from batchtune.measure.quantiles import (
     QUANTILES,
     UNDEFINED,
@@ -28,23 +42,14 @@ from batchtune.measure.slo import (
     Limit,
     Slo,
     Verdict,
+    Window,
     limits_of,
     primary_limit,
     strict_decision,
     times_longer,
+    warm_up_needed_s,
+    window_of,
 )
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, ServerSettings, caveat
-from batchtune.measure.validity.disturbances import (
-    EndpointFigures,
-    client_activity,
-    client_caveats,
-    endpoint_caveats,
-    endpoint_figures,
-    error_counts,
-    own_lag_ns,
-    worker_caveats,
-)
-from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.plain_values import Coded, as_text, coded
 from batchtune.target.telemetry import ServerActivity
 

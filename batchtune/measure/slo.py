@@ -1,13 +1,19 @@
-"""Verdicts on limits: whether the share of requests that miss a latency limit is small enough."""
+"""Decides which requests of a run count, whether they keep the SLO, and whether a run can stop already."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
 
-from batchtune.measure.quantiles import QUANTILES, binomial_cdf
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.load.fleet import LiveAggregate
+from batchtune.load.samples import Samples, Status
+from batchtune.measure.quantiles import QUANTILES, Z_95, binomial_cdf, t_quantile
 
 Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
 """On an SLO: met, missed, too few requests to decide; INVALID: the client was the limit; NOISY: the host was
@@ -125,3 +131,354 @@ def times_longer(
         if decision != "UNSURE":
             return times
     return None
+
+
+# Whether a run can stop already: a verdict that grows with the run.
+#
+# `SloWatch` is a pure state machine: it hears the load driver's live counts and says when enough is known. A request
+# that is overdue is a miss before it has ended.
+
+
+SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
+LOOKS_FOR_EFFECT: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPlan:
+    """What is watched while a run goes on."""
+
+    limit: Limit
+    error_ratio: float
+    warm_up_s: float
+    # None: a closed loop, whose backlog says nothing.
+    rate_rps: float | None
+    # Requests that are expected to share a batch, and so to be slow together, until the run shows it.
+    requests_per_batch: float = 1.0
+    # 1: no batching. Nothing tells beforehand how long slow spells last then, so until the run shows it,
+    # after LOOKS_FOR_EFFECT looks, only a majority of misses counts.
+    batch_rows_max: int = 1
+
+
+class _Spells:
+    """Requests and misses of each stretch between two looks, from which the design effect is estimated;
+    merged in pairs beyond 40."""
+
+    def __init__(self) -> None:
+        self._cumulative: list[tuple[int, int]] = [(0, 0)]
+
+    def add(self, requests: int, misses: int) -> None:
+        if requests > self._cumulative[-1][0]:
+            self._cumulative.append((requests, misses))
+        most_spells = 40
+        if len(self._cumulative) > most_spells:
+            self._cumulative = self._cumulative[::2]
+
+    @property
+    def told(self) -> bool:
+        """Whether there are enough stretches to estimate a design effect."""
+        return len(self._cumulative) > LOOKS_FOR_EFFECT
+
+    def design_effect(self) -> float:
+        """Return the largest of the estimates by three stretch lengths and their extrapolation, as in
+        `quantiles.design_effect`; at least 1."""
+        total, missed = self._cumulative[-1]
+        if not self.told or not 0 < missed < total:
+            return 1.0
+        share = missed / total
+        single = np.diff(np.array(self._cumulative, dtype=np.float64), axis=0)
+        pairs = np.add.reduceat(single, np.arange(0, len(single), 2), axis=0)
+        fours = np.add.reduceat(pairs, np.arange(0, len(pairs), 2), axis=0)
+        independent = total * share * (1.0 - share)
+        by_ones, by_twos, by_fours = (
+            float(np.square(part[:, 1] - share * part[:, 0]).sum())
+            * len(part)
+            / (len(part) - 1)
+            / independent
+            for part in (single, pairs, fours)
+        )
+        unsure = (t_quantile(0.975, len(single) - 1) / Z_95) ** 2
+        return max(1.0, unsure * max(by_ones, by_twos, by_fours, 2.0 * by_twos - by_ones))
+
+
+@dataclass(slots=True)
+class SloWatch:
+    """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the
+    run can stop.
+
+    `decision` is then PASS or FAIL; `requests` and `misses` are those since the warm-up.
+    """
+
+    plan: WatchPlan
+    decision: Decision = "UNSURE"
+    requests: int = 0
+    misses: int = 0
+    _start: LiveAggregate | None = None
+    _spells: _Spells = field(default_factory=_Spells)
+    _backlog_since_s: float | None = None
+    _in_flight: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        t_quantile(0.975, 1)  # scipy is imported now, not beside the load
+
+    def __call__(self, live: LiveAggregate) -> bool:
+        if self.decision != "UNSURE":
+            return True
+        if live.elapsed_s < self.plan.warm_up_s:
+            return False
+        if self._start is None:
+            self._start = live
+            return False
+        self._count(live)
+        end = self._too_many_errors(live) or self._backlog(live) or self._drift(live) or self._misses(live)
+        if end is not None:
+            self.decision = end
+        return end is not None
+
+    @property
+    def design_effect(self) -> float:
+        """Estimate the design effect of the share of misses, at least that of batches of the expected size.
+
+        The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the
+        exact chain from light load to four fifths of capacity.
+        """
+        return max(2.0 * self.plan.requests_per_batch - 0.6, self._spells.design_effect())
+
+    def _count(self, live: LiveAggregate) -> None:
+        start = self._start or live
+        self.requests = live.done + live.overdue - start.done - start.overdue
+        self.misses = _missed(live) - _missed(start)
+        self._spells.add(self.requests, self.misses)
+
+    def _misses(self, live: LiveAggregate) -> Decision | None:
+        if self.plan.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
+            return None
+        allowed = self.plan.limit.allowed_miss_ratio
+        # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
+        unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
+        settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
+        if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
+            return "PASS"
+        if likelihood_ratio(self.requests, self.misses, allowed) >= SURE * self.design_effect:
+            return "FAIL"
+        return None
+
+    def _too_many_errors(self, live: LiveAggregate) -> Decision | None:
+        """FAIL where more requests fail than are allowed, by Wald's test too: then looking often does not
+        find more by chance, nor do refused batches.
+
+        Where none are allowed one is too many; where half or more are, misses decide.
+        """
+        start = self._start or live
+        done, errors, allowed = live.done - start.done, live.errors - start.errors, self.plan.error_ratio
+        if done < 100 or errors <= allowed * done or allowed >= 0.5:
+            return None
+        if allowed > 0.0 and likelihood_ratio(done, errors, allowed) < SURE * self.design_effect:
+            return None
+        return "FAIL"
+
+    def _backlog(self, live: LiveAggregate) -> Decision | None:
+        """FAIL where more requests stay in flight than rate × limit (Little's law), the most under a kept
+        limit, give or take."""
+        if self.plan.rate_rps is None:
+            return None
+        expected = self.plan.rate_rps * self.plan.limit.seconds
+        most = 2.0 * expected + 5.0 * math.sqrt(expected) + self.plan.batch_rows_max
+        if live.in_flight <= most:
+            self._backlog_since_s = None
+            return None
+        if self._backlog_since_s is None:
+            self._backlog_since_s = live.elapsed_s
+        if live.elapsed_s - self._backlog_since_s <= max(0.3, 3.0 * self.plan.limit.seconds):
+            return None
+        return "FAIL"
+
+    def _drift(self, live: LiveAggregate) -> Decision | None:
+        """FAIL where the requests in flight grow steadily, and answers come slower than requests."""
+        span_s = max(1.0, 10.0 * self.plan.limit.seconds)
+        self._in_flight.append((live.elapsed_s, live.in_flight))
+        while len(self._in_flight) > 2 and self._in_flight[1][0] <= live.elapsed_s - span_s:
+            self._in_flight.popleft()
+        if self.plan.rate_rps is None or self._elapsed_s(live) < span_s or not self._grows(live):
+            return None
+        answered_rps = (live.done - (self._start or live).done) / self._elapsed_s(live)
+        if answered_rps >= 0.97 * self.plan.rate_rps:
+            return None
+        return "FAIL"
+
+    def _may_pass(self, live: LiveAggregate) -> bool:
+        """Slight overload takes its time to break the limit: no PASS too soon, nor while in flight grows."""
+        return self._elapsed_s(live) >= 10.0 * self.plan.limit.seconds and not self._grows(live)
+
+    def _grows(self, live: LiveAggregate) -> bool:
+        if len(self._in_flight) < 5 or live.in_flight <= self.plan.batch_rows_max:
+            return False
+        times, counts = (np.array(column, dtype=np.float64) for column in zip(*self._in_flight, strict=True))
+        return _slope_t(times, counts) > 3.0
+
+    def _elapsed_s(self, live: LiveAggregate) -> float:
+        return live.elapsed_s - (self._start or live).elapsed_s
+
+
+def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
+    """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7
+    times); at ±2.944 (SURE) one of them is 19 times likelier."""
+    # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
+    good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
+    hits = max(requests - misses, 0.0)
+    return misses * math.log(bad / good) + hits * math.log((1.0 - bad) / (1.0 - good))
+
+
+def _missed(live: LiveAggregate) -> int:
+    return live.errors + live.late + live.overdue
+
+
+def _slope_t(times: np.ndarray, counts: np.ndarray) -> float:
+    """Student's t of the slope of a straight line through the points."""
+    centred = times - times.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ counts) / spread
+    residuals = counts - counts.mean() - slope * centred
+    noise = math.sqrt(float(residuals @ residuals) / (len(times) - 2) / spread)
+    return slope / noise if noise > 0.0 else math.copysign(math.inf, slope)
+
+
+LONG_WINDOW_S = 10.0
+"""From this length of a window on, MSER-5 may lengthen the warm-up, and its halves are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A half-open stretch of a run, in ns since the run started; `steady` is False where the latencies of its
+    halves differ."""
+
+    start_ns: int
+    end_ns: int
+    steady: bool = True
+
+    @property
+    def seconds(self) -> float:
+        """Length in seconds."""
+        return max(self.end_ns - self.start_ns, 0) / 1e9
+
+    def holds(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which instants, ns since the run started, lie in the window, shape (n,)."""
+        return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
+
+
+def warm_up_needed_s(
+    *,
+    at_least_s: float = 1.0,
+    batch_timeout_s: float = 0.0,
+    batch_s: float = 0.0,
+    batch_threads: int = 1,
+    batch_rows: float = 1.0,
+    rows_per_s: float | None = None,
+) -> float:
+    """Return how many seconds at the start of a run must be left out (measurement.md 2.2).
+
+    The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and
+    the time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is
+    what a batch will hold, not what it may hold: few clients never fill a batch of 1000.
+    """
+    four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
+    return max(at_least_s, 3.0 * (batch_timeout_s + batch_s), four_batches_s)
+
+
+def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:
+    """Return the measured window: from the end of the warm-up to the end of the schedule.
+
+    `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was
+    stopped ends with the last request that became due. A window of `LONG_WINDOW_S` or more begins later where
+    MSER-5 says so and what is cut differs from the rest: on its own MSER-5 also cuts the busy spells with
+    which a steady run may begin, and the intervals would then hold less than they say.
+    """
+    start_ns = round(warm_up_s * 1e9)
+    end_ns = round(duration_s * 1e9) if duration_s is not None else _last(samples.due_ns) + 1
+    if samples.stopped_early:
+        end_ns = min(end_ns, _last(samples.due_ns) + 1)
+    window = Window(start_ns=start_ns, end_ns=max(end_ns, start_ns))
+    if window.seconds < LONG_WINDOW_S:
+        return window
+    answered = np.flatnonzero(window.holds(samples.due_ns) & (samples.status == Status.OK))
+    in_order = answered[np.argsort(samples.due_ns[answered], kind="stable")]
+    latency_ns = samples.latency_ns[in_order].astype(np.float64)
+    cut = mser5(latency_ns) or 0
+    if cut and parts_differ(latency_ns, cut):
+        start_ns, latency_ns = int(samples.due_ns[in_order[cut]]), latency_ns[cut:]
+    steady = not parts_differ(latency_ns, len(latency_ns) // 2)
+    return Window(start_ns=start_ns, end_ns=window.end_ns, steady=steady)
+
+
+def whole_run(samples: Samples) -> Window:
+    """Return the window of a run of a fixed number of requests: from the start to the last answer, ramp and
+    tail included."""
+    return Window(start_ns=0, end_ns=max(_last(samples.done_ns), _last(samples.due_ns)) + 1)
+
+
+def between_answers(samples: Samples, window: Window) -> Window:
+    """Return the window of a closed loop, its ends moved to answers when each client had fewer than 20
+    answers in it.
+
+    Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
+    a batch off on average; from the end of one batch to the end of another the rate is exact. Where not even
+    one answer came in it, the whole run counts: all clients were waiting until the end.
+    """
+    clients = samples.concurrency or 1
+    done_ns = np.sort(samples.done_ns[samples.status == Status.OK])
+    inside = int(np.count_nonzero(window.holds(done_ns)))
+    # Turns of a client in a window: with so many, where the window's edges fall moves the rate by less than 5
+    # %.
+    few_turns = 20
+    if not len(done_ns) or inside >= few_turns * clients:
+        return window
+    earlier = done_ns[done_ns <= window.start_ns]
+    start_ns = int(earlier[-1]) + 1 if len(earlier) else 0
+    counted = done_ns[(done_ns >= start_ns) & (done_ns < window.end_ns)]
+    end_ns = int(counted[-1] if len(counted) else done_ns[-1]) + 1
+    if end_ns <= start_ns:
+        return window
+    return Window(start_ns=start_ns, end_ns=end_ns, steady=window.steady)
+
+
+def mser5(values: NDArray[np.float64]) -> int | None:
+    """Return how many leading values to cut: batch means of five, truncated where the error of the mean is
+    smallest.
+
+    None: the best cut lies in the second half, so too few values are left. Fewer than 50 values: 0. Source:
+    White, Cobb & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
+    """
+    groups = len(values) // 5
+    if groups < 10:
+        return 0
+    means = values[: groups * 5].reshape(groups, 5).mean(axis=1)
+    means = means - means.mean()
+    remaining = np.arange(groups, 0, -1, dtype=np.float64)
+    sums = np.cumsum(means[::-1])[::-1]
+    squares = np.cumsum(means[::-1] ** 2)[::-1]
+    error = (squares - sums**2 / remaining) / remaining**2
+    best = int(np.argmin(error[: groups - 5]))
+    return None if best > groups // 2 else best * 5
+
+
+def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
+    """Whether the means of values[:cut] and values[cut:] differ by more than the spread of blocks of a
+    twentieth within either part explains (Student's t above 4); False for fewer than 40 values."""
+    parts = 20
+    if not 0 < cut < len(values) or len(values) < 2 * parts:
+        return False
+    size = len(values) / parts
+    means = [
+        np.array([block.mean() for block in np.array_split(part, max(1, round(len(part) / size)))])
+        for part in (values[:cut], values[cut:])
+    ]
+    within = np.concatenate([block - block.mean() for block in means])
+    error_squared = float(within @ within) / (len(within) - 2) * sum(1.0 / len(block) for block in means)
+    # Beyond this Student's t two parts of a run differ. Of steady runs of 15 s, batch servers up to 90 % load
+    # and bursts among them, up to 2 in 100 do; of runs in 2 % overload nearly all
+    # (tests/measure/test_steady_state.py).
+    different_t = 4.0
+    return abs(float(means[0].mean() - means[1].mean())) > different_t * math.sqrt(error_squared)
+
+
+def _last(times_ns: NDArray[np.int64]) -> int:
+    return int(times_ns.max()) if len(times_ns) else -1

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import padding_per_element
 from batchtune.measure.quantiles import BLOCKS_NEEDED
-from batchtune.measure.validity.caveats import Touches
 from batchtune.report import tables, words
 from batchtune.report.findings import Marks, labels, text_of
 from batchtune.report.live_view import measured_load, trial_line

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.triton_words import WORDS
+from batchtune.measure.caveats import Touches, touches
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import Touches, touches
 from batchtune.plain_values import Coded
 from batchtune.report.tables import interval
 from batchtune.units import percentage, rounded, rounded_duration

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self, TextIO
 
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.findings import text_of
 from batchtune.report.tables import latency
 from batchtune.report.words import limit_word

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import Touches
 from batchtune.plain_values import to_plain
 from batchtune.report import tables
 from batchtune.report.comparison import bucket_text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report import tables, words
 from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels

@@ -18,11 +18,10 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Status
+from batchtune.measure.caveats import HostGuard, HostNoise
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.disturbances import HostGuard, HostNoise
-from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
+from batchtune.measure.slo import SloWatch, WatchPlan, primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario

@@ -16,11 +16,9 @@ from batchtune.load.cluster.cluster_fleet import WorkerLostError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.samples import Samples, Status
+from batchtune.measure.caveats import HostNoise, caveat, dispensable_worker, settings_of
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
-from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.caveats import caveat, settings_of
-from batchtune.measure.validity.disturbances import HostNoise, dispensable_worker
-from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
+from batchtune.measure.slo import Window, between_answers, primary_limit, whole_run, window_of
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests

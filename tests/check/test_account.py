@@ -11,7 +11,7 @@ from batchtune.check.account import attributed, judged
 from batchtune.check.gate import Gate
 from batchtune.check.history import append_history, history_line
 from batchtune.check.paired_check import Conclusion, judge_fixed
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.plain_values import as_text
 from batchtune.report.findings import text_of
 from batchtune.tune.compare.blocks import Variant

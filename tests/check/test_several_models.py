@@ -13,7 +13,7 @@ from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
 from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.errors import UsageError
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import print_check, print_history
 from batchtune.report.comparison import print_comparison

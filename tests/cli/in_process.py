@@ -18,8 +18,8 @@ from unittest.mock import patch
 from batchtune.cli import main
 from batchtune.load.calibration import Calibration
 from batchtune.load.cluster import ray_hosts
-from batchtune.measure.validity import disturbances as host
-from batchtune.measure.validity.disturbances import HostReading
+from batchtune.measure import caveats as host
+from batchtune.measure.caveats import HostReading
 
 QUIET = HostReading(monotonic_s=0.0, steal_ticks=None, cpu_ticks=None, pressure_s=None, canary_s=0.01)
 QUICK = Calibration(client_max_rps=1e6, reached_rps=1e6, cpu_per_request_s=1e-6, client_cores=1)

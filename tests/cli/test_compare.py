@@ -13,7 +13,7 @@ import pytest
 from batchtune.check.gate import Gate
 from batchtune.cli.benches import Benches
 from batchtune.cli.commands.compare import _accounts, _exit_code
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.plain_values import Coded
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants

@@ -18,7 +18,7 @@ from batchtune.cli.commands.run_load import repeated_points, run_load
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.report.live_view import sweep_view
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by

@@ -12,8 +12,8 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.samples import Status, merge_endpoints
 from batchtune.measure.bottleneck import Bottleneck, Case, Kind, advice_for, find_bottleneck
+from batchtune.measure.caveats import ServerSettings, caveat, settings_of
 from batchtune.measure.measurement import Measurement, measure
-from batchtune.measure.validity.caveats import ServerSettings, caveat, settings_of
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
 from batchtune.scenario.spec.request import Protocol

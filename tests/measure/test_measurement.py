@@ -12,17 +12,19 @@ import orjson
 import pytest
 
 from batchtune.load.samples import Status, merge
-from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
-from batchtune.measure.validity.caveats import ServerSettings, caveat, touches
-from batchtune.measure.validity.disturbances import (
+from batchtune.measure.caveats import (
     TICKS_PER_S,
     HostGuard,
     HostReading,
+    ServerSettings,
+    caveat,
     dispensable_worker,
     noise_between,
     read_host,
+    touches,
 )
-from batchtune.measure.validity.steady_state import Window, mser5, warm_up_needed_s, window_of
+from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
+from batchtune.measure.slo import Window, mser5, warm_up_needed_s, window_of
 from batchtune.plain_values import Coded, from_plain, to_plain
 from batchtune.report.findings import advice_of, text_of
 from batchtune.target.telemetry import ServerActivity

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.load.fleet import LiveAggregate
-from batchtune.measure.slo import Limit, limits_of, primary_limit, strict_decision, times_longer
-from batchtune.measure.validity.steady_state import SURE, SloWatch, WatchPlan, likelihood_ratio
+from batchtune.measure.slo import (
+    SURE,
+    Limit,
+    SloWatch,
+    WatchPlan,
+    likelihood_ratio,
+    limits_of,
+    primary_limit,
+    strict_decision,
+    times_longer,
+)
 from tests.measure.measure_streams import (
     Promise,
     batch_streams,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batchtune.measure.validity.steady_state import Window, parts_differ, window_of
+from batchtune.measure.slo import Window, parts_differ, window_of
 from tests.measure.measure_streams import (
     batch_streams,
     linear_tau,

@@ -18,8 +18,8 @@ from batchtune.check.gate import default_gates
 from batchtune.check.history import append_history, history_line
 from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.load.samples import Samples, Status
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import Coded
 from batchtune.report.html.contender_figures import sweep_results_of
 from batchtune.report.html.shell.document import render

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from batchtune.batching.parameters import Configuration, from_dict
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import as_text, coded
 from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import batchtune
+from batchtune.measure.caveats import TOUCHES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import TOUCHES
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import advice_of, labels, text_of, texts, worded
 from batchtune.tune.search.contenders import throughput_interval_rule

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import caveat
 from batchtune.plain_values import Coded
 from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.live_view import trial_line

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.plain_values import as_text, coded
 from batchtune.report.recommendation_text import print_recommendation
 from batchtune.report.tables import paragraph

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.report.findings import text_of
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial, TrialRequest

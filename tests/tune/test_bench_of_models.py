@@ -14,7 +14,7 @@ from batchtune.errors import MeasurementInvalidError, UsageError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples
-from batchtune.measure.validity.disturbances import HostNoise
+from batchtune.measure.caveats import HostNoise
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target import tfserving
 from batchtune.tune.bench import Bench, Plan

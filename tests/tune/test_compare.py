@@ -15,7 +15,7 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.report.comparison import (
     comparison_facts,
     comparison_text,

@@ -31,7 +31,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.plain_values import as_text, to_plain
 from batchtune.report.check_text import limit_text
 from batchtune.report.findings import text_of, worded

@@ -24,7 +24,7 @@ from batchtune.cli.session import (
 )
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.fleet import LiveAggregate
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
 from batchtune.scenario.spec.scenario import Scenario

@@ -20,9 +20,9 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate, balanced_orders, typical
-from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.plain_values import Coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench

@@ -10,9 +10,9 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
+from batchtune.measure.caveats import settings_of
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.validity.caveats import settings_of
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import usable_cpus

@@ -15,7 +15,7 @@ from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.fleet import LiveAggregate
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of

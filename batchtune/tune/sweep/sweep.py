@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from batchtune.errors import TargetError
 from batchtune.load.fleet import LiveAggregate
+from batchtune.measure.caveats import HostGuard
 from batchtune.measure.slo import primary_limit
-from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario

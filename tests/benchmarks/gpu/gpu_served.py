@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from batchtune.batching.parameters import Configuration
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.plain_values import to_plain
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario

@@ -34,8 +34,8 @@ from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_B
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
+from batchtune.measure.caveats import HostGuard
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.measure.bottleneck import find_bottleneck
-from batchtune.measure.validity.caveats import settings_of
+from batchtune.measure.caveats import settings_of
 from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.tune.loader import Figures, LoadRun

@@ -15,8 +15,8 @@ import argparse
 
 import numpy as np
 
+from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.quantiles import latency_quantiles
-from batchtune.measure.validity.caveats import HOST_CODES
 from tests.benchmarks.live.live_target import Calibrated, Case, live
 from tests.measure.measure_streams import exact_latency
 

@@ -23,7 +23,7 @@ import yaml
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.report.findings import text_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of

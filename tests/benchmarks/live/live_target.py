@@ -16,7 +16,7 @@ import psutil
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.fleet import LiveAggregate, LoadFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import TfServingTarget

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.measure.validity.disturbances import MOST_FOREIGN_RATIO, HostNoise
+from batchtune.measure.caveats import MOST_FOREIGN_RATIO, HostNoise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Any
 from batchtune.batching.parameters import Configuration
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.disturbances import HostGuard
+from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of

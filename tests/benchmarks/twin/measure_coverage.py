@@ -16,8 +16,7 @@ import numpy as np
 
 from batchtune.measure.measurement import measure
 from batchtune.measure.quantiles import QUANTILES, latency_quantiles, rate_estimate
-from batchtune.measure.slo import Limit
-from batchtune.measure.validity.steady_state import SloWatch, WatchPlan
+from batchtune.measure.slo import Limit, SloWatch, WatchPlan
 from tests.measure.measure_streams import (
     Promise,
     batch_streams,

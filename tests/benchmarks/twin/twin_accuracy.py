@@ -28,9 +28,8 @@ import numpy as np
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.load.fleet import LoadFleet
+from batchtune.measure.caveats import HOST_CODES, HostGuard
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.measure.validity.disturbances import HostGuard
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.twin_text import accuracy_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw

@@ -26,7 +26,7 @@ from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.load.samples import COLUMNS, Samples, WorkerShare
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.claim import OriginalModel
-from batchtune.target.launch.container import OWN_PARAMETERS
+from batchtune.target.container import OWN_PARAMETERS
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 

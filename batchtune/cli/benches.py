@@ -21,7 +21,7 @@ from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, plan_of
 from batchtune.tune.compare.pace_probes import duet_plan, request_cost

@@ -16,7 +16,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
 from batchtune.system import absolute
-from batchtune.target.launch.container import (
+from batchtune.target.container import (
     MODELS_INSIDE,
     OWN_PARAMETERS,
     SCRATCH_INSIDE,
@@ -28,7 +28,7 @@ from batchtune.target.launch.container import (
 )
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.settings import PORT_PLACES, with_places
-from batchtune.target.triton.launched import flag_words
+from batchtune.target.triton import flag_words
 
 _TENSORFLOWS = "tensorflow_model_server"
 _OURS = "batchtune-model-server"

@@ -42,9 +42,9 @@ from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
+from batchtune.target.kserve import TritonRepository
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.repository import TritonRepository
-from batchtune.target.triton.triton_target import TritonTarget, restored
+from batchtune.target.triton import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import TRITONS_AHEAD

@@ -9,12 +9,12 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
+from batchtune.target.container import demand_of
 from batchtune.target.endpoint import external_endpoint
 from batchtune.target.external import ExternalTarget
-from batchtune.target.launch.container import demand_of
 from batchtune.target.model_files import served_name
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 
 LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget
 """Targets whose server takes configurations."""

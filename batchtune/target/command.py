@@ -33,6 +33,7 @@ from batchtune.scenario.spec.target import (
 )
 from batchtune.system import ScratchFolder, interrupts_noted
 from batchtune.target.claim import Claim, OriginalModel
+from batchtune.target.container import ending_with_us
 from batchtune.target.endpoint import (
     Endpoint,
     external_endpoint,
@@ -42,9 +43,9 @@ from batchtune.target.endpoint import (
     wait_until_ready,
 )
 from batchtune.target.external import ExternalTarget
-from batchtune.target.launch.container import ending_with_us
 from batchtune.target.model_files import served_name
 from batchtune.target.process import (
+    DYING_S,
     ServerLog,
     ServerProcess,
     free_ports,
@@ -53,7 +54,6 @@ from batchtune.target.process import (
 )
 from batchtune.target.settings import PORT_PLACES, Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
-from batchtune.target.tfserving import DYING_S
 from batchtune.wire.signature import Signature
 
 

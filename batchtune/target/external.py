@@ -14,10 +14,9 @@ from batchtune.target.endpoint import (
     no_such_signature,
     read_signature,
 )
+from batchtune.target.kserve import TritonRepository, read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH
-from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
-from batchtune.target.triton.repository import TritonRepository
 from batchtune.wire.signature import Signature
 from batchtune.wire.tfserving.messages import (
     GetModelMetadataRequest,

@@ -17,7 +17,7 @@ from typing import Final
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.system import absolute
-from batchtune.target.launch.container import ask
+from batchtune.target.container import ask
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import meaning_of
-from batchtune.target.launch.container import (
+from batchtune.target.container import (
     Container,
     container_of,
     ending_with_us,
@@ -25,6 +24,7 @@ from batchtune.target.launch.container import (
     tree_listens,
     tree_memory_peak_bytes,
 )
+from batchtune.target.endpoint import meaning_of
 
 HEAD_BYTES: Final = 2**18
 TAIL_BYTES: Final = 3 * 2**18
@@ -33,6 +33,9 @@ TAIL_BYTES: Final = 3 * 2**18
 WRITTEN_BYTES_MAX: Final = 2**24
 """A scratch log longer than this is emptied once it was copied: a server that writes a line for each request
 fills it in minutes."""
+
+DYING_S: Final = 0.2
+"""A server that is killed closes its connections this long before it has ended."""
 
 
 def _is_said_again(line: str, later: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
 from batchtune.batching.parameters import Configuration, to_dict
@@ -22,15 +22,7 @@ from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder
-from batchtune.target.endpoint import (
-    Endpoint,
-    answer_of,
-    error_text,
-    read_signature,
-    require_launched,
-    wait_until_ready,
-)
-from batchtune.target.launch.container import (
+from batchtune.target.container import (
     MODELS_INSIDE,
     NO_DEMAND,
     SCRATCH_INSIDE,
@@ -43,15 +35,20 @@ from batchtune.target.launch.container import (
     thread_words,
     with_own_parameters,
 )
+from batchtune.target.endpoint import (
+    Endpoint,
+    answer_of,
+    error_text,
+    read_signature,
+    require_launched,
+    wait_until_ready,
+)
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
-from batchtune.target.process import ServerLog, ServerProcess, coming_up, free_ports
+from batchtune.target.process import DYING_S, ServerLog, ServerProcess, coming_up, free_ports
 from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
-
-DYING_S: Final = 0.2
-"""A server that is killed closes its connections a moment before it has ended."""
 
 
 class TfServingTarget:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchtune.target.launch.container import (
+from batchtune.target.container import (
     Container,
     container_of,
     group_cpu_s,

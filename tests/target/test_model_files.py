@@ -12,7 +12,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target import model_files
-from batchtune.target.launch.container import Answer
+from batchtune.target.container import Answer
 from batchtune.target.model_files import (
     lies_bare,
     located_model,

@@ -15,7 +15,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ScenarioError, TargetError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
-from batchtune.target.launch.container import (
+from batchtune.target.container import (
     Demand,
     demand_of,
     tfservings_container,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchtune.target.launch.container import Answer, ask
+from batchtune.target.container import Answer, ask
 
 pytestmark = pytest.mark.smoke
 

@@ -19,7 +19,7 @@ from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted

@@ -27,7 +27,7 @@ from typing import Any
 from batchtune.archive.run import open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 from tests.benchmarks.triton.known_model import (
     CLIENT_CORE,
     CLIENTS,

@@ -15,7 +15,7 @@ from batchtune.cli.commands.run_check import asked_pair
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
-from batchtune.target.launch.container import tfservings_container
+from batchtune.target.container import tfservings_container
 from batchtune.target.model_files import export_model
 from batchtune.target.tfserving import TfServingTarget
 from tests.cli.test_cli import EMULATED

@@ -14,7 +14,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.session import run_restore
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import Answer, statistics
 from tests.target.triton.fake_triton import CONFIG, FakeTriton

@@ -15,9 +15,8 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.triton.launched import LaunchedTriton, flag_words, model_in_repository
-from batchtune.target.triton.repository import TritonRepository
-from batchtune.target.triton.triton_target import TritonTarget, restored
+from batchtune.target.kserve import TritonRepository
+from batchtune.target.triton import LaunchedTriton, TritonTarget, flag_words, model_in_repository, restored
 from tests.target.kserve_server import Answer
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton

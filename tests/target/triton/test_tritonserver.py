@@ -17,7 +17,7 @@ from batchtune.archive.run import Run, open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.triton.triton_target import TritonTarget
+from batchtune.target.triton import TritonTarget
 from tests.cli.test_cli import batchtune, start, swept
 from tests.target.triton.triton_server import (
     NEEDS_TRITON,

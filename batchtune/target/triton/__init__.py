@@ -1,1 +1,0 @@
-"""Triton as a target: launched, attached to, reconfigured and put back."""

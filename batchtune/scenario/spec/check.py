@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from batchtune.scenario.quantities import PositiveSeconds, Ratio, problem
-from batchtune.scenario.spec.section import Spec
+from batchtune.scenario.spec.section import PositiveSeconds, Ratio, Spec, problem
 from batchtune.units import percentage, rounded_duration
 
 GOODPUT: Final = "goodput"

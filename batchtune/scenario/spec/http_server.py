@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from batchtune.batching.parameters import ServerWord
 from batchtune.scenario.places import holes
-from batchtune.scenario.quantities import problem
-from batchtune.scenario.spec.section import HttpStatus, Spec
+from batchtune.scenario.spec.section import HttpStatus, Spec, problem
 
 CHANGED: Final = "changed"
 """Name in the body of a request that sets parameters for the document that was read, with its changes."""

@@ -7,17 +7,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from batchtune.scenario.quantities import (
+from batchtune.scenario.spec.section import (
+    ClusterAddress,
     Count,
+    Cpus,
+    FileName,
     PositiveSeconds,
     RateOrNoneRps,
     RateRps,
     Ratio,
     Seconds,
+    Spec,
     Whole,
     problem,
 )
-from batchtune.scenario.spec.section import ClusterAddress, Cpus, FileName, Spec
 from batchtune.units import counted
 
 ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from batchtune.scenario.quantities import Count, PositiveSeconds, Ratio, problem
-from batchtune.scenario.spec.section import FileName, HttpStatus, Spec
+from batchtune.scenario.spec.section import Count, FileName, HttpStatus, PositiveSeconds, Ratio, Spec, problem
 
 
 class LognormalLengths(Spec):

@@ -24,7 +24,6 @@ from batchtune.batching.parameters import (
     did_you_mean,
 )
 from batchtune.errors import BatchingParametersError, ScenarioError
-from batchtune.scenario.quantities import problem
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
 from batchtune.scenario.spec.knobs import (
     configuration_of,
@@ -40,7 +39,7 @@ from batchtune.scenario.spec.knobs import (
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import FileInputs, RequestSpec, transport_of
 from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
-from batchtune.scenario.spec.section import Spec
+from batchtune.scenario.spec.section import Spec, problem
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
 

@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from batchtune.scenario.quantities import Count, PositiveSeconds, Whole, problem
-from batchtune.scenario.spec.section import ClusterAddress, Spec
+from batchtune.scenario.spec.section import ClusterAddress, Count, PositiveSeconds, Spec, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
 Strategy = Literal["guided", "rule", "grid", "optuna"]

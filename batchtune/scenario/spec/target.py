@@ -20,11 +20,10 @@ from batchtune.batching.parameters import (
 )
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import BatchingParametersError, UsageError
-from batchtune.scenario.quantities import PositiveSeconds, problem
 from batchtune.scenario.spec.http_server import MeansSpec, MetricsSpec, ReadySpec, SettingSpec
 from batchtune.scenario.spec.knobs import in_words_of
 from batchtune.scenario.spec.search_section import KnobField, KnobValue, Space
-from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.spec.section import FileName, ModelName, PositiveSeconds, ServerCpus, Spec, problem
 from batchtune.scenario.spec.served_models import ServedModelSpec
 
 

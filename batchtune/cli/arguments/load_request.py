@@ -15,7 +15,6 @@ from batchtune.batching.triton_words import SETTINGS, WORDS
 from batchtune.cli.arguments.overrides import file_knobs, of_option
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
-from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.knobs import (
     KNOBS,
@@ -29,6 +28,7 @@ from batchtune.scenario.spec.knobs import (
 from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import empty_value, parse_override
+from batchtune.target.choice import placed
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import TrialRequest
 from batchtune.units import parse_rate_rps

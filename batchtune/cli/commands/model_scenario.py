@@ -27,14 +27,13 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
-from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, section_of, unchecked_scenario
 from batchtune.scenario.recordings import check_names, shown_shape
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.target.address import Address, answering_at, attachable, preset_at
-from batchtune.target.choice import target_of
+from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
 from batchtune.tune.sweep.sweep import pace_of, proposed, usual_budget_s

@@ -25,11 +25,10 @@ from batchtune.cli.session import (
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
-from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
-from batchtune.target.choice import target_of
+from batchtune.target.choice import placed, placed_as, target_of
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import first_configuration
 from batchtune.tune.sweep.ray_nodes import ServerNodes, nodes_on_ray

@@ -16,9 +16,8 @@ from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
-from batchtune.scenario.placement import placed_on_node, unplaced
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.choice import target_of
+from batchtune.target.choice import placed_on_node, target_of, unplaced
 from batchtune.target.triton import TritonTarget
 from batchtune.tune.bench import Bench, Plan, TrialBench
 from batchtune.tune.trials.trial import FinishedTrial

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
-from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import placed
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial

@@ -28,8 +28,8 @@ from batchtune.load.job import LoadJob, split
 from batchtune.load.samples import Samples, merge
 from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
-from batchtune.scenario.placement import OF_A_FLEET, placed
 from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.target.choice import OF_A_FLEET, placed
 from batchtune.tune.loader import Loader, LoadRun
 from tests.load.cluster.cluster_fakes import LATENCY_NS, FakeHost, FakeTime, cluster_of, fleet_of_fakes
 from tests.load.load_servers import a_job, evenly, requests_for

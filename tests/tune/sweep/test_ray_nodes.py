@@ -12,8 +12,8 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
 from batchtune.load.fleet import LiveAggregate
-from batchtune.scenario.placement import placed_on_node
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import placed_on_node
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import ServerNodes

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from batchtune.scenario.placement import placed, placed_as, placed_on_node, unplaced
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.system import schedulable_cpus
+from batchtune.target.choice import placed, placed_as, placed_on_node, unplaced
 from tests.tune.tune_fakes import scenario_of
 
 NO_QUOTA = math.inf

@@ -260,8 +260,7 @@ class CommandTarget:
             self.in_force = None
             self._raise_if_dead(within_s=DYING_S)
             raise
-        cpu_s, peak_bytes = self._process.cpu_s(), self._process.memory_peak_bytes()
-        return replace(counters, server_cpu_s=cpu_s, memory_peak_bytes=peak_bytes)
+        return self._process.with_usage(counters)
 
     def signature(self, name: str) -> Signature:
         """Read the signature of this name; raises TargetError where there is none."""

@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from batchtune.errors import TargetError
 from batchtune.target.container import (
@@ -25,6 +26,7 @@ from batchtune.target.container import (
     tree_memory_peak_bytes,
 )
 from batchtune.target.endpoint import meaning_of
+from batchtune.target.telemetry import Counters
 
 HEAD_BYTES: Final = 2**18
 TAIL_BYTES: Final = 3 * 2**18
@@ -122,80 +124,63 @@ class ServerProcess:
     """A server as a child in a session of its own (Ctrl-C reaches us, not it), its output appended to a log
     file.
 
-    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright.
-    `environment` is all that it gets, None: ours. `cpus` are those that it may run on, None: all. `container`
-    is the one that the command runs, if it does. `grace_s`: how long it may take to end after SIGTERM.
-    `launches` counts the calls of `launch`.
+    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are
+    those that it may run on, None: all. `grace_s`: how long it may take to end after SIGTERM. `launches`
+    counts the calls of `launch`.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str] = (),
-        *,
-        log_path: Path,
-        environment: Mapping[str, str] | None = None,
-        cpus: Sequence[int] | None = None,
-        container: Container | None = None,
-        grace_s: float = 5.0,
-    ) -> None:
-        self.command = tuple(command)
-        self._container = container
-        self._serves_elsewhere = False
+    def __init__(self, *, log_path: Path, cpus: Sequence[int] | None = None, grace_s: float = 5.0) -> None:
         self.log_path = log_path
-        self._cpus = cpus
-        self._environment = environment
-        self._grace_s = grace_s
         self.launches = 0
+        self._cpus = cpus
+        self._grace_s = grace_s
+        self._container: Container | None = None
+        self._serves_elsewhere = False
         self._process: subprocess.Popen[bytes] | None = None
         self._why = TargetError("the server has not been launched yet")
 
     def launch(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
-        """End the process that runs, and start this command in its place; a container that it runs writes its
-        id to a file beside the log.
-
-        Raises:
-            TargetError: as `start`.
-        """
-        self.stop()
-        self.launches += 1
-        self._container = container_of(command, self.log_path.with_name(f"container-{self.launches}"))
-        self.command = tuple(command) if self._container is None else self._container.run_command
-        self._environment = environment
-        self._serves_elsewhere = False
-        self.start()
-
-    def start(self) -> None:
-        """Start the server's command.
+        """End the process that runs, and start this command in its place; `environment` is all that it gets,
+        None: ours. A container that it runs writes its id to a file beside the log.
 
         Raises:
             TargetError: the program does not exist or may not be executed, or the file for the container's id
                 exists already.
         """
+        self.stop()
+        self.launches += 1
+        self._serves_elsewhere = False
+        self._container = container_of(command, self.log_path.with_name(f"container-{self.launches}"))
+        try:
+            self._process = self._started(command, environment)
+        except TargetError as error:
+            self._why = error
+            raise
+
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str] | None
+    ) -> subprocess.Popen[bytes]:
+        words = command
         if self._container is not None:
-            try:
-                self._container.require_no_id_file()
-            except TargetError as error:
-                self._why = error
-                raise
-        if shutil.which(self.command[0]) is None:
-            self._why = TargetError(
-                f"cannot start {self.command[0]!r}: no such program",
+            self._container.require_no_id_file()
+            words = self._container.run_command
+        if shutil.which(words[0]) is None:
+            raise TargetError(
+                f"cannot start {words[0]!r}: no such program",
                 hint="install it, or check target.server, target.command, target.launch or target.docker",
             )
-            raise self._why
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
-                self._process = subprocess.Popen(
-                    [*ending_with_us(), *self.command],
+                return subprocess.Popen(
+                    [*ending_with_us(), *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=self._environment,
+                    env=environment,
                 )
             except OSError as error:
-                self._why = TargetError(f"cannot start {self.command[0]!r}: {error}")
-                raise self._why from error
+                raise TargetError(f"cannot start {words[0]!r}: {error}") from error
 
     @property
     def pid(self) -> int | None:
@@ -258,6 +243,10 @@ class ServerProcess:
             return self._container.memory_peak_bytes()
         return tree_memory_peak_bytes(self._process.pid)
 
+    def with_usage(self, counters: Counters) -> Counters:
+        """Return a reading of the server's counters with its CPU time and memory so far."""
+        return replace(counters, server_cpu_s=self.cpu_s(), memory_peak_bytes=self.memory_peak_bytes())
+
     def look_for_listener(self, port: int | None) -> None:
         """Note whether the process, or a child of it, listens on this port, now that something does; `port`
         None: the port is not known.
@@ -287,13 +276,6 @@ class ServerProcess:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_fault: object) -> None:
-        self.stop()
 
 
 @contextlib.contextmanager

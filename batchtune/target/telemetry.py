@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -121,16 +121,9 @@ def parse_prometheus(text: str) -> dict[str, _Series]:
     return dict(series)
 
 
-def read_counters(
-    endpoint: Endpoint,
-    *,
-    server_cpu_s: Callable[[], float | None] = lambda: None,
-    memory_peak_bytes: Callable[[], int | None] = lambda: None,
-) -> Counters:
+def read_counters(endpoint: Endpoint) -> Counters:
     """Read the metrics page of a server that speaks TensorFlow Serving's API; without such a page, or a REST
     port, the reading has no series.
-
-    `server_cpu_s` and `memory_peak_bytes` are called for those two figures.
 
     Raises:
         TargetError: the server does not answer.
@@ -138,12 +131,7 @@ def read_counters(
     series: Mapping[str, _Labelled] = {}
     if endpoint.rest_port is not None:
         series = _page(f"{endpoint.rest_url}{endpoint.monitoring_path}", endpoint)
-    return Counters(
-        monotonic_s=time.monotonic(),
-        server_cpu_s=server_cpu_s(),
-        memory_peak_bytes=memory_peak_bytes(),
-        series=series,
-    )
+    return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
 
 
 def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:

@@ -121,9 +121,7 @@ class TfServingTarget:
         process = self._process
         process.raise_if_dead()
         try:
-            return read_counters(
-                self.endpoint, server_cpu_s=process.cpu_s, memory_peak_bytes=process.memory_peak_bytes
-            )
+            return process.with_usage(read_counters(self.endpoint))
         except TargetError:
             self.in_force = None
             process.raise_if_dead(within_s=DYING_S)

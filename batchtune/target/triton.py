@@ -165,13 +165,7 @@ class TritonTarget:
                 self._launched.process.raise_if_dead(within_s=DYING_S)
             raise
         self._require_going_on(counters)
-        if self._launched is None:
-            return counters
-        return replace(
-            counters,
-            server_cpu_s=self._launched.process.cpu_s(),
-            memory_peak_bytes=self._launched.process.memory_peak_bytes(),
-        )
+        return counters if self._launched is None else self._launched.process.with_usage(counters)
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None

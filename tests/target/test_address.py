@@ -18,7 +18,8 @@ from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
-from batchtune.target.process import ServerProcess, free_port
+from batchtune.target.process import free_port
+from tests.target.running_process import running_process
 from tests.waiting import wait_until
 
 APP = Path(__file__).parent / "stand_ins" / "attached_server.py"
@@ -33,7 +34,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., str]]:
         def start(*words: str) -> str:
             port = free_port()
             command = [sys.executable, str(APP), str(port), *words]
-            stack.enter_context(ServerProcess(command, log_path=tmp_path / "log"))
+            stack.enter_context(running_process(command, log_path=tmp_path / "log"))
             url = f"http://127.0.0.1:{port}"
             wait_until(lambda: answers(url), limit_s=30)
             return url

@@ -26,7 +26,7 @@ from batchtune.target.container import (
     tree_cpu_s,
     tree_memory_peak_bytes,
 )
-from batchtune.target.process import ServerProcess
+from tests.target.running_process import running_process
 
 DOCKER = """#!/bin/sh
 # The "engine": starts the server in a session of its own, out of the tree of whoever called.
@@ -74,9 +74,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_the_time_of_a_server_that_an_engine_started_is_counted(docker: None, tmp_path: Path) -> None:
-    container = container_of(["docker", "run", "tensorflow/serving"], tmp_path / "id")
-    assert container is not None
-    with ServerProcess(container.run_command, log_path=tmp_path / "log", container=container) as server:
+    with running_process(["docker", "run", "tensorflow/serving"], log_path=tmp_path / "log") as server:
         give_up = time.monotonic() + 30
         while (server.cpu_s() or 0.0) < 0.3 and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -87,9 +85,7 @@ def test_a_container_that_cannot_be_asked_makes_the_time_unknown_not_small(
     docker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
-    container = container_of(["docker", "run", "tensorflow/serving"], tmp_path / "id")
-    assert container is not None
-    with ServerProcess(container.run_command, log_path=tmp_path / "log", container=container) as server:
+    with running_process(["docker", "run", "tensorflow/serving"], log_path=tmp_path / "log") as server:
         assert server.running
         assert server.cpu_s() is None
 
@@ -97,7 +93,7 @@ def test_a_container_that_cannot_be_asked_makes_the_time_unknown_not_small(
 def test_a_script_that_starts_the_server_elsewhere_does_not_pass_for_it(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        ServerProcess([sys.executable, "-c", LISTENING], log_path=tmp_path / "log") as server,
+        running_process([sys.executable, "-c", LISTENING], log_path=tmp_path / "log") as server,
     ):
         give_up = time.monotonic() + 30
         while not (tmp_path / "log").read_text().strip() and time.monotonic() < give_up:

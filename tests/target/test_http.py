@@ -22,11 +22,12 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target import command
 from batchtune.target.command import CommandTarget
-from batchtune.target.process import ServerProcess, free_port
+from batchtune.target.process import free_port
 from batchtune.target.telemetry import activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
 from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import KserveServer
+from tests.target.running_process import running_process
 
 APP = Path(__file__).parent / "stand_ins" / "http_app.py"
 
@@ -59,7 +60,7 @@ def scenario(**target: Any) -> Scenario:
 def running(tmp_path: Path) -> Iterator[str]:
     """The URL of a server that somebody else started."""
     port = free_port()
-    with ServerProcess([sys.executable, str(APP), str(port)], log_path=tmp_path / "log") as process:
+    with running_process([sys.executable, str(APP), str(port)], log_path=tmp_path / "log") as process:
         url = f"http://127.0.0.1:{port}"
         for _ in range(500):
             process.raise_if_dead(within_s=0.02)

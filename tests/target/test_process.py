@@ -12,6 +12,7 @@ import pytest
 
 from batchtune.errors import TargetError
 from batchtune.target.process import ServerProcess, free_port
+from tests.target.running_process import running_process
 from tests.waiting import wait_until
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
@@ -19,7 +20,7 @@ FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
 
 def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
     parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {FOREVER!r}])\n{FOREVER}"
-    with ServerProcess([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
+    with running_process([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
         wait_until(lambda: (tmp_path / "log").read_text().count("ready") == 2)
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(family) == 2
@@ -29,22 +30,22 @@ def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
 def test_a_server_is_kept_on_its_cpus_and_we_are_not(tmp_path: Path) -> None:
     ours = os.sched_getaffinity(0)
     one = min(ours)
-    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log", cpus=[one]) as server:
+    with running_process([sys.executable, "-c", FOREVER], log_path=tmp_path / "log", cpus=[one]) as server:
         assert psutil.Process(server.pid).cpu_affinity() == [one]
     assert os.sched_getaffinity(0) == ours
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
-    server = ServerProcess([sys.executable, "-c", stubborn], log_path=tmp_path / "log", grace_s=0.05)
-    server.start()
+    server = ServerProcess(log_path=tmp_path / "log", grace_s=0.05)
+    server.launch([sys.executable, "-c", stubborn])
     wait_until(lambda: "ready" in (tmp_path / "log").read_text())
     server.stop()
     assert not server.running
 
 
 def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
-    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
+    with running_process([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
         assert psutil.Process(server.pid).pid != 0
         import os
 
@@ -52,14 +53,14 @@ def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there_stays_the_reason(tmp_path: Path) -> None:
-    server = ServerProcess(["no-such-server-here"], log_path=tmp_path / "log")
-    for attempt in (server.start, server.raise_if_dead):
+    server = ServerProcess(log_path=tmp_path / "log")
+    for attempt in (lambda: server.launch(["no-such-server-here"]), server.raise_if_dead):
         with pytest.raises(TargetError, match="cannot start 'no-such-server-here': no such program"):
             attempt()
 
 
 def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    with ServerProcess(
+    with running_process(
         [sys.executable, "-c", "raise SystemExit('no GPU here')"], log_path=tmp_path / "log"
     ) as server:
         wait_until(lambda: not server.running)
@@ -69,7 +70,7 @@ def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
 
 
 def test_a_server_ended_by_a_signal_says_which(tmp_path: Path) -> None:
-    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
+    with running_process([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
         psutil.Process(server.pid).send_signal(signal.SIGKILL)
         wait_until(lambda: not server.running)
         with pytest.raises(TargetError, match="signal 9"):
@@ -78,7 +79,7 @@ def test_a_server_ended_by_a_signal_says_which(tmp_path: Path) -> None:
 
 def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no_such_server"):
-        ServerProcess(["no_such_server"], log_path=tmp_path / "log").start()
+        ServerProcess(log_path=tmp_path / "log").launch(["no_such_server"])
 
 
 def test_free_ports_differ_and_are_above_the_privileged_range() -> None:
@@ -110,5 +111,5 @@ def test_a_failure_that_a_warning_and_the_error_behind_it_report_is_in_the_last_
     log.write_text(
         f"warning: failed to load: {cause}\nloading\nerror: 1 servable is not available: {cause}\n"
     )
-    process = ServerProcess(["true"], log_path=log)
+    process = ServerProcess(log_path=log)
     assert process.log_tail().splitlines() == ["  loading", f"  error: 1 servable is not available: {cause}"]

@@ -233,11 +233,9 @@ def main() -> None:
                     f"--model_base_path={version.parent}", f"--port={port}", f"--rest_api_port={rest}",
                     f"--batching_parameters_file={folder / 'batching.txt'}",
                 ]  # fmt: skip
-                process = stack.enter_context(
-                    ServerProcess(
-                        command, log_path=folder / f"{which}.log", environment=dict(os.environ), cpus=(0,)
-                    )
-                )
+                process = ServerProcess(log_path=folder / f"{which}.log", cpus=(0,))
+                stack.callback(process.stop)
+                process.launch(command)
                 if process.pid is None:
                     raise RuntimeError("no server")
                 launched.append((process.pid, port))

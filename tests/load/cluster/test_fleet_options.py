@@ -50,8 +50,8 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
     )
-    launched: list[ServerProcess] = []
-    monkeypatch.setattr(ServerProcess, "start", launched.append)
+    launched: list[Any] = []
+    monkeypatch.setattr(ServerProcess, "launch", lambda *command, **_: launched.append(command))
     error = invoke(command, scenario, "--set", "load.fleet.ray=auto")
     assert isinstance(error, UsageError)
     assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")

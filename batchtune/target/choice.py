@@ -13,7 +13,7 @@ from batchtune.system import quota_cpus, schedulable_cpus
 from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
 from batchtune.target.container import demand_of
-from batchtune.target.endpoint import external_endpoint
+from batchtune.target.endpoint import external_endpoint, running_endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
 from batchtune.target.tfserving import TfServingTarget
@@ -96,15 +96,13 @@ def external_target(
     Raises:
         UsageError: a URL without host or port, or two URLs of different hosts.
     """
-    target = scenario.target
-    own = rest_url is None and grpc_url is None
-    endpoint = external_endpoint(
-        model_name=served_name(target.model),
-        rest_url=target.rest_url if own else rest_url,
-        grpc_url=target.grpc_url if own else grpc_url,
-        tls=target.tls,
-        names=("target.rest_url", "target.grpc_url") if own else ("--rest-url", "--grpc-url"),
-    )
+    name = served_name(scenario.target.model)
+    if rest_url is None and grpc_url is None:
+        endpoint = running_endpoint(scenario.target, name)
+    else:
+        endpoint = external_endpoint(
+            model_name=name, rest_url=rest_url, grpc_url=grpc_url, tls=scenario.target.tls
+        )
     return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))
 
 

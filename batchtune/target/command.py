@@ -36,8 +36,7 @@ from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.container import ending_with_us
 from batchtune.target.endpoint import (
     Endpoint,
-    external_endpoint,
-    http_endpoint,
+    running_endpoint,
     url_failure,
     wait_for,
     wait_until_ready,
@@ -179,7 +178,7 @@ class CommandTarget:
             ports = dict(zip(PORT_PLACES, map(str, free_ports(len(PORT_PLACES))), strict=True))
             spec = with_places(spec, {**ports, "{scratch}": str(self._scratch.path)})
         self._spec = spec
-        self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
+        self._server = ExternalTarget(running_endpoint(spec, self._model), kserve=kserve)
         self._claim = Claim(self.endpoint.rest_url, self._model)
         self._settings = settings_of(spec, self.endpoint, rows_per_request=rows_per_request)
         self._environment = small_environment(spec.environment or ())
@@ -533,17 +532,3 @@ def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) 
     if spec.set is None:
         return None
     return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)
-
-
-def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
-    of_http = spec.url and http_endpoint(spec.url, model_name=model_name, tls=spec.tls)
-    if of_http and spec.grpc_url is None:
-        return of_http
-    endpoint = external_endpoint(
-        model_name=model_name,
-        rest_url=of_http.rest_url if of_http else spec.rest_url,
-        grpc_url=spec.grpc_url,
-        tls=spec.tls,
-        names=("target.url" if of_http else "target.rest_url", "target.grpc_url"),
-    )
-    return replace(endpoint, path=of_http.path) if of_http else endpoint

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
 from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.spec.target import TlsSpec
+from batchtune.scenario.spec.target import TargetSpec, TlsSpec
 from batchtune.wire.signature import Signature
 
 if TYPE_CHECKING:
@@ -416,6 +416,25 @@ def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> E
         tls=(tls or TlsSpec()) if scheme == "https" else None,
         path=f"{parts.path or '/'}{query}",
     )
+
+
+def running_endpoint(target: TargetSpec, model_name: str) -> Endpoint:
+    """Make the endpoint of a server that runs already, at the URLs of the scenario's `target`.
+
+    Raises:
+        UsageError: as `external_endpoint` and `http_endpoint`.
+    """
+    of_http = target.url and http_endpoint(target.url, model_name=model_name, tls=target.tls)
+    if of_http and target.grpc_url is None:
+        return of_http
+    endpoint = external_endpoint(
+        model_name=model_name,
+        rest_url=of_http.rest_url if of_http else target.rest_url,
+        grpc_url=target.grpc_url,
+        tls=target.tls,
+        names=("target.url" if of_http else "target.rest_url", "target.grpc_url"),
+    )
+    return replace(endpoint, path=of_http.path) if of_http else endpoint
 
 
 def replicas_of(

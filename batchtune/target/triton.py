@@ -23,7 +23,14 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder, absolute, interrupts_noted
 from batchtune.target.claim import Claim, OriginalModel
 from batchtune.target.container import MODELS_INSIDE, tritons_container
-from batchtune.target.endpoint import Endpoint, external_endpoint, require_launched, url_failure, wait_for
+from batchtune.target.endpoint import (
+    Endpoint,
+    external_endpoint,
+    require_launched,
+    running_endpoint,
+    url_failure,
+    wait_for,
+)
 from batchtune.target.kserve import (
     ADDED,
     EXECUTIONS,
@@ -59,7 +66,7 @@ class TritonTarget:
         self._spec = spec
         self._on_event = on_event
         self._launched = None if spec.attached else LaunchedTriton(spec)
-        self._endpoint = _running_endpoint(spec) if spec.attached else None
+        self._endpoint = running_endpoint(spec, served_name(spec.model)) if spec.attached else None
         self._original = original
         self._claim = Claim(self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else None
         self._keep: Callable[[OriginalModel], None] | None = None
@@ -358,16 +365,6 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     finally:
         claim.release()
     return replace(original, restored=True)
-
-
-def _running_endpoint(spec: TargetSpec) -> Endpoint:
-    return external_endpoint(
-        model_name=served_name(spec.model),
-        rest_url=spec.rest_url,
-        grpc_url=spec.grpc_url,
-        tls=spec.tls,
-        names=("target.rest_url", "target.grpc_url"),
-    )
 
 
 # A tritonserver of our own, for one model of a repository.

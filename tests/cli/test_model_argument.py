@@ -215,7 +215,7 @@ def test_a_model_alone_makes_a_scenario_that_can_be_read_again(emulated: Path) -
     scenario = read_scenario(looked.text("m"))
     assert (scenario.name, scenario.target.model) == ("my-model", str(emulated))
     assert (scenario.objective, scenario.load.arrivals) == ("capacity", "poisson")
-    assert scenario.search.time_budget_s == 90.0
+    assert scenario.search.budget.time_s == 90.0
     assert said == [f"looking at {emulated}: launching the server"]
     assert looked.notes == ()
     assert parse_scenario(format_scenario(scenario)) == scenario
@@ -306,7 +306,7 @@ def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
     assert "most requests/s of 8 clients within p95 ≤ 100 ms are looked for" in done.stderr
     named = next(line for line in done.stderr.splitlines() if line.startswith("the scenario that ran: "))
     path = tmp_path / named.removeprefix("the scenario that ran: ").partition(" (")[0]
-    assert read_scenario(path).search.time_budget_s == 20.0
+    assert read_scenario(path).search.budget.time_s == 20.0
 
 
 def test_a_comparison_of_a_model_is_without_batching_and_with(emulated: Path) -> None:

@@ -83,7 +83,7 @@ def test_defaults_are_those_of_a_first_try() -> None:
     assert scenario.request.signature == "serving_default"
     assert scenario.slo.limits() == {}
     assert scenario.search.strategy == "guided"
-    assert scenario.search.time_budget_s == 120
+    assert scenario.search.budget.time_s == 120
     default = parse_scenario(SMALL.partition("search:")[0]).search
     assert [len(knob.values) for knob in default.space.values()] == [8, 6, 3]
 

@@ -255,7 +255,7 @@ def _next(scenario: Scenario, address: Address | None, write: Path | None) -> st
     if address is not None and not scenario.target.attached:
         option = f"--rest-url {address.rest_url}" if address.rest_url else f"--grpc-url {address.grpc_url}"
         return f"next: {saved}batchtune load {file} {option}"
-    budget_s = scenario.search.time_budget_s or 0.0
+    budget_s = scenario.search.budget.time_s or 0.0
     launch_s = 15.0  # Of a sweep beside its budget: the launch, the first look, the report.
     return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + launch_s)})"
 

@@ -174,9 +174,9 @@ def wants_of(scenario: Scenario) -> str:
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
-    """Return a warning where the time budget is less than half of what a confirmed answer takes with a model
-    this slow; else None."""
-    given_s, sure_s = scenario.search.time_budget_s, usual_budget_s(tries.lone_s)
+    """Return a warning where the time budget is less than half of what an answer takes on so slow a model;
+    else None."""
+    given_s, sure_s = scenario.search.budget.time_s, usual_budget_s(tries.lone_s)
     if given_s is None or given_s >= 0.5 * sure_s or sure_s == DEFAULT_TIME_BUDGET_S:
         return None
     needed = format_duration(math.ceil(sure_s))

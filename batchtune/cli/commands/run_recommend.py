@@ -254,13 +254,13 @@ def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
     """Return the options that give a sweep twice its budget, or twice what it really spent where that is
     more."""
     search, options = scenario.search, []
-    if search.time_budget_s is not None:
-        given_s = search.time_budget_s if search.budget_is_given else 0.0
+    if search.budget.time_s is not None:
+        given_s = search.budget.time_s if search.budget_is_given else 0.0
         seconds = math.ceil(2.0 * max(given_s, measuring_s(trials)))
         options.append(f"--budget {seconds // 60}m" if seconds % 60 == 0 else f"--budget {seconds}s")
-    if search.trials is not None:
+    if search.budget.trials is not None:
         tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
-        options.append(f"--set search.budget.trials={2 * max(search.trials, len(tried))}")
+        options.append(f"--set search.budget.trials={2 * max(search.budget.trials, len(tried))}")
     return " ".join(options)
 
 

@@ -40,16 +40,8 @@ def in_house_words(knobs: Any) -> Any:
     Raises:
         ValueError: a parameter that is there under both names.
     """
-    if not isinstance(knobs, Mapping):
-        return knobs
-    ours = {triton: house for house, triton in WORDS.items()}
-    renamed: dict[Any, Any] = {}
-    for name, value in _flattened(knobs).items():
-        house = ours.get(name, name)
-        if house in renamed:
-            raise ValueError(f"{name} is there twice: {house} means the same")
-        renamed[house] = value
-    return renamed
+    flat = _flattened(knobs) if isinstance(knobs, Mapping) else knobs
+    return in_words_of(flat, [(house, triton, 1) for house, triton in WORDS.items()])
 
 
 def triton_configuration(

@@ -267,16 +267,6 @@ class SearchSpec(Spec):
         how long it lasts."""
         return bool(self.budget.model_fields_set)
 
-    @property
-    def time_budget_s(self) -> float | None:
-        """Seconds that the sweep may take; None: only the number of trials ends it."""
-        return self.budget.time_s
-
-    @property
-    def trials(self) -> int | None:
-        """How many configurations the search may try; None: only time ends it."""
-        return self.budget.trials
-
     def grid(self) -> list[dict[str, KnobValue]]:
         """List every point of the space: parameter -> value, the last parameter changing fastest."""
         values = product(*(knob.values for knob in self.space.values()))

@@ -229,7 +229,7 @@ class Search(ABC):
 
         From then on the combinations of each model's best point are contenders.
         """
-        most = self.scenario.search.trials
+        most = self.scenario.search.budget.trials
         for at, search in enumerate(self.alone.values(), 1):
             search.budget_s = self.budget_s
             tried = len(search._tried())
@@ -255,7 +255,7 @@ class Search(ABC):
         return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
 
     def _has_tried_enough(self) -> bool:
-        most = self.scenario.search.trials
+        most = self.scenario.search.budget.trials
         return most is not None and len(self._tried()) >= most
 
     def _tried(self) -> set[Configuration]:
@@ -296,8 +296,8 @@ class Search(ABC):
     def plan(self) -> Coded:
         """Return how the budget is divided, as a finding: `60 s: 12 to scout, 30 to compare, 18 to confirm`, or the
         number of trials."""
-        if self.scenario.search.time_budget_s is None:
-            return coded("plan_of_trials", trials=self.scenario.search.trials or 0)
+        if self.scenario.search.budget.time_s is None:
+            return coded("plan_of_trials", trials=self.scenario.search.budget.trials or 0)
         scout_s = self.scout_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s

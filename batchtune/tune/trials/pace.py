@@ -193,7 +193,7 @@ def times_of(
 def _most_s(scenario: Scenario) -> float:
     """Seconds that a load which is longer than the scenario's may take, so that others still fit in the budget."""
     search = scenario.search
-    budget_s = search.time_budget_s if search.budget_is_given else None
+    budget_s = search.budget.time_s if search.budget_is_given else None
     run_share = 1 / 12  # A load that is longer than the scenario's takes at most this share of the budget.
     return run_share * (budget_s or TIME_BUDGET_MAX_S)
 

@@ -548,10 +548,6 @@ def _canary_s() -> float:
 
 # Of several replicas, one that is worse than all the others.
 
-SLOWER_RATIO: Final = 1.1
-"""Smallest ratio of a replica's quantile to the next highest that is reported: placement alone makes equal
-replicas differ by some percent."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFigures:
@@ -575,9 +571,9 @@ def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
     """Return at most one caveat, which names the replica that is worse than every other: `endpoint_failing`,
     else `endpoint_slow` by p95, else by p50. Empty where none is, or there is but one replica.
 
-    A replica is slow when its 95 % interval lies above those of all others and its value is SLOWER_RATIO
-    times the next highest. Two intervals that do not overlap are a difference of 2.8 standard errors: by
-    chance 1 in 170 pairs of equal replicas.
+    A replica is slow when its 95 % interval lies above those of all others and its value is 1.1 times the
+    next highest: placement alone makes equal replicas differ by some percent. Two intervals that do not
+    overlap are a difference of 2.8 standard errors: by chance 1 in 170 pairs of equal replicas.
     """
     if len(figures) < 2:
         return []
@@ -620,8 +616,8 @@ def _is_slower(
 ) -> bool:
     highest_s = max(_estimate(replica, quantile).high for replica in others)
     next_s = max(_value(replica, quantile) for replica in others)
-    own = _estimate(worst, quantile)
-    return math.isfinite(own.value) and own.low > highest_s and own.value > SLOWER_RATIO * next_s
+    own, slower_ratio = _estimate(worst, quantile), 1.1
+    return math.isfinite(own.value) and own.low > highest_s and own.value > slower_ratio * next_s
 
 
 def _estimate(figures: EndpointFigures, quantile: Literal["p50", "p95"]) -> Estimate:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +62,6 @@ def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | Non
     return padding / sent if sent else None
 
 
-MOST_MISSES = 0.95
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRequests:
     """The requests that a latency figure counts: those due in the window, answered or not."""
@@ -85,13 +81,13 @@ class CountedRequests:
     # off.
     lag_s: NDArray[np.float64] | None = None
 
-    def by(self, limit: Limit, slo: Slo) -> CountedRequests:
+    def by(self, limit: Limit, limits: Sequence[Limit] = ()) -> CountedRequests:
         """Return these requests with the values that `limit` compares, by its figure, in place of whole
         latencies.
 
         e2e: the latencies, unchanged. ttft: the time to the first token in seconds, inf without a good
         answer. itl: the gaps between tokens in seconds, one value for each gap that ended in the window.
-        goodput: for each request the largest ratio of its own figure to a limit of `slo`, without unit; above
+        goodput: for each request the largest ratio of its own figure to one of `limits`, without unit; above
         1 it misses a limit, inf without a good answer.
         """
         samples, streams = self.samples, self.samples.streams
@@ -109,11 +105,11 @@ class CountedRequests:
                 return replace(self, latencies_s=values_ns / 1e9, due_ns=ended_ns, requests_per_batch=1.0)
             case "goodput":
                 shares = np.where(np.isfinite(self.latencies_s), 0.0, math.inf)
-                for other in limits_of(slo):
+                for other in limits:
                     if other.figure == "itl" and streams is not None:
                         shares = np.maximum(shares, streams.gap_p99_ns[self.counted] / 1e9 / other.seconds)
                     elif other.figure in ("e2e", "ttft"):
-                        shares = np.maximum(shares, self.by(other, slo).latencies_s / other.seconds)
+                        shares = np.maximum(shares, self.by(other).latencies_s / other.seconds)
                 return replace(self, latencies_s=shares)
 
     def design_effect(self, limit_s: float) -> float:
@@ -128,7 +124,7 @@ class CountedRequests:
 
     def shown_effect(self, limit_s: float) -> float:
         """Return the design effect of the share of values above `limit_s`, estimated from these requests
-        alone; 1 where none or all are above."""
+        alone; 1.14 where none or all are above."""
         return design_effect(self.latencies_s > limit_s, time_slices(self.due_ns))
 
 
@@ -184,8 +180,9 @@ def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, Coded]:
     if failed > slo.error_ratio * count:
         return "FAIL", coded("too_many_fail", failed=failed, requests=count, allowed_ratio=slo.error_ratio)
     unsure: Coded | None = None
-    for limit in limits_of(slo):
-        run = requests.by(limit, slo)
+    limits = limits_of(slo)
+    for limit in limits:
+        run = requests.by(limit, limits)
         latencies_s = run.latencies_s
         if requests.lag_s is not None and limit.figure in ("e2e", "ttft"):
             latencies_s = latencies_s - requests.lag_s
@@ -255,9 +252,9 @@ def _kept_by_far(
 
 
 def _margins(allowed_miss_ratio: float) -> Iterator[float]:
-    """Yield the factors by which a limit may be lowered: 1, 2, 4 … and last the one at which MOST_MISSES of
-    the requests may miss it."""
-    factor, most = 1.0, MOST_MISSES / allowed_miss_ratio
+    """Yield the factors by which a limit may be lowered: 1, 2, 4 … and last the one at which 95 % of the
+    requests may miss it."""
+    factor, most = 1.0, 0.95 / allowed_miss_ratio
     while factor < most:
         yield factor
         factor *= 2.0
@@ -385,10 +382,11 @@ def measure(
     good, one_in = samples.status == Status.OK, samples.one_in
     answered = run.latencies_s[np.isfinite(run.latencies_s)]
     latency_s = latency_quantiles(run.latencies_s, run.due_ns)
+    limits = () if slo is None else limits_of(slo)
     limit = None if slo is None else primary_limit(slo)
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
-    watched = run if limit is None or slo is None else run.by(limit, slo)
-    streamed = {} if samples.streams is None else streamed_figures(run, slo)
+    watched = run if limit is None else run.by(limit, limits)
+    streamed = {} if samples.streams is None else streamed_figures(run, limits)
     client = client_activity(samples, window)
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
     rows = samples.rows[good].astype(np.float64)
@@ -434,32 +432,21 @@ def measure(
     )
 
 
-STREAMED_QUANTILES: Final = {name: QUANTILES[name] for name in ("p50", "p95", "p99")}
-
-
-def streamed_figures(run: CountedRequests, slo: Slo | None) -> dict[str, Estimate]:
+def streamed_figures(run: CountedRequests, limits: Sequence[Limit]) -> dict[str, Estimate]:
     """Return by name the quantiles p50, p95 and p99, in seconds, of the time to the first token (`ttft_p50`
-    …) and of the gaps between tokens (`itl_p50` …); where `slo` limits goodput also `goodput`, the share of
-    requests that miss."""
-    promise = slo or _NoSlo()
+    …) and of the gaps between tokens (`itl_p50` …); where one of `limits` is on goodput also `goodput`, the
+    share of requests that miss any of them."""
+    quantiles = {name: QUANTILES[name] for name in ("p50", "p95", "p99")}
     figures: dict[str, Estimate] = {}
     streamed: tuple[Figure, ...] = ("ttft", "itl")
     for figure in streamed:
-        waits = run.by(Limit(name=figure, quantile=0.5, seconds=1.0, figure=figure), promise)
-        quantiles = latency_quantiles(waits.latencies_s, waits.due_ns, STREAMED_QUANTILES)
-        figures |= {f"{figure}_{name}": estimate for name, estimate in quantiles.items()}
-    for limit in limits_of(promise):
+        waits = run.by(Limit(name=figure, quantile=0.5, seconds=1.0, figure=figure))
+        estimates = latency_quantiles(waits.latencies_s, waits.due_ns, quantiles)
+        figures |= {f"{figure}_{name}": estimate for name, estimate in estimates.items()}
+    for limit in limits:
         if limit.figure == "goodput":
-            figures[limit.name] = _share_beyond(run.by(limit, promise))
+            figures[limit.name] = _share_beyond(run.by(limit, limits))
     return figures
-
-
-@dataclass(frozen=True, slots=True)
-class _NoSlo:
-    error_ratio: float = 1.0
-
-    def limits(self) -> Mapping[str, float]:
-        return {}
 
 
 def _share_beyond(run: CountedRequests) -> Estimate:
@@ -617,7 +604,7 @@ def _goodput_rps(run: CountedRequests, good: NDArray[np.bool_], window: Window, 
             latencies_s=np.where(good, samples.latency_ns / 1e9, math.inf),
         )
         every = Limit(name="goodput", quantile=0.5, seconds=1.0, figure="goodput")
-        in_time &= everything.by(every, slo).latencies_s <= 1.0
+        in_time &= everything.by(every, limits_of(slo)).latencies_s <= 1.0
     elif limit is not None:
         in_time &= samples.latency_ns <= limit.seconds * 1e9
     return int(np.count_nonzero(in_time)) / window.seconds if window.seconds else math.nan

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,39 +123,50 @@ def quantile_estimate(
 
 def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
     """Return the design effect of a share of requests: the factor, at least 1, by which its variance exceeds
-    that of as many independent requests.
+    that of as many independent requests; 1.14 where none or all of them belong to the share.
 
-    `over` (n,) says which requests belong to the share, `slice_of` (n,) in which equal time slice each falls,
-    0 to SLICES-1. Busy spells may outlast a slice: the largest of four estimates counts, from 20, 10 and 5
+    `over` (n,) says which requests belong to the share, `slice_of` (n,) in which equal time slice each falls, 0
+    to SLICES-1.
+    """
+    return effect_of_slices(*_counts(over, slice_of))
+
+
+def effect_of_slices(requests: NDArray[Any], misses: NDArray[Any]) -> float:
+    """Return the design effect of the share of misses from both counts in consecutive slices of time, shape
+    (slices,); at least 1.
+
+    Busy spells may outlast a slice: the largest of four estimates counts, from single, two and four merged
     slices and extrapolated from the first two, and is widened by Student's t, since they are estimates
     (tests/benchmarks/twin/measure_coverage.py compares).
     """
-    twenty, ten, five = _variance_ratios(over, slice_of)
-    unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
-    return max(1.0, unsure * max(twenty, ten, five, 2.0 * ten - twenty))
+    ones, twos, fours = _variance_ratios(requests, misses)
+    unsure = (t_quantile(0.975, len(requests) - 1) / Z_95) ** 2
+    return max(1.0, unsure * max(ones, twos, fours, 2.0 * twos - ones))
 
 
-def _variance_ratios(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tuple[float, float, float]:
-    """Variance of the share of `over` by 20, 10 and 5 slices, relative to independent requests.
+def _counts(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the requests and those of the share `over` in each slice, shape (SLICES,) each."""
+    return np.bincount(slice_of, minlength=SLICES), np.bincount(slice_of[over], minlength=SLICES)
+
+
+def _variance_ratios(requests: NDArray[Any], misses: NDArray[Any]) -> tuple[float, float, float]:
+    """Return the variance of the share of misses by single, two and four merged slices, relative to independent
+    requests; 1 where none or all miss.
 
     The share is taken as a ratio estimate, so slices may hold different counts or none.
     """
-    count = len(over)
-    misses = int(np.count_nonzero(over))
-    if misses in (0, count):
+    count, missed = float(requests.sum()), float(misses.sum())
+    if missed in (0.0, count):
         return 1.0, 1.0, 1.0
-    share = misses / count
-    per_slice = np.bincount(slice_of, minlength=SLICES)
-    residuals = np.bincount(slice_of[over], minlength=SLICES) - share * per_slice
+    share = missed / count
+    residuals = misses - share * requests
     independent = count * share * (1.0 - share)
-    twenty, ten, five = (
-        float(np.square(residuals.reshape(-1, merged).sum(axis=1)).sum())
-        * slices
-        / (slices - 1)
-        / independent
-        for merged, slices in ((1, SLICES), (2, SLICES // 2), (4, SLICES // 4))
-    )
-    return twenty, ten, five
+
+    def ratio(merged: int) -> float:
+        sums = np.add.reduceat(residuals, np.arange(0, len(residuals), merged))
+        return float(np.square(sums).sum()) * len(sums) / (len(sums) - 1) / independent
+
+    return ratio(1), ratio(2), ratio(4)
 
 
 def quantile_design_effect(
@@ -187,7 +198,8 @@ def _quantile_effect(
     if not count or not levels or count * (1.0 - quantile) / effect >= few_clumps:
         return effect
     central = [
-        _variance_ratios(latencies_s > ordered[math.ceil(count * level) - 1], slice_of) for level in levels
+        _variance_ratios(*_counts(latencies_s > ordered[math.ceil(count * level) - 1], slice_of))
+        for level in levels
     ]
     typical = max(1.0, float(np.mean(central, axis=0).max()))
     spells = max(2, int(count / typical / 4.0))
@@ -278,9 +290,6 @@ def _clump(times_ns: NDArray[np.int64], total: float) -> float:
 BLOCKS_NEEDED: Final = 6
 """Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""
 
-POWER: Final = 0.8
-"""Probability with which a comparison finds `detectable_shift`."""
-
 Arm = TypeVar("Arm")
 
 
@@ -368,7 +377,7 @@ def signed_rank_distribution(count: int) -> NDArray[np.float64]:
 @lru_cache(maxsize=64)
 def detectable_shift(count: int) -> float:
     """Return the smallest shift, in standard deviations of a difference, that a comparison of `count` blocks
-    finds with probability `POWER`.
+    finds with probability 0.8.
 
     Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2
     %); inf below `BLOCKS_NEEDED`.
@@ -378,7 +387,7 @@ def detectable_shift(count: int) -> float:
         return math.inf
     draws = np.random.default_rng(count).standard_normal((4000, count))
     needed = -_walsh_rows(draws)[:, rank - 1]
-    return float(np.quantile(needed, POWER))
+    return float(np.quantile(needed, 0.8))
 
 
 def spread_about_zero(differences: Sequence[float]) -> Estimate:

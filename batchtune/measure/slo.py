@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.samples import Samples, Status
-from batchtune.measure.quantiles import QUANTILES, Z_95, binomial_cdf, t_quantile
+from batchtune.measure.quantiles import QUANTILES, binomial_cdf, effect_of_slices, t_quantile
 
 Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
 """On an SLO: met, missed, too few requests to decide; INVALID: the client was the limit; NOISY: the host was
@@ -22,9 +22,6 @@ disturbed."""
 Decision = Literal["PASS", "FAIL", "UNSURE"]
 
 ALPHA = 0.05
-
-LONGEST_TIMES = 100.0
-"""How many times as long a run is at most advised: one a hundred times as long is no advice."""
 
 
 class Slo(Protocol):
@@ -118,12 +115,12 @@ def times_longer(
     requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
 ) -> float | None:
     """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None:
-    beyond LONGEST_TIMES.
+    100 times or more, which is no advice.
 
     Assumes that misses go on at this ratio and come together as before (`design_effect`).
     """
-    times = 1.0
-    while times < LONGEST_TIMES:
+    times, longest_times = 1.0, 100.0
+    while times < longest_times:
         times *= 1.25
         decision = strict_decision(
             times * requests, times * misses, allowed_miss_ratio, design_effect=design_effect
@@ -140,7 +137,6 @@ def times_longer(
 
 
 SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
-LOOKS_FOR_EFFECT: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +151,7 @@ class WatchPlan:
     # Requests that are expected to share a batch, and so to be slow together, until the run shows it.
     requests_per_batch: float = 1.0
     # 1: no batching. Nothing tells beforehand how long slow spells last then, so until the run shows it,
-    # after LOOKS_FOR_EFFECT looks, only a majority of misses counts.
+    # after six looks, only a majority of misses counts.
     batch_rows_max: int = 1
 
 
@@ -176,28 +172,16 @@ class _Spells:
     @property
     def told(self) -> bool:
         """Whether there are enough stretches to estimate a design effect."""
-        return len(self._cumulative) > LOOKS_FOR_EFFECT
+        return len(self._cumulative) > 6
 
     def design_effect(self) -> float:
-        """Return the largest of the estimates by three stretch lengths and their extrapolation, as in
-        `quantiles.design_effect`; at least 1."""
+        """Return the design effect of the share of misses, as `effect_of_slices`; 1 where there are too few
+        stretches, or none or all miss."""
         total, missed = self._cumulative[-1]
         if not self.told or not 0 < missed < total:
             return 1.0
-        share = missed / total
-        single = np.diff(np.array(self._cumulative, dtype=np.float64), axis=0)
-        pairs = np.add.reduceat(single, np.arange(0, len(single), 2), axis=0)
-        fours = np.add.reduceat(pairs, np.arange(0, len(pairs), 2), axis=0)
-        independent = total * share * (1.0 - share)
-        by_ones, by_twos, by_fours = (
-            float(np.square(part[:, 1] - share * part[:, 0]).sum())
-            * len(part)
-            / (len(part) - 1)
-            / independent
-            for part in (single, pairs, fours)
-        )
-        unsure = (t_quantile(0.975, len(single) - 1) / Z_95) ** 2
-        return max(1.0, unsure * max(by_ones, by_twos, by_fours, 2.0 * by_twos - by_ones))
+        requests, misses = np.diff(np.array(self._cumulative, dtype=np.float64), axis=0).T
+        return effect_of_slices(requests, misses)
 
 
 @dataclass(slots=True)
@@ -342,10 +326,6 @@ def _slope_t(times: np.ndarray, counts: np.ndarray) -> float:
     return slope / noise if noise > 0.0 else math.copysign(math.inf, slope)
 
 
-LONG_WINDOW_S = 10.0
-"""From this length of a window on, MSER-5 may lengthen the warm-up, and its halves are compared."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A half-open stretch of a run, in ns since the run started; `steady` is False where the latencies of its
@@ -388,7 +368,7 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
     """Return the measured window: from the end of the warm-up to the end of the schedule.
 
     `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was
-    stopped ends with the last request that became due. A window of `LONG_WINDOW_S` or more begins later where
+    stopped ends with the last request that became due. A window of 10 s or more begins later where
     MSER-5 says so and what is cut differs from the rest: on its own MSER-5 also cuts the busy spells with
     which a steady run may begin, and the intervals would then hold less than they say.
     """
@@ -397,7 +377,9 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
     if samples.stopped_early:
         end_ns = min(end_ns, _last(samples.due_ns) + 1)
     window = Window(start_ns=start_ns, end_ns=max(end_ns, start_ns))
-    if window.seconds < LONG_WINDOW_S:
+    # From here on MSER-5 may lengthen the warm-up, and the halves of the window are compared.
+    long_window_s = 10.0
+    if window.seconds < long_window_s:
         return window
     answered = np.flatnonzero(window.holds(samples.due_ns) & (samples.status == Status.OK))
     in_order = answered[np.argsort(samples.due_ns[answered], kind="stable")]

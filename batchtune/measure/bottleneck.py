@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -54,20 +53,12 @@ def advice_for(kind: Kind, case: Case) -> Coded:
     For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses
     Triton's terms.
     """
-    figures: dict[str, Any] = {"in_tritons_words": True} if _speaks_kserve(case.protocol) else {}
+    speaks_kserve = (case.protocol or "").startswith("kserve_")
+    figures: dict[str, Any] = {"in_tritons_words": True} if speaks_kserve else {}
     if kind == "server_threads":
-        figures["flag"] = _THREADS_FLAG.get(case.protocol, "")
+        flags = {"grpc": " (grpc_max_threads)", "rest": " (rest_api_num_threads)"}
+        figures["flag"] = flags.get(case.protocol or "", "")
     return Coded(_advice(kind, case), figures)
-
-
-_THREADS_FLAG: Final[Mapping[Protocol | None, str]] = {
-    "grpc": " (grpc_max_threads)",
-    "rest": " (rest_api_num_threads)",
-}
-
-
-def _speaks_kserve(protocol: Protocol | None) -> bool:
-    return protocol is not None and protocol.startswith("kserve_")
 
 
 def _advice(kind: Kind, case: Case) -> str:

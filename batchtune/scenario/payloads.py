@@ -199,9 +199,6 @@ def _plain(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestSet:
     """Encoded requests in rotation: the i-th request sent is `bodies[order[i % len(order)]]`."""
@@ -424,8 +421,9 @@ def _random(
     name: str, dtype: str, shape: tuple[int, ...], limits: RandomRange, rng: np.random.Generator
 ) -> NDArray[Any]:
     if dtype == "object":
-        letters = _LETTERS[rng.integers(0, len(_LETTERS), (*shape, limits.length))]
-        texts = letters.view(f"S{limits.length}").reshape(shape)
+        letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
+        drawn_letters = letters[rng.integers(0, len(letters), (*shape, limits.length))]
+        texts = drawn_letters.view(f"S{limits.length}").reshape(shape)
         return texts.astype(object)
     kind = numpy_dtype(dtype)
     low = 0.0 if limits.low is None else limits.low

@@ -33,10 +33,6 @@ _ADDRESS: Final = re.compile(
 _MODEL: Final = re.compile(r"/(?:v[12]/models/)?(?P<name>[^/:]+)")
 
 
-_TUNED: Final = ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
-"""The parameters that a sweep changes by the tuning API."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """A model that a running server serves; exactly one of the two URLs is set."""
@@ -106,14 +102,15 @@ def attachable(address: Address) -> dict[str, Any] | None:
     url = f"{address.rest_url}{TUNING_PATH}"
     if "enable_batching" not in _document(address.endpoint(), TUNING_PATH):
         return None
-    change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in _TUNED}
+    tuned = ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
+    change: dict[str, Any] = {name: f"{{{{{name}}}}}" for name in tuned}
     off = {"enable_batching": False}
     request = {"url": url, "method": "PUT", "read": url, "body": "{{changed}}", "off": off}
     return {
         "kind": "http",
         "url": address.rest_url,
         "set": {"request": {**request, "change": {"enable_batching": True, **change}}},
-        "means": {"rows": _TUNED[0], "wait_micros": _TUNED[1], "concurrency": _TUNED[2]},
+        "means": {"rows": tuned[0], "wait_micros": tuned[1], "concurrency": tuned[2]},
     }
 
 

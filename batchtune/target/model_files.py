@@ -20,8 +20,6 @@ from batchtune.system import absolute
 from batchtune.target.container import ask
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
-_POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInGit:
@@ -116,8 +114,9 @@ def _refuse_pointers(folder: Path, ref: str) -> None:
 
 def is_lfs_pointer(path: Path) -> bool:
     """Whether a file is only a Git LFS pointer, as a checkout without Git LFS leaves it."""
+    begin = b"version https://git-lfs.github.com/spec/v1"
     with path.open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
+        return file.read(len(begin)) == begin
 
 
 def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:

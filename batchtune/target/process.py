@@ -88,7 +88,6 @@ def _bounded(text: bytes) -> bytes:
     return text[:HEAD_BYTES] + b"\n[batchtune left out the middle of this log]\n" + text[-TAIL_BYTES:]
 
 
-_FIRST_PORT = 10_000
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -327,10 +326,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     The kernel takes the ports of connections from a range of its own; this one lies below that where there is
     room.
     """
-    room = _first_port_of_connections() - _FIRST_PORT
+    first_port = 10_000
+    room = _first_port_of_connections() - first_port
     for _ in range(20 if room > 0 else 0):
         with contextlib.suppress(OSError):
-            return _bound(host, _FIRST_PORT + secrets.randbelow(room))
+            return _bound(host, first_port + secrets.randbelow(room))
     return _bound(host, 0)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.text_proto import parse_text_proto
@@ -369,8 +369,6 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
 
 # A tritonserver of our own, for one model of a repository.
 
-_PORTS: Final = ("http-port", "grpc-port", "metrics-port")
-
 
 class LaunchedTriton:
     """A server process and its log; started anew as often as needed, ended by `close`."""
@@ -393,9 +391,10 @@ class LaunchedTriton:
         inside = self._spec.runs == "docker"
         addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
         loopback = dict.fromkeys(addresses, "127.0.0.1")
-        ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        port_flags = ("http-port", "grpc-port", "metrics-port")
+        ports = dict(zip(port_flags, free_ports(len(port_flags)), strict=True))
         asked = {**self._spec.flag_texts, **flags}
-        ports |= {name: int(asked.pop(name)) for name in _PORTS if name in asked}
+        ports |= {name: int(asked.pop(name)) for name in port_flags if name in asked}
         arguments = {
             "model-repository": MODELS_INSIDE if inside else str(repository),
             "model-control-mode": "explicit",

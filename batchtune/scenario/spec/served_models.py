@@ -27,14 +27,6 @@ SHARED: Final = ("num_batch_threads", "thread_pool_name")
 """Parameters that TensorFlow Serving takes from the server's own file alone, also with parameters for each
 model."""
 
-_OWN: Final[Mapping[str, tuple[str, ...]]] = {
-    "slo": ("slo",),
-    "request": ("request",),
-    "rate": ("load", "rate"),
-    "concurrency": ("load", "concurrency"),
-}
-"""Keys that a model may have of its own -> where the scenario has that for the other models."""
-
 
 class ServedModelSpec(Spec):
     """One of several models of a server; what is left out is taken from the scenario's own request, load and slo."""
@@ -89,7 +81,13 @@ def refuse_unheard(
         UsageError: one does, and no override sets the model's own value.
     """
     models = _below(scenario, "target", "models")
-    for name, keys in _OWN.items():
+    own_keys = {
+        "slo": ("slo",),
+        "request": ("request",),
+        "rate": ("load", "rate"),
+        "concurrency": ("load", "concurrency"),
+    }
+    for name, keys in own_keys.items():
         if all(_below(override, *keys) is None for override in overrides):
             continue
         own = [

@@ -24,6 +24,7 @@ from batchtune.archive.server_files import (
 )
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.load.samples import COLUMNS, Samples, WorkerShare
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.claim import OriginalModel
 from batchtune.target.container import OWN_PARAMETERS
@@ -561,7 +562,7 @@ def write_original(folder: Path, original: OriginalModel) -> None:
     Raises:
         ArchiveError: it cannot be written.
     """
-    document = json.dumps(original.to_dict(), allow_nan=False, indent=2) + "\n"
+    document = json.dumps(to_plain(original), allow_nan=False, indent=2) + "\n"
     write_whole(folder / MODEL_CONFIG, document.encode())
 
 
@@ -574,7 +575,7 @@ def read_original(run: Run) -> OriginalModel | None:
     """
     path = run.path / MODEL_CONFIG
     try:
-        return OriginalModel.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return from_plain(OriginalModel, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

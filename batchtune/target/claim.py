@@ -15,10 +15,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError
+from batchtune.plain_values import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +43,6 @@ class OriginalModel:
         if self.config.keys() == {"file", "document"}:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON takes them."""
-        names = ("model", "rest_url", "loaded", "attached", "restored")
-        return {**{name: getattr(self, name) for name in names}, "config": dict(self.config)}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """Make an OriginalModel from the result of `to_dict`.
-
-        Raises:
-            ValueError: `document` is something else.
-        """
-        if not isinstance(document.get("config"), dict) or not isinstance(document.get("rest_url"), str):
-            raise ValueError("config must be an object and rest_url a text")
-        try:
-            return cls(**document)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
 
 
 def state_folder() -> Path:
@@ -118,7 +100,7 @@ class Claim:
             return original
         if original is not None or not isinstance(kept, dict):
             return original
-        left = OriginalModel.from_dict(kept)
+        left = from_plain(OriginalModel, kept)
         on_event(
             f"a sweep of {left.model} at {left.rest_url} was killed and left its trial's parameters there; "
             f"at the end it gets back {left.words()}"
@@ -126,8 +108,8 @@ class Claim:
         return left
 
     def keep(self, original: OriginalModel) -> None:
-        """Record the model that is to be put back on the server; it is on disk when this returns."""
-        self._write(json.dumps(original.to_dict()).encode())
+        """Note what is to be put back on the server; it is on disk when this returns."""
+        self._write(json.dumps(to_plain(original)).encode())
 
     def settle(self) -> None:
         """Record that the server has been put back."""

@@ -147,9 +147,9 @@ class Settings:
         changed = request.off if is_off else _changed(self._part(), request, values)
         self._send(request, {**values, CHANGED: changed})
 
-    def put_back(self) -> bool:
-        """Put back the file and the document that were there before the first change. Returns False where
-        nothing was changed, or nothing is known to put back.
+    def put_back(self) -> None:
+        """Put back the file and the document that were there before the first change, if there was one and
+        they are known.
 
         Raises:
             TargetError: the server does not take it.
@@ -158,14 +158,13 @@ class Settings:
         self._changed = self._is_written = False
         file, request = self._spec.file, self._spec.request
         if not changed or (file is None and (request is None or request.read is None)):
-            return False
+            return
         if file is not None and self._file_before is None:
             Path(file.path).unlink(missing_ok=True)
         elif file is not None and self._file_before is not None:
             Path(file.path).write_bytes(self._file_before)
         if request is not None:
             self._send(request, {CHANGED: self._part()})
-        return True
 
     def _values(self, configuration: Configuration) -> dict[str, Any]:
         return configuration.server_values(self._rows_per_request)

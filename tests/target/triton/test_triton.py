@@ -12,6 +12,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError, UsageError
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint
@@ -184,7 +185,7 @@ def test_a_run_that_was_killed_in_its_first_load_is_put_back_or_gone_on_with() -
         first = TritonTarget(spec(server))
         first.start(before_load=kept.append)
         killed(first)
-        again = OriginalModel.from_dict(kept[0].to_dict())
+        again = from_plain(OriginalModel, to_plain(kept[0]))
         with TritonTarget(spec(server), original=again) as target:
             assert target.start().max_batch_size == 8
             assert server.loaded
@@ -254,7 +255,7 @@ def test_what_a_killed_run_kept_is_put_back(server: FakeTriton) -> None:
     first.keep_original(kept.append)
     first.apply(BATCHED)
     killed(first)
-    again = OriginalModel.from_dict(kept[-1].to_dict())
+    again = from_plain(OriginalModel, to_plain(kept[-1]))
     assert restored(again, spec(server)).restored
     assert server.config == CONFIG
 
@@ -319,10 +320,10 @@ def test_a_server_that_is_gone_is_told() -> None:
 
 
 def test_a_document_that_is_no_original_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be an object"):
-        OriginalModel.from_dict({"models": 3})
-    with pytest.raises(ValueError, match="unexpected keyword"):
-        OriginalModel.from_dict({"rest_url": "", "config": {}, "models": 3})
+    with pytest.raises(TypeError, match="model is missing"):
+        from_plain(OriginalModel, {"rest_url": "", "config": {}, "models": 3})
+    with pytest.raises(TypeError, match="config is 3"):
+        from_plain(OriginalModel, {"model": "m", "rest_url": "", "loaded": True, "config": 3})
 
 
 def test_a_linked_folder_of_a_repository_keeps_its_own_name(tmp_path: Path) -> None:

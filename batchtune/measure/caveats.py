@@ -120,10 +120,11 @@ def settings_of(
     """Return the settings that a configuration puts in force, with TF Serving's defaults for what it leaves
     out.
 
-    `cpus` are those of the server (`target.cpus`; None: those of this process), from which its default number
-    of threads follows. `flags` are the server's own (`target.flags`); with `protocol`, that of the load, they
-    give `request_threads`. `known` False: somebody else started the server, and the configuration is not what
-    it runs with.
+    `rows_per_request`: mean rows of a request. `server_cores`: CPU cores that the server may use; None:
+    unknown. `cpus`: numbers of those CPUs (`target.cpus`; None: those of this process), from which its
+    default number of threads follows. `flags`: the server's own (`target.flags`); with `protocol`, that of
+    the load, they give `request_threads`. `known` False: somebody else started the server, and the
+    configuration is not what it runs with.
     """
     if not known:
         return ServerSettings(
@@ -371,7 +372,8 @@ class HostNoise:
 
     @property
     def noisy(self) -> bool:
-        """Whether steal, other programs or the canary (the fixed loop) are beyond their limits."""
+        """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) are beyond
+        their limits."""
         return (
             self.steal_ratio > MOST_STEAL_RATIO
             or self.foreign_ratio > MOST_FOREIGN_RATIO
@@ -476,8 +478,8 @@ def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float)
 
 
 def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
-    """Read /proc and /sys under `root` for these CPUs (None: this process's) and time the canary, a fixed
-    loop: about 15 ms."""
+    """Read /proc and /sys under `root` for these CPUs (None: this process's), and time the canary, a fixed
+    computation: about 15 ms."""
     ours = schedulable_cpus() if cpus is None else frozenset(cpus)
     by_cpu = _ticks_by_cpu(root / "proc" / "stat")
     lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]

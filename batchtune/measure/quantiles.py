@@ -294,7 +294,8 @@ Arm = TypeVar("Arm")
 
 
 def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tuple[Arm, ...]]:
-    """Draw the order of the arms in each block: at random for every other block, mirrored in the next.
+    """Return the order of the arms in each block: drawn at random for every other block, mirrored in the
+    next.
 
     Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as
     often as after it, so that neither a steady drift nor the place within a block favours one; an odd last

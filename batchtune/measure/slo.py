@@ -141,7 +141,7 @@ SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan:
-    """What is watched while a run goes on."""
+    """The limit by which a run is watched, and what is known of the run beforehand."""
 
     limit: Limit
     error_ratio: float
@@ -305,7 +305,11 @@ class SloWatch:
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
     """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7
-    times); at ±2.944 (SURE) one of them is 19 times likelier."""
+    times).
+
+    `requests`, `misses`: how many counted, and how many of them missed the limit. At ±2.944 (SURE) one of the
+    two is 19 times likelier.
+    """
     # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
     good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
     hits = max(requests - misses, 0.0)
@@ -398,12 +402,12 @@ def whole_run(samples: Samples) -> Window:
 
 
 def between_answers(samples: Samples, window: Window) -> Window:
-    """Return the window of a closed loop, its ends moved to answers when each client had fewer than 20
+    """Return the window of a closed loop; its ends are moved to answers when each client had fewer than 20
     answers in it.
 
     Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
-    a batch off on average; from the end of one batch to the end of another the rate is exact. Where not even
-    one answer came in it, the whole run counts: all clients were waiting until the end.
+    a batch off on average; from the end of one batch to the end of another the rate is exact. Where the
+    window contains no answer at all, the whole run counts: all clients were waiting until the end.
     """
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])

@@ -121,11 +121,12 @@ OF_A_FLEET = (
 def placed(
     scenario: Scenario, *, cpus: Collection[int] | None = None, quota: float | None = None
 ) -> tuple[Scenario, str]:
-    """Give server and client CPUs of their own where the scenario leaves that open. Returns the scenario,
-    unchanged where that is not possible, and a note for the user ("": none).
+    """Choose separate CPUs for server and client where the scenario leaves that open.
 
-    The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` are those that
-    both may use, and `quota` how many of them at once; None: as for this process.
+    Returns (scenario, note): the scenario with these CPUs, or unchanged where that is not possible, and a
+    note for the user ("": none). The client gets the highest CPUs, as many as it has processes, the server
+    the rest. `cpus` are those that both may use, and `quota` how many of them at once; None: as for this
+    process.
     """
     if scenario.target.cpus is not None or scenario.load.cpus is not None or scenario.target.runs_already:
         return scenario, ""
@@ -160,7 +161,10 @@ def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> S
 
 def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
     """Return the scenario without the CPUs that `placed_on_node` gave it in an earlier run; CPUs that the
-    user named stay."""
+    user named stay.
+
+    `cpus`, `alone`: those that were passed to `placed_on_node`.
+    """
     still_open = _with_cpus(scenario, server=None, client=None)
     earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
     is_earlier = (scenario.target.cpus, scenario.load.cpus) == (earlier.target.cpus, earlier.load.cpus)

@@ -108,7 +108,7 @@ class Claim:
         return left
 
     def keep(self, original: OriginalModel) -> None:
-        """Note what is to be put back on the server; it is on disk when this returns."""
+        """Record the model that is to be put back on the server; it is on disk when this returns."""
         self._write(json.dumps(to_plain(original)).encode())
 
     def settle(self) -> None:

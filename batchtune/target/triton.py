@@ -445,7 +445,7 @@ def flag_words(flags: Mapping[str, str]) -> list[str]:
 
 
 def model_in_repository(model: str) -> tuple[Path, str]:
-    """Return the model repository and the model's name for `target.model`, a folder in a model repository.
+    """Return (model repository, model's name) for `target.model`, a folder in a model repository.
 
     Raises:
         UsageError: `model` is no folder with a version.
@@ -464,7 +464,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether config.pbtxt names inputs, outputs and max_batch_size, for which Triton would else ask the
+    """Whether config.pbtxt names inputs, outputs and max_batch_size, which Triton would else read from the
     model.
 
     A Python model is started once more for that: 1.2 s of every load.

@@ -44,8 +44,11 @@ class Spec(BaseModel):
 
 
 def problem(what: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:
-    """Make the error that a validator of a scenario raises for the reader to word; `at` is the path from the
-    validated value to the wrong key."""
+    """Make the error that a validator of a scenario raises, and that `reader` turns into a message with file
+    and line.
+
+    `at`: the path from the validated value to the wrong key.
+    """
     details: Mapping[str, Any] = {"what": what, "hint": hint, "at": at}
     return PydanticCustomError("problem", "{what}", dict(details))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchtune.check.account import attribute
-from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.caveats import caveat
 from batchtune.report.check_text import attribution_text
 from tests.check.check_fakes import measurement, moved
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.cli.commands import doctor
 from batchtune.cli.commands.doctor import Backend, Check, answers, backend, simulator
-from batchtune.measure.validity.disturbances import HostNoise
+from batchtune.measure.caveats import HostNoise
 
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
 BUSY = HostNoise(steal_ratio=0.0, pressure_ratio=0.9, canary_change=0.0, foreign_ratio=0.43)

@@ -28,9 +28,8 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.report.findings import worded
-from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
-from batchtune.target.choice import refuse_several_models
+from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise

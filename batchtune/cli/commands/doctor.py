@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any, Final, Literal, TypeAlias
 
 from batchtune.errors import TargetError
-from batchtune.measure.validity.disturbances import (
+from batchtune.measure.caveats import (
     MOST_CANARY_CHANGE,
     MOST_FOREIGN_RATIO,
     MOST_STEAL_RATIO,
@@ -31,7 +31,7 @@ from batchtune.provenance import gpus
 from batchtune.report.live_view import sweep_view
 from batchtune.report.tables import paragraph, plain_console, text_width
 from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
-from batchtune.target.launch.container import Answer, ask
+from batchtune.target.container import Answer, ask
 from batchtune.units import percentage
 
 

@@ -31,8 +31,8 @@ from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.check_text import account_document, print_check
-from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_arms, read_scenario, read_variants
+from batchtune.target.choice import placed
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
 if TYPE_CHECKING:

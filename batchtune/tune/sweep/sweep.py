@@ -152,7 +152,7 @@ class _Sweep:
         self._watcher = watcher
         self._now_s = now_s
         self._started_s = now_s() - spent_s(self._trials)
-        budget_s = scenario.search.time_budget_s or TIME_BUDGET_MAX_S
+        budget_s = scenario.search.budget.time_s or TIME_BUDGET_MAX_S
         self._search: Search = search_of(scenario, budget_s=budget_s)
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
@@ -241,7 +241,7 @@ class _Sweep:
                 elapsed_s=self._now_s() - self._started_s,
                 budget_s=self._search.budget_s,
                 trials_done=len(self._trials),
-                trials_max=self._scenario.search.trials,
+                trials_max=self._scenario.search.budget.trials,
                 best=self._search.best_trial(),
                 live=live,
             )

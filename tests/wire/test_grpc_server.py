@@ -73,7 +73,7 @@ async def test_a_call_is_dispatched_with_what_the_client_said() -> None:
     await client.exchange()
     (call,) = server.calls
     assert (call.path, call.message, call.cancelled) == ("/p.S/M", b"hello", False)
-    assert call.metadata == (("key", "value"), ("raw-bin", "AP8"))
+    assert call.head.metadata == (("key", "value"), ("raw-bin", "AP8"))
     assert call.deadline_ns is not None
     assert 0 <= call.deadline_ns - before_ns - 10 * 10**9 < 10**9
     call.reply(b"world")
@@ -152,7 +152,7 @@ async def test_header_blocks_with_a_dynamic_table_are_read_until_the_client_empt
     ids += [client.request(b"%d" % i, extra=[("key", f"value {i % 2}")]) for i in range(4, 8)]
     await client.exchange()
     assert [client.data(i) for i in ids] == [grpc_message(b"%d" % i) for i in range(8)]
-    assert [call.metadata for call in server.calls] == [(("key", f"value {i % 2}"),) for i in range(8)]
+    assert [call.head.metadata for call in server.calls] == [(("key", f"value {i % 2}"),) for i in range(8)]
     assert server.connection._head_reader.is_pure
 
 

@@ -73,10 +73,6 @@ class GrpcClient:
             self._all_ready = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._all_ready], timeout=ready_limit_s)
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._connections)
-
     def try_send(self, index: int) -> bool:
         """Buffer request `index` on a connection with a free stream; returns False without one. `flush` writes it."""
         connection = self._connection_with_room()

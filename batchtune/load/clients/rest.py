@@ -77,10 +77,6 @@ class RestClient:
         await self._dialer.resolve()
         await self._dialer.dial_all(connections)
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._connections)
-
     def try_send(self, index: int) -> bool:
         """Send request `index` now; returns False where no connection is free."""
         while self._idle:

@@ -173,9 +173,6 @@ class Host(Protocol):
         """End the worker; never raises."""
 
 
-Hosts = Callable[[], list[Host]]
-
-
 def at_usual_priority() -> None:
     """Set the niceness of this process, and of what it starts, to 0 (Ray starts actors at 15), where CAP_SYS_NICE
     allows it."""

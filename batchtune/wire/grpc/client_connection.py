@@ -66,7 +66,7 @@ class ClientStreams:
         """
         if stream_id in self.bodies or not head.http_status:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
-        if not head.informational:
+        if len(head.http_status) != 3 or head.http_status[0] != "1":  # a 1xx head comes before the real one
             self.bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def feed(self, flags: int, stream_id: int, payload: bytes) -> None:

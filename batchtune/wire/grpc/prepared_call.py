@@ -45,11 +45,6 @@ class ResponseHead:
     message: str
     encoding: str
 
-    @property
-    def informational(self) -> bool:
-        """Whether this is a 1xx head, which comes before the real one."""
-        return len(self.http_status) == 3 and self.http_status[0] == "1"
-
 
 PLAIN_HEAD = ResponseHead(plain=True, is_grpc=True, http_status="200", status=None, message="", encoding="")
 

@@ -33,8 +33,9 @@ _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-
 class RequestHead:
     """The headers of a request.
 
-    `malformed`: which rule of HTTP/2 they break; `http_status`: how to answer what is no gRPC call; both "" for a call.
-    `timeout_ns`: None without grpc-timeout. `content_bytes`: the content-length, -1 without one.
+    `metadata`: values of keys in "-bin" are base64 as sent. `malformed`: which rule of HTTP/2 the headers break;
+    `http_status`: how to answer what is no gRPC call; both "" for a call. `timeout_ns`: None without grpc-timeout.
+    `content_bytes`: the content-length, -1 without one.
     """
 
     path: str
@@ -235,11 +236,6 @@ class GrpcCall:
         """The method, as "/package.Service/Method"."""
         return self.head.path
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The client's metadata; values of keys in "-bin" are base64 as sent."""
-        return self.head.metadata
-
     def reply(self, message: bytes) -> None:
         """Answer OK with one message; the answers of one loop turn leave in one write."""
         if not self.answered:
@@ -330,16 +326,6 @@ class GrpcStream:
         self.half_closed = False
         self.opened = False  # our headers are sent
         self.answered = False
-
-    @property
-    def path(self) -> str:
-        """The method, as "/package.Service/Method"."""
-        return self.head.path
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The client's metadata; values of keys in "-bin" are base64 as sent."""
-        return self.head.metadata
 
     def send(self, message: bytes) -> None:
         """Send one message; ignored once the stream has ended."""

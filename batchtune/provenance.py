@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from batchtune.system import control_groups, quota_cpus, schedulable_cpus
+from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
 
 _PACKAGES = (
     "batchtune",
@@ -134,12 +134,12 @@ def _cpu(root: Path) -> dict[str, Any]:
         "physical": psutil.cpu_count(logical=False),
         "usable": len(schedulable_cpus()),
         "cgroup_limit": quota_cpus(root),
-        "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
     }
 
 
 def _cpu_model(root: Path) -> str | None:
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in {"model name", "Hardware", "cpu model"}:
             return " ".join(value.split())
@@ -149,7 +149,7 @@ def _cpu_model(root: Path) -> str | None:
 def _memory_limit_bytes(root: Path) -> int | None:
     """Return the smallest memory limit of the control groups at any level, in bytes; None: no limit."""
     texts = [
-        _read(group / name) or ""
+        text_of(group / name)
         for group in control_groups(root)
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
@@ -214,11 +214,11 @@ def _gpu_by_nvidia_smi() -> dict[str, Any] | None:
 def _gpu_by_files(folder: Path) -> dict[str, Any] | None:
     names = []
     for path in sorted(folder.glob("gpus/*/information")):
-        for line in (_read(path) or "").splitlines():
+        for line in text_of(path).splitlines():
             name, _, value = line.partition(":")
             if name == "Model":
                 names.append(" ".join(value.split()))
-    version = _KERNEL_MODULE.search(_read(folder / "version") or "")
+    version = _KERNEL_MODULE.search(text_of(folder / "version"))
     return {"names": names, "driver": version and version[1], "memory_bytes": []} if names else None
 
 
@@ -263,10 +263,3 @@ def _output(command: Sequence[str], *, limit_s: float) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return ended.stdout.strip()
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, cast
 
 from batchtune.errors import BatchtuneError
@@ -170,35 +170,18 @@ class _RunningPart:
             raise self._fault
 
 
-class RayCluster:
-    """A context manager: connects to a Ray cluster and starts an actor for each worker; on exit all of them end."""
+@contextmanager
+def ray_cluster(actors: RayActors, spec: FleetSpec, on_event: Callable[[str], None]) -> Iterator[list[Host]]:
+    """Connect to a Ray cluster, start an actor for each worker, and yield the hosts; on exit all of them end.
 
-    def __init__(self, spec: FleetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
-        self._spec = spec
-        self._on_event = on_event
-        self._actors = RayActors(spec.ray, key="load.fleet", thing="worker", on_event=on_event)
-
-    def __enter__(self) -> list[Host]:
-        """Connect, and return the hosts, one for each worker.
-
-        Raises:
-            UsageError: no cluster at that address, or no room in it.
-        """
-        spec = self._spec
-        self._on_event(f"starting the load fleet on the Ray cluster: {spec.ray}")
-        bundle = {"CPU": spec.cpus_per_worker, **spec.resources}
-        self._actors.__enter__()
-        try:
-            started = self._actors.start(Station, bundle, spec.workers, placement=spec.placement)
-            return [cast("Host", RayHost(actor)) for actor in started]
-        except BaseException:
-            self._actors.__exit__(None, None, None)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._actors.__exit__(kind, value, traceback)
+    Raises:
+        UsageError: no cluster at that address, or no room in it.
+    """
+    on_event(f"starting the load fleet on the Ray cluster: {spec.ray}")
+    bundle = {"CPU": spec.cpus_per_worker, **spec.resources}
+    with actors:
+        started = actors.start(Station, bundle, spec.workers, placement=spec.placement)
+        yield [cast("Host", RayHost(actor)) for actor in started]
 
 
 class RayHost:
@@ -228,7 +211,8 @@ def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: 
     """
     if load.fleet is None:
         return LoadFleet(processes=load.processes, cpus=load.cpus)
-    return ClusterFleet(RayCluster(load.fleet, on_event=on_event), cpus=load.cpus, on_event=on_event)
+    actors = RayActors(load.fleet.ray, key="load.fleet", thing="worker", on_event=on_event)
+    return ClusterFleet(ray_cluster(actors, load.fleet, on_event), cpus=load.cpus, on_event=on_event)
 
 
 def client_max_rps(

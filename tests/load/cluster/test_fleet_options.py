@@ -64,11 +64,12 @@ def test_each_command_asks_for_the_fleet_that_is_named(
 ) -> None:
     asked: list[Any] = []
 
-    def refuse(spec: Any, **_events: Any) -> None:
+    def refuse(_actors: Any, spec: Any, _on_event: Any) -> None:
         asked.append((spec.ray, spec.workers))
         raise UsageError("seen")
 
-    monkeypatch.setattr(ray_hosts, "RayCluster", refuse)
+    monkeypatch.setattr(ray_hosts, "RayActors", lambda *_address, **_names: None)
+    monkeypatch.setattr(ray_hosts, "ray_cluster", refuse)
     words = ("--set", "load.fleet.ray=ray://head:10001", "--set", "load.fleet.workers=3")
     error = invoke(command, scenario, *words)
     assert isinstance(error, UsageError)

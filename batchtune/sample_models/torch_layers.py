@@ -221,10 +221,6 @@ class TextRecognition(nn.Module):  # type: ignore[misc]
         return self.classes(features.mean(dim=2).transpose(1, 2))
 
 
-def text_recognition() -> Any:
-    return TextRecognition()
-
-
 def _blocks(given: int, gives: int, count: int) -> list[Any]:
     """Make `count` residual blocks of two convolutions; the first block changes the number of channels."""
     blocks = []

@@ -38,110 +38,6 @@ from batchtune.wire.status import GRPC_CODES
 OnDone = Callable[[int, int, bytes, str], None]
 
 
-class ClientStreams:
-    """The open streams of a client connection, whose `flow` and `out` they share.
-
-    `tags`: stream id -> tag of the call; the connection adds and removes entries too. `bodies`: stream id -> what has
-    come after the answer's headers: None before the message, the message, or a CollectedAnswer off the fast path.
-    `on_done(tag, grpc_status, message, grpc_message)` is called once per call.
-    """
-
-    __slots__ = ("_flow", "_message_bytes_max", "_on_done", "_out", "bodies", "tags")
-
-    def __init__(
-        self, flow: OutgoingFlow, out: list[bytes], on_done: OnDone, *, message_bytes_max: int
-    ) -> None:
-        self.tags: dict[int, int] = {}
-        self.bodies: dict[int, bytes | CollectedAnswer | None] = {}
-        self._flow = flow
-        self._out = out
-        self._on_done = on_done
-        self._message_bytes_max = message_bytes_max
-
-    def begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Handle the first header block of an answer whose headers are not those of PLAIN_HEAD (compressed, or with
-        fields of its own).
-
-        Raises PeerError for a header block that comes after the first and does not end the stream.
-        """
-        if stream_id in self.bodies or not head.http_status:
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
-        if len(head.http_status) != 3 or head.http_status[0] != "1":  # a 1xx head comes before the real one
-            self.bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
-
-    def feed(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle a DATA frame that the fast path does not, of a stream that has headers: in pieces,
-        compressed or ending the stream."""
-        body = self.bodies[stream_id]
-        if not isinstance(body, CollectedAnswer):
-            answer = CollectedAnswer(PLAIN_HEAD, self._message_bytes_max)
-            if isinstance(body, bytes):
-                answer.add_message(body)
-            self.bodies[stream_id] = body = answer
-        wanted = body.feed(payload)
-        if flags & h2.END_STREAM or not wanted:
-            if not flags & h2.END_STREAM:
-                self.reset(stream_id, ErrorCode.CANCEL)
-            del self.bodies[stream_id]
-            self._settle(stream_id, body, None)
-        elif body.unacknowledged_bytes > h2.WINDOW_UPDATE_AT:
-            self._out.append(h2.window_update_frame(stream_id, body.unacknowledged_bytes))
-            body.unacknowledged_bytes = 0
-
-    def end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
-        """Handle the header block that ends an answer which is not simply OK with one message."""
-        if isinstance(body, CollectedAnswer):
-            self._settle(stream_id, body, head)
-            return
-        answer = CollectedAnswer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
-        if body is not None:
-            answer.add_message(body)
-        self._settle(stream_id, answer, head)
-
-    def _settle(self, stream_id: int, answer: CollectedAnswer, trailers: ResponseHead | None) -> None:
-        if self._flow.drop(stream_id):  # answered before the request was sent entirely
-            self.reset(stream_id, ErrorCode.NO_ERROR)
-        self._on_done(self.tags.pop(stream_id), *answer.settle(trailers))
-
-    def take_reset(self, stream_id: int, error_code: int) -> None:
-        """End a call whose stream the peer has reset."""
-        status, message = status_of_reset(error_code)
-        self.fail(stream_id, status, message)
-
-    def fail(self, stream_id: int, status: int, message: str) -> None:
-        """End a call without an answer, by a gRPC status number and a message."""
-        self._flow.drop(stream_id)
-        self.bodies.pop(stream_id, None)
-        self._on_done(self.tags.pop(stream_id), status, b"", message)
-
-    def cancel(self, tag: int) -> bool:
-        """Reset the stream of the call with this tag; returns False where there is none."""
-        for stream_id, open_tag in self.tags.items():
-            if open_tag == tag:
-                self.reset(stream_id, ErrorCode.CANCEL)
-                del self.tags[stream_id]
-                self.bodies.pop(stream_id, None)
-                return True
-        return False
-
-    def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """Reset a stream and drop what waits to be sent on it."""
-        self._flow.drop(stream_id)
-        self._out.append(h2.rst_stream_frame(stream_id, code))
-
-    def grow_window(self, stream_id: int, increment: int) -> None:
-        """Apply a WINDOW_UPDATE and write what it allows; raises PeerError for an increment of 0 or too large."""
-        flow = self._flow
-        if stream_id == 0:
-            flow.grow_connection(increment)
-        elif increment == 0 or (flow.waits(stream_id) and not flow.grow_stream(stream_id, increment)):
-            raise PeerError(
-                ErrorCode.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE of stream {stream_id} by {increment}"
-            )
-        if flow.waiting:
-            flow.pump(self._out)
-
-
 NOT_PROCESSED = "the peer did not process the stream"
 """First words of the grpc_message of calls that end UNAVAILABLE by a GOAWAY; they may be sent again."""
 
@@ -180,9 +76,9 @@ class GrpcClientConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._partial = PartialFrame()
         self._block = HeaderBlock(HEADER_LIST_BYTES)
-        self._streams = ClientStreams(self._flow, self._out, on_done, message_bytes_max=max_message_bytes)
-        self._tags = self._streams.tags
-        self._bodies = self._streams.bodies
+        self._tags: dict[int, int] = {}  # stream id -> tag of the call
+        # of streams with headers: None before the message, the message, or what comes off the fast path
+        self._bodies: dict[int, bytes | CollectedAnswer | None] = {}
         self._next_id = 1
         self._limit = h2.LARGEST_STREAM_ID  # MAX_CONCURRENT_STREAMS
         self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
@@ -234,8 +130,13 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def cancel(self, tag: int) -> None:
         """Reset the call's stream; no callback will name the tag again. Unknown tags are ignored."""
-        if self._streams.cancel(tag):
-            self.flush()
+        for stream_id, open_tag in self._tags.items():
+            if open_tag == tag:
+                self._reset(stream_id, ErrorCode.CANCEL)
+                del self._tags[stream_id]
+                self._bodies.pop(stream_id, None)
+                self.flush()
+                break
         self._close_if_retired()
 
     def close(self) -> None:
@@ -328,10 +229,24 @@ class GrpcClientConnection(asyncio.Protocol):
         """Take DATA off the fast path: padded, in pieces, compressed, ending the stream, or out of place."""
         if flags & h2.PADDED:
             payload = h2.without_padding(payload, flags)
-        if stream_id in self._bodies:
-            self._streams.feed(flags, stream_id, payload)
-        else:
+        if stream_id not in self._bodies:
             self._check_closed(stream_id, "DATA")
+            return
+        body = self._bodies[stream_id]
+        if not isinstance(body, CollectedAnswer):
+            answer = CollectedAnswer(PLAIN_HEAD, self._message_bytes_max)
+            if isinstance(body, bytes):
+                answer.add_message(body)
+            self._bodies[stream_id] = body = answer
+        wanted = body.feed(payload)
+        if flags & h2.END_STREAM or not wanted:
+            if not flags & h2.END_STREAM:
+                self._reset(stream_id, ErrorCode.CANCEL)
+            del self._bodies[stream_id]
+            self._settle(stream_id, body, None)
+        elif body.unacknowledged_bytes > h2.WINDOW_UPDATE_AT:
+            self._out.append(h2.window_update_frame(stream_id, body.unacknowledged_bytes))
+            body.unacknowledged_bytes = 0
 
     def _take_head(self, stream_id: int, head: ResponseHead) -> None:
         if self._block.flags & h2.END_STREAM:
@@ -341,17 +256,41 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def _begin(self, stream_id: int, head: ResponseHead) -> None:
         """Take the first header block of an answer that is not plain (`ResponseHead.plain`)."""
-        if stream_id in self._tags:
-            self._streams.begin(stream_id, head)
-        else:
+        if stream_id not in self._tags:
             self._check_closed(stream_id, "HEADERS")
+            return
+        if stream_id in self._bodies or not head.http_status:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
+        if len(head.http_status) != 3 or head.http_status[0] != "1":  # a 1xx head comes before the real one
+            self._bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def _end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
         """Take the header block that ends an answer which is not simply OK with one message."""
-        if stream_id in self._tags:
-            self._streams.end(stream_id, body, head)
-        else:
+        if stream_id not in self._tags:
             self._check_closed(stream_id, "HEADERS")
+            return
+        if not isinstance(body, CollectedAnswer):
+            answer = CollectedAnswer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
+            if body is not None:
+                answer.add_message(body)
+            body = answer
+        self._settle(stream_id, body, head)
+
+    def _settle(self, stream_id: int, answer: CollectedAnswer, trailers: ResponseHead | None) -> None:
+        if self._flow.drop(stream_id):  # answered before the request was sent entirely
+            self._reset(stream_id, ErrorCode.NO_ERROR)
+        self._on_done(self._tags.pop(stream_id), *answer.settle(trailers))
+
+    def _fail(self, stream_id: int, status: int, message: str) -> None:
+        """End a call without an answer, by a gRPC status number and a message."""
+        self._flow.drop(stream_id)
+        self._bodies.pop(stream_id, None)
+        self._on_done(self._tags.pop(stream_id), status, b"", message)
+
+    def _reset(self, stream_id: int, code: ErrorCode) -> None:
+        """Reset a stream and drop what waits to be sent on it."""
+        self._flow.drop(stream_id)
+        self._out.append(h2.rst_stream_frame(stream_id, code))
 
     def _check_closed(self, stream_id: int, what: str) -> None:
         """Ignore frames of a stream that was open once; raises PeerError for one that was not, or not yet."""
@@ -374,16 +313,28 @@ class GrpcClientConnection(asyncio.Protocol):
             if not flags & h2.ACK:
                 self._out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.WINDOW_UPDATE:
-            self._streams.grow_window(stream_id, h2.read_increment(payload))
+            self._grow_window(stream_id, h2.read_increment(payload))
         elif kind == h2.RST_STREAM:
             if stream_id in self._tags:
-                self._streams.take_reset(stream_id, int.from_bytes(payload))
+                self._fail(stream_id, *status_of_reset(int.from_bytes(payload)))
             else:
                 self._check_closed(stream_id, "RST_STREAM")
         elif kind == h2.GOAWAY:
             self._retire(*h2.read_goaway(payload))
         elif kind == h2.PUSH_PROMISE:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE though push is off")
+
+    def _grow_window(self, stream_id: int, increment: int) -> None:
+        """Apply a WINDOW_UPDATE and write what it allows; raises PeerError for an increment of 0 or too large."""
+        flow = self._flow
+        if stream_id == 0:
+            flow.grow_connection(increment)
+        elif increment == 0 or (flow.waits(stream_id) and not flow.grow_stream(stream_id, increment)):
+            raise PeerError(
+                ErrorCode.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE of stream {stream_id} by {increment}"
+            )
+        if flow.waiting:
+            flow.pump(self._out)
 
     def _apply_settings(self, payload: bytes) -> None:
         before = self.capacity
@@ -412,7 +363,7 @@ class GrpcClientConnection(asyncio.Protocol):
         reason = f"the peer said GOAWAY: {h2.error_name(error_code)}{': ' + debug if debug else ''}"
         self._retiring = reason
         for stream_id in [open_id for open_id in self._tags if open_id > last_stream_id]:
-            self._streams.fail(stream_id, GRPC_CODES["UNAVAILABLE"], f"{NOT_PROCESSED}: {reason}")
+            self._fail(stream_id, GRPC_CODES["UNAVAILABLE"], f"{NOT_PROCESSED}: {reason}")
 
     def _close_if_retired(self) -> None:
         if self._retiring and not self._tags and not self._reading:

@@ -54,24 +54,6 @@ class Worker:
     name: str
 
 
-class LostWorker(Exception):  # noqa: N818  # the fleet makes an error of it
-    """A worker that cannot go on, and why."""
-
-    def __init__(self, worker: Worker, why: str) -> None:
-        super().__init__(why)
-        self.worker = worker
-        self.why = why
-
-
-@contextlib.contextmanager
-def blaming(worker: Worker) -> Iterator[None]:
-    """Within the block, turn a MeasurementInvalidError into LostWorker for this worker."""
-    try:
-        yield
-    except MeasurementInvalidError as error:
-        raise LostWorker(worker, error.message) from error
-
-
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
     """Assign each host a name and a CPU: from `cpus` in turn; for None those of its machine from the highest
     number down.
@@ -186,12 +168,13 @@ class ClusterFleet:
 
     def _open(self) -> None:
         """Start every worker; raises MeasurementInvalidError for the first that is lost: nothing was measured yet."""
-        try:
-            for worker in self._workers:
-                with blaming(worker):
-                    worker.host.open(worker.cpu)
-        except LostWorker as lost:
-            raise MeasurementInvalidError(f"load {lost.worker.name}: {lost.why}", hint=_LOST_HINT) from lost
+        for worker in self._workers:
+            try:
+                worker.host.open(worker.cpu)
+            except MeasurementInvalidError as error:
+                raise MeasurementInvalidError(
+                    f"load {worker.name}: {error.message}", hint=_LOST_HINT
+                ) from error
 
     def __exit__(self, *_fault: object) -> None:
         self.close()
@@ -221,13 +204,10 @@ class ClusterFleet:
             WorkerLostError: one of them is gone; the next call goes to the others.
         """
         by_machine: dict[str, float] = {}
-        try:
-            for worker in self._workers:
-                if worker.place.machine not in by_machine:
-                    with blaming(worker):
-                        by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
-        except LostWorker as lost:
-            raise self._lost(lost.worker, lost.why) from lost
+        for worker in self._workers:
+            if worker.place.machine not in by_machine:
+                with self._blaming(worker):
+                    by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
         sharing = Counter((worker.place.machine, worker.cpu) for worker in self._workers)
         slowest = min(by_machine[machine] / workers for (machine, _), workers in sharing.items())
         return slowest * len(self._workers)  # each gets as many requests as the next
@@ -251,11 +231,10 @@ class ClusterFleet:
         with interrupts_noted_here() as interrupts:
             try:
                 samples = self._run(job, interrupts, on_progress, should_stop)
-            except LostWorker as lost:
-                error = self._lost(lost.worker, lost.why)
+            except WorkerLostError as error:
                 if interrupts:  # nobody is to measure again
                     raise KeyboardInterrupt from error
-                raise error from lost
+                raise
         if interrupts:
             raise LoadInterrupted(samples)
         return samples
@@ -289,7 +268,7 @@ class ClusterFleet:
         if interrupts:
             self._stop()
         for worker, clock in zip(self._workers, before, strict=True):
-            with blaming(worker):
+            with self._blaming(worker):
                 worker.host.start(start_ns + clock.offset_ns)
         limit_s = parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         self._await_end(start_ns + int(limit_s * 1e9), interrupts, on_progress, should_stop)
@@ -306,11 +285,11 @@ class ClusterFleet:
         overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
         share = len(job.endpoints)
         for number, worker in enumerate(self._workers):
-            with blaming(worker):
+            with self._blaming(worker):
                 worker.host.prepare(parts[number * share : (number + 1) * share], overdue_after_s)
         give_up_ns = self._now_ns() + int((parts[0].timeout_s + GRACE_S) * 1e9)
         for worker in self._workers:
-            with blaming(worker):
+            with self._blaming(worker):
                 while not worker.host.ready():
                     if self._now_ns() > give_up_ns:
                         raise HostLostError("it does not get ready")
@@ -328,7 +307,7 @@ class ClusterFleet:
         lives: dict[str, LiveAggregate] = {}
         while running:
             for worker in tuple(running):
-                with blaming(worker):
+                with self._blaming(worker):
                     progress = worker.host.look()
                     if progress.live is not None:
                         lives[worker.name] = progress.live
@@ -348,13 +327,13 @@ class ClusterFleet:
 
     def _stop(self) -> None:
         for worker in self._workers:
-            with blaming(worker):
+            with self._blaming(worker):
                 worker.host.stop()
 
     def _clocks(self) -> list[ClockReading]:
         readings = []
         for worker in self._workers:
-            with blaming(worker):
+            with self._blaming(worker):
                 readings.append(read_clock(worker.host.clock_ns, self._now_ns))
         return readings
 
@@ -364,24 +343,36 @@ class ClusterFleet:
             account = ClockAccount(before=first, after=last)
             accounts.append(account)
             if account.is_lost:
-                raise LostWorker(worker, f"its clock was set or held under the load ({account.text()})")
+                raise self._lost(worker, f"its clock was set or held under the load ({account.text()})")
         return accounts
 
     def _collected(self) -> list[Samples]:
         """Fetch the samples of each worker; of more than `kept_max` requests one in n, drawn by the workers."""
         counts, parts = [], []
         for worker in self._workers:
-            with blaming(worker):
+            with self._blaming(worker):
                 counts.append(worker.host.count())
         one_in = kept_one_in(sum(counts), self._kept_max)
         step = self._chunk_rows * one_in
         for worker, count in zip(self._workers, counts, strict=True):
-            with blaming(worker):
+            with self._blaming(worker):
                 firsts = range(0, max(count, 1), step)
                 parts.append(
                     joined([worker.host.rows(first, min(first + step, count), one_in) for first in firsts])
                 )
         return parts
+
+    @contextlib.contextmanager
+    def _blaming(self, worker: Worker) -> Iterator[None]:
+        """Within the block, turn a MeasurementInvalidError into the loss of this worker.
+
+        Raises:
+            WorkerLostError: the worker was removed, and the others were stopped.
+        """
+        try:
+            yield
+        except MeasurementInvalidError as error:
+            raise self._lost(worker, error.message) from error
 
     def _lost(self, worker: Worker, why: str) -> WorkerLostError:
         """Remove a worker and stop the others; returns the error to raise."""

@@ -37,8 +37,6 @@ _PACKAGES = (
     "uvloop",
 )
 
-_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
-
 # What a number depends on beyond the code under test: the machine and what schedules it. Versions of packages are
 # not among them, because a new version is what a comparison is often about.
 _MUST_MATCH = (
@@ -218,7 +216,7 @@ def _gpu_by_files(folder: Path) -> dict[str, Any] | None:
             name, _, value = line.partition(":")
             if name == "Model":
                 names.append(" ".join(value.split()))
-    version = _KERNEL_MODULE.search(text_of(folder / "version"))
+    version = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text_of(folder / "version"))
     return {"names": names, "driver": version and version[1], "memory_bytes": []} if names else None
 
 

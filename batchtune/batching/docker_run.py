@@ -29,8 +29,6 @@ _SERVER: Final = re.compile(_BEFORE + f"(?={_PROGRAMS})", re.MULTILINE)
 _NAMED: Final = re.compile(_PROGRAMS)
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
-_EXPANDED: Final = re.compile(r"[$`]|^~")
-"""Matches what a shell expands in a path: a variable, a command, `~`."""
 
 _SWITCHES: Final = frozenset(
     {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
@@ -38,15 +36,12 @@ _SWITCHES: Final = frozenset(
 )
 """The options of `docker run` without a value; every other has one (docker run --help)."""
 _SHORT_SWITCHES: Final = frozenset("diPqt")
-_DESCRIPTOR: Final = re.compile(r"(?<=\s)\d+(?=[<>])")
-"""Matches the number before a redirection, which is no word of the command."""
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
     "monitoring_config_file",
 )
 """Flags that say what a server serves, and on which ports; they are not read: the scenario's target has its own."""
 _OF_THE_MODEL: Final = re.compile(rf"--(?:{'|'.join(OF_THE_MODEL)})(?:=|$)")
-_WITH_PATH: Final = re.compile(r"--[^=]+=/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +148,7 @@ def server_words(args: Sequence[str], *, source: str, line: int, in_container: b
     flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
     file = next((word.partition("=")[2] for word in flags if word.startswith(f"{FILE_FLAG}=")), "")
     own = [word for word in flags if not word.startswith(FILE_FLAG)]
-    paths = [word for word in own if in_container and _WITH_PATH.match(word)]
+    paths = [word for word in own if in_container and re.match(r"--[^=]+=/", word)]
     return ServerWords(
         flags=shlex.join(word for word in own if word not in paths),
         file=file,
@@ -197,7 +192,8 @@ def _of_substitution(command: str, opened: str) -> str:
 
 def _words(command: str) -> Iterator[str]:
     """Yield the words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
-    command = _DESCRIPTOR.sub("", WITHIN_A_WORD.sub(HASH, command))
+    # The number before a redirection is no word of the command.
+    command = re.sub(r"(?<=\s)\d+(?=[<>])", "", WITHIN_A_WORD.sub(HASH, command))
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     words = (word.replace(HASH, "#") for word in lexer)
@@ -267,7 +263,7 @@ def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: st
     for place in (inside, *inside.parents):
         if place not in mounts:
             continue
-        if _EXPANDED.search(str(mounts[place])):
+        if re.search(r"[$`]|^~", str(mounts[place])):  # a variable, a command, the home
             raise _only_the_shell_knows(mounts[place], f"{source}:{line}")
         return Path(source).parent / mounts[place] / inside.relative_to(place)
     raise BatchingParametersError(

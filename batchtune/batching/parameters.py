@@ -23,10 +23,9 @@ DEFAULT_MAX_BATCH_SIZE = 1000
 DEFAULT_BATCH_TIMEOUT_MICROS = 0
 DEFAULT_MAX_ENQUEUED_BATCHES = 10
 
-_DAY_MICROS = 86_400_000_000
 SENSIBLE_MOST = {
     "max_batch_size": 2**31 - 1,
-    "batch_timeout_micros": _DAY_MICROS,
+    "batch_timeout_micros": 86_400_000_000,  # a day
     "max_enqueued_batches": 2**31 - 1,
     "num_batch_threads": 4096,
     "max_execution_batch_size": 2**31 - 1,

@@ -35,7 +35,6 @@ GRPC_ANSWER: Final = b""
 START_LIMIT_S: Final = 20.0
 
 _BLANK_LINE: Final = b"\r\n\r\n"
-_WINDOW_UPDATE_AT: Final = 2**29
 
 
 class NullServer:
@@ -212,15 +211,11 @@ class _NullGrpc(asyncio.Protocol):
                 out.append(h2.frame(h2.PING, h2.ACK, 0, data[position + h2.HEADER_BYTES : after]))
             position = after
         self._rest = data[position:]
-        if self._received_bytes > _WINDOW_UPDATE_AT:
+        if self._received_bytes > h2.WINDOW_UPDATE_AT:
             out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
         if out:
             self._write(b"".join(out))
-
-
-DURATION_S: Final = 0.7
-WARM_UP_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +236,7 @@ def calibrate(
     fleet: LoadFleet,
     requests: RequestSet,
     *,
-    duration_s: float = DURATION_S,
+    duration_s: float = 0.7,
     answer_bytes: int | None = None,
     server_cpus: Sequence[int] | None = None,
 ) -> Calibration:
@@ -263,7 +258,8 @@ def calibrate(
             arrivals=ClosedLoop(concurrency=32 * fleet.processes, duration_s=duration_s),
             check_every=0,
         )
-        fleet.run(replace(job, arrivals=replace(job.arrivals, duration_s=WARM_UP_S)))
+        warm_up_s = 0.2
+        fleet.run(replace(job, arrivals=replace(job.arrivals, duration_s=warm_up_s)))
         samples = fleet.run(job)
     errors = samples.errors()
     answered = len(samples) - sum(errors.values())

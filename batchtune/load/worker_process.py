@@ -326,10 +326,6 @@ class Driver:
 
 COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
 
-_CLOCK_MONOTONIC: Final = 1
-_TFD_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
-_TFD_TIMER_ABSTIME: Final = 1
-
 
 class _Itimerspec(ctypes.Structure):
     """struct itimerspec of timerfd_settime(2), with time_t and long both of 64 bits."""
@@ -371,7 +367,8 @@ class Pacer:
         self._armed = True
         spec = self._spec
         spec.value_s, spec.value_ns = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
-        if self._settime(self._descriptor, _TFD_TIMER_ABSTIME, self._spec_pointer, None) != 0:
+        timer_abstime = 1
+        if self._settime(self._descriptor, timer_abstime, self._spec_pointer, None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def close(self) -> None:
@@ -389,7 +386,8 @@ class Pacer:
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._spec = _Itimerspec()
         self._spec_pointer = ctypes.addressof(self._spec)
-        self._descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | _TFD_CLOEXEC)
+        clock_monotonic = 1
+        self._descriptor = libc.timerfd_create(clock_monotonic, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._loop.add_reader(self._descriptor, self._timer_fired)

@@ -71,10 +71,6 @@ def write_stages(version_path: Path) -> None:
     shutil.copyfile(text_stages.__file__, version_path / "stages.py")
 
 
-TEXT_PLACES = TEXT_LINE[1] // 4 + 1
-"""Number of places at which text_recognition may read a character: the width of its features."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One model: what builds it, and the names and shapes of its tensors without the batch dimension.
@@ -140,7 +136,7 @@ FORMS = {
         input_name="image",
         input_shape=(1, *TEXT_LINE),
         output_name="logits",
-        output_shape=(TEXT_PLACES, TEXT_CLASSES),
+        output_shape=(TEXT_LINE[1] // 4 + 1, TEXT_CLASSES),  # as many places as its features are wide
     ),
     "resnet50": Form(
         build=resnet50,

@@ -99,12 +99,6 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
         )
 
 
-START_DELAY_NS: Final = 200_000_000
-"""Time between the comparison of the clocks and the start: to call 100 hosts, one after another, takes 100 ms."""
-CHUNK_ROWS: Final = 500_000
-"""Rows of samples that come back in one call: 25 MB; the head holds one such chunk beside what it has joined."""
-
-
 _LOST_HINT: Final = "see the node's own log; what was measured before is saved"
 
 
@@ -124,7 +118,8 @@ class ClusterFleet:
     """A context manager around a cluster's hosts; `run` may be called any number of times, one job at a time.
 
     `cpus`: the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones. `on_event`
-    gets a sentence for the user at each event. `now_ns` and `sleep`: the clock of this process.
+    gets a sentence for the user at each event. `now_ns` and `sleep`: the clock of this process. `chunk_rows`: rows
+    of samples that come back in one call, 25 MB; the head holds one such chunk beside what it has joined.
     """
 
     def __init__(
@@ -135,7 +130,7 @@ class ClusterFleet:
         on_event: Callable[[str], None] = lambda _text: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
-        chunk_rows: int = CHUNK_ROWS,
+        chunk_rows: int = 500_000,
         kept_max: int = KEPT_MAX,
     ) -> None:
         self._cluster = cluster
@@ -264,7 +259,8 @@ class ClusterFleet:
         self._prepare(parts, job)
         before = self._clocks()
         slowest_ns = max(reading.uncertainty_ns for reading in before)
-        start_ns = self._now_ns() + START_DELAY_NS + 4 * len(before) * slowest_ns
+        start_delay_ns = 200_000_000  # to call 100 hosts, one after another, takes 100 ms
+        start_ns = self._now_ns() + start_delay_ns + 4 * len(before) * slowest_ns
         if interrupts:
             self._stop()
         for worker, clock in zip(self._workers, before, strict=True):

@@ -58,12 +58,10 @@ def collect(
     *,
     directory: Path | None = None,
     root: Path = Path("/"),
-    extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON.
 
-    `directory` (default: the current one) is where git runs; `root` is where /proc and /sys are looked for; the
-    keys of `extra` are added at the top level.
+    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for.
     """
     import psutil
 
@@ -92,7 +90,6 @@ def collect(
         },
         "packages": _package_versions(),
         "git": _git(Path.cwd() if directory is None else directory),
-        **(extra or {}),
     }
 
 

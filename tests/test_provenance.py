@@ -21,12 +21,11 @@ def write(root: Path, name: str, content: str) -> None:
 
 
 def test_a_provenance_is_plain_json_and_comparable_with_itself(tmp_path: Path) -> None:
-    provenance = collect(7, directory=tmp_path, extra={"scenario": "quickstart"})
+    provenance = collect(7, directory=tmp_path)
     again = json.loads(json.dumps(provenance))
     assert again == provenance
     assert comparable(provenance, again) == []
     assert provenance["seed"] == 7
-    assert provenance["scenario"] == "quickstart"
     assert provenance["git"] is None
     assert datetime.fromisoformat(provenance["utc"]).utcoffset() is not None
     assert "numpy" in provenance["packages"]

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from batchtune.batching import text_proto
 from batchtune.batching.parameters import (
@@ -245,8 +245,6 @@ def _value(text: str, kind: SettingKind) -> Any:
 # says. Names of enumeration values stand bare in the text and quoted in JSON, and a map is a list of `{ key value }`;
 # which fields are which is in model_config.proto.
 
-InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
-
 _LONG_NUMBERS: Final = frozenset(
     {
         "dim",
@@ -276,10 +274,8 @@ _MAPS: Final = frozenset(
 """Fields that are maps where their JSON is an object; `input` is a map in a profile of TensorRT, else a list."""
 
 
-def format_triton(
-    parameters: BatchingParameters | None, *, kind: InstanceKind = "KIND_AUTO", rows_per_request: int = 1
-) -> str:
-    """Write the batching part of a `config.pbtxt`; for None one without a dynamic batcher.
+def format_triton(parameters: BatchingParameters | None, *, rows_per_request: int = 1) -> str:
+    """Write the batching part of a `config.pbtxt`; None gives one without a dynamic batcher.
 
     An absent `max_batch_size` is written as TF Serving's default, because Triton's own means "no batches".
     `rows_per_request` turns the limit on waiting batches into Triton's on waiting requests (at least 1).
@@ -307,7 +303,7 @@ def format_triton(
     if parameters.num_batch_threads is None:
         lines.append("# num_batch_threads is absent, in TF Serving one per CPU; Triton's own default applies")
     else:
-        lines.append(f"instance_group [{{ count: {parameters.num_batch_threads} kind: {kind} }}]")
+        lines.append(f"instance_group [{{ count: {parameters.num_batch_threads} kind: KIND_AUTO }}]")
     return "".join(f"{line}\n" for line in lines)
 
 

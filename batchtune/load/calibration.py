@@ -22,6 +22,7 @@ from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
+from batchtune.wire.grpc.framing import PREFIX_BYTES
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import encode_block
 
@@ -30,8 +31,9 @@ from batchtune.wire.http2.frames import encode_block
 # It reads just enough of a request to know where it ends. It runs in a process of its own, and only for us: it
 # checks nothing.
 
-REST_ANSWER: Final = b'{"predictions": [[0.0]]}'
-GRPC_ANSWER: Final = b""
+_HTTP_ANSWER: Final = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n{"predictions": [[0.0]]}'
+)
 START_LIMIT_S: Final = 20.0
 
 _BLANK_LINE: Final = b"\r\n\r\n"
@@ -40,26 +42,14 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 class NullServer:
     """A server that gives each request the same answer at once, in a process of its own; a context manager.
 
-    `endpoint` is its address within the block. `rest_answer` and `grpc_answer` are the bodies of the answers. `cpus`:
-    numbers of the CPUs that it may run on; None: any.
+    `endpoint` is its address within the block. `cpus`: numbers of the CPUs that it may run on; None: any.
     """
 
-    def __init__(
-        self,
-        *,
-        model_name: str = "null",
-        rest_answer: bytes = REST_ANSWER,
-        grpc_answer: bytes = GRPC_ANSWER,
-        cpus: Sequence[int] | None = None,
-    ) -> None:
-        self._model_name = model_name
+    def __init__(self, *, cpus: Sequence[int] | None = None) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = spawn.Pipe(duplex=True)
         self._process = spawn.Process(
-            target=serve,
-            args=(self._theirs, rest_answer, grpc_answer, cpus),
-            name="batchtune-null-server",
-            daemon=True,
+            target=serve, args=(self._theirs, cpus), name="batchtune-null-server", daemon=True
         )
         self.endpoint: Endpoint
 
@@ -75,7 +65,7 @@ class NullServer:
             rest_port, grpc_port = self._pipe.recv()
         except (EOFError, ConnectionResetError) as error:
             raise MeasurementInvalidError("the null server died at its start", hint="see stderr") from error
-        self.endpoint = Endpoint(model_name=self._model_name, rest_port=rest_port, grpc_port=grpc_port)
+        self.endpoint = Endpoint(model_name="null", rest_port=rest_port, grpc_port=grpc_port)
         return self
 
     def __exit__(self, *_fault: object) -> None:
@@ -87,22 +77,21 @@ class NullServer:
         self._process.close()
 
 
-def serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes, cpus: Sequence[int] | None) -> None:
+def serve(pipe: Connection, cpus: Sequence[int] | None) -> None:
     """Listen on two free ports of 127.0.0.1, send them as `(rest, grpc)`, and serve until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(pipe, rest_answer, grpc_answer))
+        runner.run(_serve(pipe))
 
 
-async def _serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes) -> None:
+async def _serve(pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
-    rest = _http_answer(rest_answer)
-    grpc = _grpc_answer(grpc_answer)
+    grpc_answer = _grpc_answer()
     servers = [
-        await loop.create_server(lambda: _NullHttp(rest), "127.0.0.1", 0, backlog=1024),
-        await loop.create_server(lambda: _NullGrpc(grpc), "127.0.0.1", 0, backlog=1024),
+        await loop.create_server(_NullHttp, "127.0.0.1", 0, backlog=1024),
+        await loop.create_server(lambda: _NullGrpc(grpc_answer), "127.0.0.1", 0, backlog=1024),
     ]
     pipe.send(tuple(server.sockets[0].getsockname()[1] for server in servers))
     ended = asyncio.Event()
@@ -113,29 +102,18 @@ async def _serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes) -> No
         server.close()
 
 
-def _http_answer(body: bytes) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def _grpc_answer(message: bytes) -> tuple[bytes, ...]:
-    """Encode HEADERS, DATA and trailers as pieces between which the packed stream id goes."""
+def _grpc_answer() -> tuple[bytes, ...]:
+    """Encode HEADERS, DATA of an empty message, and trailers as pieces between which the packed stream id goes."""
     head = h2.header_frames(encode_block([(":status", "200"), ("content-type", "application/grpc")]), 0)
     trailers = h2.header_frames(encode_block([("grpc-status", "0")]), h2.END_STREAM)
-    body = struct.pack(">BI", 0, len(message)) + message
-    pieces = list(head)
-    for start in range(0, len(body), h2.DEFAULT_FRAME_BYTES):
-        chunk = body[start : start + h2.DEFAULT_FRAME_BYTES]
-        pieces[-1] += struct.pack(">IB", len(chunk) << 8 | h2.DATA, 0)
-        pieces.append(chunk)
-    return (*pieces[:-1], pieces[-1] + trailers[0], *trailers[1:])
+    data_head = struct.pack(">IB", PREFIX_BYTES << 8 | h2.DATA, 0)
+    return (*head[:-1], head[-1] + data_head, bytes(PREFIX_BYTES) + trailers[0], *trailers[1:])
 
 
 class _NullHttp(asyncio.Protocol):
     """Answers each request when as many bytes as Content-Length says have come; heads seen before are looked up."""
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self) -> None:
         self._whole_bytes: dict[bytes, int] = {}
         self._rest = b""
 
@@ -156,7 +134,7 @@ class _NullHttp(asyncio.Protocol):
                 whole_bytes = self._whole_bytes[head] = end_of_head + _content_length(head)
             if len(data) < whole_bytes:
                 break
-            self._write(self._answer)
+            self._write(_HTTP_ANSWER)
             data = data[whole_bytes:]
         self._rest = data
 
@@ -237,21 +215,16 @@ def calibrate(
     requests: RequestSet,
     *,
     duration_s: float = 0.7,
-    answer_bytes: int | None = None,
     server_cpus: Sequence[int] | None = None,
 ) -> Calibration:
     """Measure how fast the client is: send `requests` to a null server, in a closed loop, after a short warm-up.
 
-    `answer_bytes`: size of the real server's answers, which the null server then gives; None: small ones.
     `server_cpus`: numbers of the CPUs for the null server; None: any.
 
     Raises:
         MeasurementInvalidError: a request failed, or none was answered.
     """
-    rest_answer, grpc_answer = REST_ANSWER, GRPC_ANSWER
-    if answer_bytes is not None:
-        rest_answer = grpc_answer = bytes(answer_bytes)
-    with NullServer(rest_answer=rest_answer, grpc_answer=grpc_answer, cpus=server_cpus) as server:
+    with NullServer(cpus=server_cpus) as server:
         job = LoadJob(
             endpoint=server.endpoint,
             requests=replace(requests, ok=OkSpec()),

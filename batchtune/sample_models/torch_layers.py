@@ -192,7 +192,7 @@ def shortcut(given: int, gives: int, *, stride: int = 1) -> Any:
 class TextRecognition(nn.Module):  # type: ignore[misc]
     """Maps `image` [batch, 1, 32, 100] to `logits` [batch, 26, 37]."""
 
-    def __init__(self, channels: int = 512, classes: int = TEXT_CLASSES) -> None:
+    def __init__(self, channels: int = 512) -> None:
         super().__init__()
         narrow, middle = channels // 4, channels // 2
         start, stem = channels // 16, channels // 8
@@ -214,7 +214,7 @@ class TextRecognition(nn.Module):  # type: ignore[misc]
             *convolution(channels, channels, 2, **flat),
             *convolution(channels, channels, 2, padding=0),
         )
-        self.classes = nn.Linear(channels, classes)
+        self.classes = nn.Linear(channels, TEXT_CLASSES)
 
     def forward(self, image: Any) -> Any:
         features = self.features(image)

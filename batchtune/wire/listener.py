@@ -99,12 +99,11 @@ class Listener:
         port: int,
         *,
         tls: ssl.SSLContext | None = None,
-        backlog: int = 4_096,
     ) -> None:
         """Listen on host:port (0: any free port, see `port`); raises OSError where that fails."""
         loop = asyncio.get_running_loop()
         self._connect = connect
-        server = await loop.create_server(connect, host, port, ssl=tls, backlog=backlog)
+        server = await loop.create_server(connect, host, port, ssl=tls, backlog=4_096)
         self._sockets.append(server)
         kernel_bytes_max = 2**17  # Of one client's answers, not on their way yet; the default is 4 MB.
         # Connections inherit the option; nobody counts what the kernel takes.

@@ -22,13 +22,13 @@ TUNED = BatchingParameters(
 
 
 def test_triton_config_is_written_with_its_own_names() -> None:
-    assert format_triton(TUNED, kind="KIND_CPU").splitlines() == [
+    assert format_triton(TUNED).splitlines() == [
         "max_batch_size: 32",
         "dynamic_batching {",
         "  max_queue_delay_microseconds: 2000",
         "  default_queue_policy { max_queue_size: 3200 }",
         "}",
-        "instance_group [{ count: 2 kind: KIND_CPU }]",
+        "instance_group [{ count: 2 kind: KIND_AUTO }]",
     ]
 
 

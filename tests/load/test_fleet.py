@@ -223,7 +223,7 @@ def test_a_fleet_of_nobody_is_refused() -> None:
 @pytest.mark.parametrize("body_bytes", [20, 200_000])
 def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, body_bytes: int) -> None:
     requests = requests_for(protocol, bodies=(bytes(body_bytes),))
-    with NullServer(rest_answer=b"[]" * 20_000, grpc_answer=bytes(40_000)) as null:
+    with NullServer() as null:
         job = LoadJob(endpoint=null.endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
         samples = fleet.run(job)
     assert len(samples) == 64
@@ -232,7 +232,7 @@ def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, bod
 
 @pytest.mark.parametrize("protocol", ["rest", "grpc"])
 def test_calibration_says_what_the_client_can_do(fleet: LoadFleet, protocol: str) -> None:
-    found = calibrate(fleet, requests_for(protocol), duration_s=0.2, answer_bytes=100)
+    found = calibrate(fleet, requests_for(protocol), duration_s=0.2)
     assert found.client_max_rps >= found.reached_rps > 0
     assert found.client_max_rps >= 0.99 * found.client_cores / found.cpu_per_request_s
     assert np.isfinite(found.client_max_rps)

@@ -22,8 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.tfserving.messages import (
     GetModelStatusRequest,
     ModelVersionStatus,

@@ -15,8 +15,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.wire.grpc.client_connection import NOT_PROCESSED
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import NOT_PROCESSED, prepare_call
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.status import GRPC_CODES
 from tests.wire.wire_peers import ClientUnderTest, H2Server, frames_of, grpc_message, raw_frame

@@ -18,8 +18,7 @@ import grpc.aio
 import pytest
 import uvloop
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener

@@ -14,8 +14,7 @@ import h2.errors
 import h2.events
 import h2.settings
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
 from batchtune.wire.grpc.server_writer import ServerLimits

@@ -17,7 +17,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve.infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 
 if TYPE_CHECKING:
-    from batchtune.wire.grpc.prepared_call import PreparedCall
+    from batchtune.wire.grpc.client_connection import PreparedCall
 
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 
@@ -84,7 +84,7 @@ def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
 
 def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCall]:
     """Encode each request of the set as a prepared gRPC call."""
-    from batchtune.wire.grpc.prepared_call import prepare_call
+    from batchtune.wire.grpc.client_connection import prepare_call
 
     return [
         prepare_call(

@@ -13,8 +13,7 @@ from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
 from batchtune.load.samples import ENDED, PENDING, Recorder, Status, of_grpc, of_lost_connection
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import PreparedCall
+from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection, PreparedCall
 from batchtune.wire.status import GRPC_CODES
 
 CONNECTIONS_MAX: Final = 64

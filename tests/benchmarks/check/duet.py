@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 sys.path += [str(Path(__file__).parents[3])]
 
 from batchtune.target.process import ServerProcess, free_ports
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.tfserving.tensors import encode_predict_request
 
 CLIENTS, CONNECTIONS = 16, 4

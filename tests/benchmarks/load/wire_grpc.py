@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import PreparedCall, prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, PreparedCall, prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.tfserving.messages import PredictRequest

@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection
-from batchtune.wire.grpc.prepared_call import PreparedCall, prepare_call
+from batchtune.wire.grpc.client_connection import GrpcClientConnection, PreparedCall, prepare_call
 from batchtune.wire.http1_client import AnswerHeads, Http1ClientConnection
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 

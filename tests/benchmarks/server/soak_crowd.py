@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.client_connection import prepare_call
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import Setting
 from batchtune.wire.tfserving.messages import GetModelMetadataRequest, ReloadConfigRequest

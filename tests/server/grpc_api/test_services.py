@@ -413,8 +413,7 @@ def test_a_deadline_reaches_the_model_and_ends_the_call(server: RunningGrpc, stu
 
 def test_the_server_itself_ends_a_call_at_its_deadline() -> None:
     """A client that sends grpc-timeout but does not watch it."""
-    from batchtune.wire.grpc.client_connection import GrpcClientConnection
-    from batchtune.wire.grpc.prepared_call import prepare_call
+    from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 
     with running_grpc() as server:
         server.models.servable.hold = True

@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Final, Self, cast
 
@@ -196,29 +196,17 @@ class _NullGrpc(asyncio.Protocol):
             self._write(b"".join(out))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """How fast the client is against a server that does nothing.
-
-    `client_max_rps` is the rate (requests/s) at which its cores would be fully busy: cores / CPU time per request. The
-    rate measured, `reached_rps`, may be lower, because the null server may share those cores.
-    """
-
-    client_max_rps: float
-    reached_rps: float
-    cpu_per_request_s: float
-    client_cores: int
-
-
 def calibrate(
     fleet: LoadFleet,
     requests: RequestSet,
     *,
     duration_s: float = 0.7,
     server_cpus: Sequence[int] | None = None,
-) -> Calibration:
-    """Measure how fast the client is: send `requests` to a null server, in a closed loop, after a short warm-up.
+) -> float:
+    """Measure the rate (requests/s) at which the client's cores are fully busy: cores / CPU time per request.
 
+    `requests` go to a null server, in a closed loop, after a short warm-up. The rate reached is returned where it is
+    higher; as a rule it is lower, because the null server may share those cores.
     `server_cpus`: numbers of the CPUs for the null server; None: any.
 
     Raises:
@@ -241,11 +229,4 @@ def calibrate(
             f"the client cannot be calibrated: {errors or 'no answers'} from the null server",
             hint="is loopback traffic blocked?",
         )
-    cpu_per_request_s = samples.client_cpu_s / answered
-    reached_rps = answered / samples.wall_s
-    return Calibration(
-        client_max_rps=max(reached_rps, samples.client_cores / cpu_per_request_s),
-        reached_rps=reached_rps,
-        cpu_per_request_s=cpu_per_request_s,
-        client_cores=samples.client_cores,
-    )
+    return max(answered / samples.wall_s, answered * samples.client_cores / samples.client_cpu_s)

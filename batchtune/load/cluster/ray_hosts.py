@@ -75,7 +75,7 @@ class Station:
 
     def client_max_rps(self, requests: RequestSet) -> float:
         self._end_part()
-        return calibrate(self._opened(), requests).client_max_rps
+        return calibrate(self._opened(), requests)
 
     def close(self) -> None:
         self._end_part()
@@ -225,4 +225,4 @@ def client_max_rps(
     """
     if isinstance(fleet, ClusterFleet):
         return fleet.client_max_rps(requests)
-    return calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps
+    return calibrate(fleet, requests, server_cpus=server_cpus)

@@ -92,7 +92,7 @@ def served(scenario: Scenario) -> Iterator[Served]:
             fleet,
             on_live=lambda _plan, _live: None,
             guard=HostGuard(),
-            client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+            client_max_rps=lambda requests: calibrate(fleet, requests),
         )
         yield Served(scenario=scenario, bench=bench)
 

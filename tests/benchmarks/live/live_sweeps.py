@@ -129,7 +129,7 @@ def swept(scenario: Scenario, *, show: bool) -> tuple[list[Trial], SearchSummary
             fleet,
             watcher=Watcher(on_summary=summaries.append),
             guard=HostGuard(),
-            client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+            client_max_rps=lambda requests: calibrate(fleet, requests),
         )
         for one in found:
             trials.append(one.trial)

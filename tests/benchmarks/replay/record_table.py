@@ -141,9 +141,7 @@ def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, unt
             fleet,
             on_live=lambda _plan, _live: None,
             guard=HostGuard(),
-            client_max_rps=lambda requests: (
-                calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
-            ),
+            client_max_rps=lambda requests: calibrate(fleet, requests, server_cpus=scenario.target.cpus),
         )
         space = Space(scenario)
         with table.open("a") as lines:

@@ -9,7 +9,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -49,21 +49,14 @@ class ServerWords:
     """The arguments of a server, which begin on line `line` of their source.
 
     `flags`: quoted for a shell, without those of ports, model and parameters file. `file`: path of the parameters file,
-    "" without one. `left_out`: a sentence for each flag that cannot be used.
+    "" without one: as the arguments name it, or as found on this machine by `parse_docker_run` and
+    `parse_server_command`. `left_out`: a sentence for each flag that cannot be used.
     """
 
     flags: str = ""
     file: str = ""
     left_out: tuple[str, ...] = ()
     line: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCommand:
-    """The command that starts a server; `file`: the parameters file that it names, on this machine; None: none."""
-
-    words: ServerWords
-    file: Path | None
 
 
 def is_docker_run(text: str) -> bool:
@@ -76,7 +69,7 @@ def names_server(text: str) -> bool:
     return _NAMED.search(text) is not None
 
 
-def parse_docker_run(text: str, *, source: str) -> ServerCommand:
+def parse_docker_run(text: str, *, source: str) -> ServerWords:
     """Read the server's flags and parameters file from the only `docker run` of a text, which may be a shell script.
 
     A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
@@ -101,13 +94,13 @@ def parse_docker_run(text: str, *, source: str) -> ServerCommand:
     mounts = _mounts(options)
     own = next((host for host in mounts.values() if host.name == "config.pbtxt"), None)
     if own is not None and not any(word.startswith(FILE_FLAG) for word in args):
-        return ServerCommand(words=ServerWords(line=line), file=Path(source).parent / own)
+        return ServerWords(line=line, file=str(Path(source).parent / own))
     said = server_words(args, source=source, line=line, in_container=True)
-    file = _on_the_host(said.file, mounts, source=source, line=line) if said.file else None
-    return ServerCommand(words=said, file=file)
+    file = said.file and str(_on_the_host(said.file, mounts, source=source, line=line))
+    return replace(said, file=file)
 
 
-def parse_server_command(text: str, *, source: str) -> ServerCommand:
+def parse_server_command(text: str, *, source: str) -> ServerWords:
     """Read the server's flags and parameters file from the line of a shell script or service that starts it.
 
     Raises:
@@ -127,7 +120,7 @@ def parse_server_command(text: str, *, source: str) -> ServerCommand:
     said = server_words(words, source=source, line=line)
     if said.file.startswith("~"):
         raise _only_the_shell_knows(said.file, f"{source}:{line}")
-    return ServerCommand(words=said, file=Path(source).parent / said.file if said.file else None)
+    return replace(said, file=said.file and str(Path(source).parent / said.file))
 
 
 def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:

@@ -15,7 +15,6 @@ from typing import Final
 from batchtune.batching.cortex import parse_cortex
 from batchtune.batching.docker_run import (
     OF_THE_MODEL,
-    ServerCommand,
     ServerWords,
     is_docker_run,
     names_server,
@@ -93,8 +92,7 @@ def _at_its_line(error: BatchingParametersError, text: str, source: str) -> Batc
 def _parsed(text: str, source: str) -> BatchingFile:
     bare = _COMMENT.sub("", text)
     if is_docker_run(bare):
-        run = parse_docker_run(text, source=source)
-        return _of_command(run, source, dialect="docker")
+        return _of_command(parse_docker_run(text, source=source), source, dialect="docker")
     if _MANIFEST.search(bare):
         return _of_manifests(text, source)
     compose = _COMPOSE.search(bare)
@@ -115,14 +113,14 @@ def _parsed(text: str, source: str) -> BatchingFile:
     return _of_pbtxt(text, source, named=Path(source).name)
 
 
-def _of_command(command: ServerCommand, source: str, *, dialect: FileDialect) -> BatchingFile:
+def _of_command(command: ServerWords, source: str, *, dialect: FileDialect) -> BatchingFile:
     """Combine the flags of a command with the parameters of the file that it names."""
     try:
-        file = None if command.file is None else read_batching_file(command.file)
+        file = read_batching_file(Path(command.file)) if command.file else None
     except BatchingParametersError as error:
-        where = f"{source}:{command.words.line}"
+        where = f"{source}:{command.line}"
         raise BatchingParametersError(f"{where}: {error.message}", hint=error.hint) from error
-    return _with_flags(file, command.words, source=source, dialect=dialect)
+    return _with_flags(file, command, source=source, dialect=dialect)
 
 
 def _of_manifests(text: str, source: str) -> BatchingFile:

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,9 +132,13 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 def interrupts_noted() -> Iterator[list[int]]:
     """Within the block, append the first interrupt's signal number to the yielded list instead of raising.
 
-    A second interrupt raises KeyboardInterrupt at once; further SIGHUPs are only appended. For the main thread only.
+    A second interrupt raises KeyboardInterrupt at once; further SIGHUPs are only appended. Off the main thread, which
+    hears no signals, the list stays empty.
     """
     noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
 
     def note(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -55,3 +56,15 @@ def test_the_second_raises_at_once_and_handlers_come_back() -> None:
     assert noted == [signal.SIGTERM]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_off_the_main_thread_nothing_is_noted_and_no_handler_is_touched() -> None:
+    hear_interrupts()
+    before = [signal.getsignal(number) for number in INTERRUPTS]
+
+    def within() -> tuple[list[int], bool]:
+        with interrupts_noted() as noted:
+            return noted, [signal.getsignal(number) for number in INTERRUPTS] == before
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(within).result() == ([], True)

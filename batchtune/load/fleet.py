@@ -8,9 +8,8 @@ import math
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -134,7 +133,7 @@ class LoadFleet:
             LoadInterrupted: Ctrl-C; it carries the partial samples.
         """
         parts = split(job, self.processes)
-        with interrupts_noted_here() as interrupts:
+        with interrupts_noted() as interrupts:
             done = self.run_parts(
                 parts,
                 stops=interrupts,
@@ -358,19 +357,6 @@ def _death(worker: _Worker) -> MeasurementInvalidError:
         f"load worker {worker.number} died ({how}): {words}",
         hint="out of memory, or killed from outside; run it again",
     )
-
-
-@contextlib.contextmanager
-def interrupts_noted_here() -> Iterator[list[int]]:
-    """Within the block, append the first Ctrl-C to the yielded list instead of raising; see `interrupts_noted`.
-
-    Off the main thread the list stays empty.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield []
-        return
-    with interrupts_noted() as noted:
-        yield noted
 
 
 # How the load is going: read from the workers' columns by the parent, without asking the workers.

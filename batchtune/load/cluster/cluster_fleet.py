@@ -31,7 +31,6 @@ from batchtune.load.fleet import (
     LoadInterrupted,
     OnProgress,
     ShouldStop,
-    interrupts_noted_here,
     summed_up,
     together,
 )
@@ -39,7 +38,7 @@ from batchtune.load.job import LoadJob, WorkerJob, split
 from batchtune.load.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.system import is_loopback
+from batchtune.system import interrupts_noted, is_loopback
 from batchtune.target.endpoint import Endpoint
 from batchtune.units import counted
 
@@ -223,7 +222,7 @@ class ClusterFleet:
         """
         for endpoint in job.endpoints:
             require_reachable(self._workers, endpoint)
-        with interrupts_noted_here() as interrupts:
+        with interrupts_noted() as interrupts:
             try:
                 samples = self._run(job, interrupts, on_progress, should_stop)
             except WorkerLostError as error:

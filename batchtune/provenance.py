@@ -182,8 +182,8 @@ def _gpu_by_nvml() -> dict[str, Any] | None:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
         return {
-            "names": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
-            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "names": [pynvml.nvmlDeviceGetName(handle) for handle in handles],
+            "driver": pynvml.nvmlSystemGetDriverVersion(),
             "memory_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles],
         }
     except pynvml.NVMLError:
@@ -215,10 +215,6 @@ def _gpu_by_files(folder: Path) -> dict[str, Any] | None:
                 names.append(" ".join(value.split()))
     version = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text_of(folder / "version"))
     return {"names": names, "driver": version and version[1], "memory_bytes": []} if names else None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _package_versions() -> dict[str, str]:

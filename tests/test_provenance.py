@@ -88,7 +88,7 @@ def test_gpus_are_named_with_their_driver(monkeypatch: pytest.MonkeyPatch, tmp_p
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda at: at,
-        nvmlDeviceGetName=lambda at: b"GPU A" if at == 0 else "GPU B",
+        nvmlDeviceGetName=lambda at: ("GPU A", "GPU B")[at],
         nvmlSystemGetDriverVersion=lambda: "600.1",
         nvmlDeviceGetMemoryInfo=lambda _at: SimpleNamespace(total=2**34),
     )

@@ -41,11 +41,6 @@ class ClockAccount:
     after: ClockReading
 
     @property
-    def uncertainty_ns(self) -> int:
-        """Uncertainty of the instant at which the host started, ± nanoseconds."""
-        return self.before.uncertainty_ns
-
-    @property
     def drift_ppm(self) -> float:
         """How much faster than ours the clock ran, parts per million; negative: slower."""
         return (self.after.offset_ns - self.before.offset_ns) / self._elapsed_ns * 1e6
@@ -67,8 +62,8 @@ class ClockAccount:
     def text(self) -> str:
         """Describe offset and drift, such as "clock +50.013 ± 0.110 ms against the head's, drift +100 ± 12 ppm"."""
         return (
-            f"clock {self.before.offset_ns / 1e6:+,.3f} ± {self.uncertainty_ns / 1e6:.3f} ms against the head's, "
-            f"drift {self.drift_ppm:+.0f} ± {self.drift_uncertainty_ppm:.0f} ppm"
+            f"clock {self.before.offset_ns / 1e6:+,.3f} ± {self.before.uncertainty_ns / 1e6:.3f} ms "
+            f"against the head's, drift {self.drift_ppm:+.0f} ± {self.drift_uncertainty_ppm:.0f} ppm"
         )
 
     @property

@@ -58,6 +58,7 @@ class GrpcClientConnection(asyncio.Protocol):
     per call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`,
     with the tags of calls that got no answer; `on_capacity(conn)` when `capacity` grows though no call ended.
     Calls made inside a callback are sent together once the bytes at hand are read; elsewhere `flush` sends them.
+    `retiring`: why it will take no more calls; "" while it does.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class GrpcClientConnection(asyncio.Protocol):
         self._ready = False
         self._paused = False
         self._reading = False
-        self._retiring = ""  # why no more calls are taken
+        self.retiring = ""
 
     @property
     def capacity(self) -> int:
         """Number of calls that may be made now; 0 before `on_ready`, after GOAWAY and while the socket is clogged."""
-        if not self._ready or self._retiring or self._paused:
+        if not self._ready or self.retiring or self._paused:
             return 0
         return max(0, self._limit - len(self._tags))
 
@@ -101,11 +102,6 @@ class GrpcClientConnection(asyncio.Protocol):
     def in_flight(self) -> int:
         """Number of calls that await their answer."""
         return len(self._tags)
-
-    @property
-    def retiring(self) -> str:
-        """Why this connection accepts no more calls; "" while it accepts them."""
-        return self._retiring
 
     def call(self, prepared: PreparedCall, tag: int) -> None:
         """Buffer a call, which callbacks name by `tag`; only while `capacity` > 0, which is not checked here."""
@@ -122,7 +118,7 @@ class GrpcClientConnection(asyncio.Protocol):
             flow.queue(stream_id, prepared.body, None)
             flow.pump(self._out)
         if stream_id >= h2.LARGEST_STREAM_ID - 1:
-            self._retiring = "stream ids are used up"
+            self.retiring = "stream ids are used up"
 
     def flush(self) -> None:
         """Send everything buffered in one write; inside a callback do nothing: it is sent at the end of the read."""
@@ -183,7 +179,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._received_bytes = 0
         if self._out:
             self.flush()
-        if self._retiring:
+        if self.retiring:
             self._close_if_retired()
 
     def _read_frames(self, data: bytes) -> int:
@@ -364,13 +360,13 @@ class GrpcClientConnection(asyncio.Protocol):
     def _retire(self, last_stream_id: int, error_code: int, debug: str) -> None:
         """Take a GOAWAY: no more calls, and those above the last stream id were not processed."""
         reason = f"the peer said GOAWAY: {h2.error_name(error_code)}{': ' + debug if debug else ''}"
-        self._retiring = reason
+        self.retiring = reason
         for stream_id in [open_id for open_id in self._tags if open_id > last_stream_id]:
             self._fail(stream_id, GRPC_CODES["UNAVAILABLE"], f"{NOT_PROCESSED}: {reason}")
 
     def _close_if_retired(self) -> None:
-        if self._retiring and not self._tags and not self._reading:
-            self._lose(self._retiring)
+        if self.retiring and not self._tags and not self._reading:
+            self._lose(self.retiring)
 
     def _lose(self, reason: str) -> None:
         """End the connection once: send what is buffered, close, report the calls without an answer."""
@@ -384,7 +380,7 @@ class GrpcClientConnection(asyncio.Protocol):
             transport.abort()
         else:
             transport.close()
-        self._retiring = self._retiring or reason
+        self.retiring = self.retiring or reason
         tags = list(self._tags.values())
         for state in (self._out, self._tags, self._bodies, self._partial.held):
             state.clear()

@@ -86,13 +86,13 @@ class AnswerWriter:
         "_limits",
         "_loop",
         "_note_unsent",
-        "_paused",
         "_reading_held",
         "_stall_timer",
         "begun_streams",
         "close_when_idle",
         "flush_due",
         "held_bytes",
+        "is_paused",
         "out",
         "progress",
         "streams",
@@ -119,7 +119,7 @@ class AnswerWriter:
         self.tells_flushes = False  # for answers wait, or calls wait for answers
         self._flow = OutgoingFlow()
         self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
-        self._paused = False
+        self.is_paused = False  # the socket is clogged, so that no more requests are read
         self._reading_held = False  # others have their turn
         self.progress = 0  # frames of answers that had to wait, and times that the socket took data again
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -144,11 +144,6 @@ class AnswerWriter:
             return True
         return len(self.streams) + self.zombies >= limits.max_concurrent_streams
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the socket is clogged, so that no more requests are read."""
-        return self._paused
-
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
         """Send an OK answer with its one message."""
         if call.cancelled:
@@ -157,7 +152,7 @@ class AnswerWriter:
         size = len(message) + 5
         flow = self._flow
         stream_id = call.stream_id
-        if self._paused and self._exceeds_socket(size):
+        if self.is_paused and self._exceeds_socket(size):
             self.send_failure(call, "RESOURCE_EXHAUSTED", _TOO_SLOW)
             return
         if size <= flow.at_once and size <= flow.window:
@@ -271,21 +266,21 @@ class AnswerWriter:
         if self.out:
             transport.write(b"".join(self.out))
             self.out.clear()
-        if self._paused or self.tells_flushes or self._flow.queued_bytes:
+        if self.is_paused or self.tells_flushes or self._flow.queued_bytes:
             self._note()
         if self.close_when_idle and not self.streams:
             transport.close()
 
     def pause(self) -> None:
         """Read no more requests: the socket is clogged."""
-        self._paused = True
+        self.is_paused = True
         self._set_reading()
         self._watch_stall()
         self._note()
 
     def resume(self) -> None:
         """Read requests and write answers again: the socket takes data."""
-        self._paused = False
+        self.is_paused = False
         self.progress += 1
         self._set_reading()
         self._note()
@@ -311,7 +306,7 @@ class AnswerWriter:
     def _set_reading(self) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        if self._paused or self._reading_held:
+        if self.is_paused or self._reading_held:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
@@ -383,7 +378,7 @@ class AnswerWriter:
 
     def _check_stall(self, state: tuple[int, int]) -> None:
         self._stall_timer = None
-        if self.transport is None or not (self._paused or self._flow.waiting):
+        if self.transport is None or not (self.is_paused or self._flow.waiting):
             return
         if state == (self.progress, self.transport.get_write_buffer_size()):
             self.transport.abort()

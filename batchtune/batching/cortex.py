@@ -22,7 +22,7 @@ from batchtune.batching.parameters import (
     to_dict,
 )
 from batchtune.errors import BatchingParametersError, UsageError
-from batchtune.units import parse_duration_s
+from batchtune.units import format_duration, parse_duration_s
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
     lines += [
         "server_side_batching:",
         f"  max_batch_size: {size}",
-        f"  batch_interval: {_go_duration(micros)}",
+        f"  batch_interval: {format_duration(micros / 1e6)}",
         f"processes_per_replica: {processes}",
         f"threads_per_process: {2 * size}",
     ]
@@ -227,10 +227,3 @@ class _CortexReader:
 
 def _shown(node: Any) -> str:
     return repr(node.value[:80]) if isinstance(node, yaml.ScalarNode) else "a list or keys"
-
-
-def _go_duration(micros: int) -> str:
-    for unit, size in (("s", 1_000_000), ("ms", 1_000)):
-        if micros % size == 0:
-            return f"{micros // size}{unit}"
-    return f"{micros}us"

@@ -169,7 +169,10 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
         BatchingParametersError: two servers batch, or a shell starts it.
     """
     containers = [part for item in objects for part in _containers(item, source)]
-    batching = [part for part in containers if any(_is_batching(word.value) for word in part[1])]
+    switches = (SWITCH_FLAG, FILE_FLAG)
+    batching = [
+        part for part in containers if any(word.value.partition("=")[0] in switches for word in part[1])
+    ]
     if len(batching) > 1:
         raise BatchingParametersError(
             f"{source}:{batching[1][1][0].start_mark.line + 1}: a second server",
@@ -183,10 +186,6 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
     first = next((word for word in words if word.value.startswith(FILE_FLAG)), words[0])
     args = [image, *(word.value for word in words)]
     return server_words(args, source=source, line=first.start_mark.line + 1, in_container=True)
-
-
-def _is_batching(word: str) -> bool:
-    return word.partition("=")[0] in (SWITCH_FLAG, FILE_FLAG)
 
 
 def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:

@@ -25,6 +25,80 @@ from batchtune.load.samples import (
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint
+from batchtune.wire.kserve.infer import decode_infer_json, decode_infer_response
+from batchtune.wire.tfserving.rest_json import decode_predict_json
+from batchtune.wire.tfserving.tensors import decode_predict_response
+
+
+def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArray[np.int32]) -> int:
+    """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER. Returns
+    how many were checked.
+
+    `request_order[i % len(request_order)]`: index in the set of the request that was sent i-th.
+    """
+    for index, answer in recorder.answers.items():
+        which = int(request_order[index % len(request_order)])
+        try:
+            outputs = decode_answer(requests.protocol, answer)
+        except ValueError as error:
+            recorder.reject_answer(index, Status.MALFORMED, f"the answer does not decode: {error}")
+            continue
+        expected = requests.expected[which] if requests.expected else None
+        wrong = "" if expected is None else difference(outputs, expected)
+        if wrong:
+            recorder.reject_answer(index, Status.WRONG_ANSWER, wrong)
+    return len(recorder.answers)
+
+
+def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
+    """Compare outputs with the expected ones, to float32 precision; returns what differs, "" if nothing.
+
+    An output called "" (REST does not name a single output) is compared with the only expected one.
+    """
+    if set(outputs) == {""} and len(expected) == 1:
+        outputs = {next(iter(expected)): outputs[""]}
+    for name, right in expected.items():
+        if name not in outputs:
+            return f"output {name!r} is missing; the answer has {sorted(outputs)}"
+        output = outputs[name]
+        if output.shape != right.shape:
+            return f"output {name!r} has shape {output.shape}, not {right.shape}"
+        if not _equal(output, right):
+            return f"output {name!r} differs from the expected values"
+    return ""
+
+
+def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
+    """Decode the outputs of an answer by name; the single output of a REST answer has no name and is called "".
+
+    Of protocol http the answer must be JSON, and {} is returned.
+
+    Raises:
+        ValueError: the bytes are no answer of this protocol, or it is openai, whose tokens are read as they arrive.
+    """
+    match protocol:
+        case "grpc":
+            return decode_predict_response(answer)
+        case "rest":
+            decoded = decode_predict_json(answer)
+            return decoded if isinstance(decoded, dict) else {"": decoded}
+        case "kserve_grpc":
+            return decode_infer_response(answer)
+        case "kserve_rest" | "kserve_rest_binary":
+            return decode_infer_json(answer)
+        case "http":
+            orjson.loads(answer)
+            return {}
+        case "openai":
+            raise ValueError("tokens are read as they arrive")
+
+
+def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
+    if right.dtype.kind in "fc":
+        # Batching changes the order of sums: float32 answers of one row differ in the last digits.
+        return bool(np.allclose(output.astype(right.dtype), right, rtol=1e-3, atol=1e-5, equal_nan=True))
+    return bool(np.array_equal(output, right))
+
 
 IN_FLIGHT_MAX: Final = 4096
 ROWS_MAX: Final = 64_000_000

@@ -243,12 +243,10 @@ def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Sampl
         worker=None,
         workers=(),
         client_cores=1,
-        pauses_ns=max((part.pauses_ns for part in parts), key=_paused_ns),
+        pauses_ns=max(
+            (part.pauses_ns for part in parts), key=lambda pauses: sum(length for _, length in pauses)
+        ),
     )
-
-
-def _paused_ns(pauses_ns: Sequence[tuple[int, int]]) -> int:
-    return sum(length_ns for _, length_ns in pauses_ns)
 
 
 def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:
@@ -288,6 +286,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
     if any(part.started_ns != first.started_ns for part in parts):
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
+    worker = np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
 
     def column(name: str) -> NDArray[np.int64]:
         return np.asarray(np.concatenate([getattr(part, name) for part in parts])[order])
@@ -311,7 +310,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         error_texts={name: text for part in reversed(parts) for name, text in part.error_texts.items()},
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         pauses_ns=tuple(sorted(pause for part in parts for pause in part.pauses_ns)),
-        worker=_worker_numbers(parts)[order] if len(parts) > 1 else None,
+        worker=worker[order] if len(parts) > 1 else None,
         workers=_shares(parts, names) if len(parts) > 1 else (),
         endpoint=None if endpoint is None else endpoint[order],
         endpoints=first.endpoints,
@@ -323,10 +322,6 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
 
 def _failures(parts: Sequence[Samples]) -> int | None:
     return _sum_or_none([part.failures for part in parts])
-
-
-def _worker_numbers(parts: Sequence[Samples]) -> NDArray[np.uint16]:
-    return np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
 
 
 def _shares(parts: Sequence[Samples], names: Sequence[str]) -> tuple[WorkerShare, ...]:
@@ -539,8 +534,7 @@ class Recorder:
             return
         columns.done[index] = _monotonic_ns()
         columns.outcome[index] = status + ENDED
-        if status not in self.error_texts:
-            self.error_texts[status] = text[:ERROR_TEXT_MAX_CHARS]
+        self.error_texts.setdefault(status, text[:ERROR_TEXT_MAX_CHARS])
 
     def keep_answer(self, index: int, answer: bytes) -> None:
         """Keep the answer of request `index` for `check_answers` after the run; 2,000 answers and 64 MiB at most."""
@@ -555,5 +549,4 @@ class Recorder:
     def reject_answer(self, index: int, status: Status, text: str) -> None:
         """Turn an answer that was recorded as good into MALFORMED or WRONG_ANSWER, after the run."""
         self.columns.outcome[index] = status + ENDED
-        if status not in self.error_texts:
-            self.error_texts[status] = text[:ERROR_TEXT_MAX_CHARS]
+        self.error_texts.setdefault(status, text[:ERROR_TEXT_MAX_CHARS])

@@ -397,13 +397,8 @@ class Pacer:
         self._armed = False
         self._on_wake()
         if not self._armed and self._descriptor >= 0:
-            self._drain()
-
-    def _drain(self) -> None:
-        try:
-            os.read(self._descriptor, 8)
-        except BlockingIOError:
-            return
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._descriptor, 8)
 
     def _wake_by_loop_timer(self, when_ns: int) -> None:
         if self._timer is not None:

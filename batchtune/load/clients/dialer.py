@@ -118,7 +118,8 @@ class Dialer:
                         self._make_protocol, address, self._port, ssl=self._ssl, server_hostname=server_name
                     )
             except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
-                reason = _reason(error, f"{self._endpoint.host}:{self._port}")
+                why = "timed out" if isinstance(error, TimeoutError) else error
+                reason = f"no connection to {self._endpoint.host}:{self._port}: {why}"
                 continue
             self._addresses = [address]
             if not transport.is_closing():
@@ -140,9 +141,3 @@ def descriptors_free() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return max(1, soft - descriptors_reserved)
-
-
-def _reason(error: Exception, address: str) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no connection to {address}: timed out"
-    return f"no connection to {address}: {error}"

@@ -151,7 +151,9 @@ class GrpcClient:
             sent_ns[index] = now_ns
             connection.call(calls[index % period], index)
 
-        connection = GrpcClientConnection(answered, self._lost, self._ready, on_capacity=self._has_capacity)
+        connection = GrpcClientConnection(
+            answered, self._lost, self._ready, on_capacity=lambda _: self.fill()
+        )
         return connection
 
     def _next(self, now_ns: int) -> int:
@@ -184,16 +186,9 @@ class GrpcClient:
     def _ready(self, connection: GrpcClientConnection) -> None:
         self._connections.append(connection)
         self._dialer.became_ready(connection)
-        waiting_for_all = self._all_ready is not None and not self._all_ready.done()
-        if (
-            self._all_ready is not None
-            and waiting_for_all
-            and len(self._connections) >= self._dialer.open_count
-        ):
-            self._all_ready.set_result(None)
-        self.fill()
-
-    def _has_capacity(self, _connection: GrpcClientConnection) -> None:
+        awaited, are_all = self._all_ready, len(self._connections) >= self._dialer.open_count
+        if awaited is not None and not awaited.done() and are_all:
+            awaited.set_result(None)
         self.fill()
 
     def _lost(self, connection: GrpcClientConnection, tags: list[int], reason: str) -> None:

@@ -144,9 +144,8 @@ def encode_predict_json(
         body["instances"] = [dict(zip(names, row, strict=True)) for row in rows]
     if all(_is_finite(array) for array in inputs.values()):
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(
-        body, default=_plain
-    ).encode()  # writes NaN and Infinity, which TensorFlow Serving reads
+    # json writes NaN and Infinity, which TensorFlow Serving reads.
+    return json.dumps(body, default=lambda array: array.tolist()).encode()
 
 
 def decode_predict_json(body: bytes) -> dict[str, NDArray[Any]] | NDArray[Any]:
@@ -199,10 +198,6 @@ def _map_nested(value: Any, function: Callable[[Any], Any], rank: int = 0) -> An
     if rank >= MAX_RANK:
         raise ValueError(f"lists are nested more than {MAX_RANK} deep")
     return [_map_nested(item, function, rank + 1) for item in value]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist()
 
 
 def _is_named(value: Any) -> bool:

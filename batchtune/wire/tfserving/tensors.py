@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,6 @@ _RAW_PACKED_TAG: dict[str, bytes] = {
     "complex64": b"\x4a",
     "complex128": b"\x62",
 }
-_dtype_by_number: dict[int, np.dtype[Any]] = {}
 
 
 def numpy_name(number: int) -> str:
@@ -87,9 +87,7 @@ def tensor_from_proto(proto: Any, *, filled_bytes_max: int = 2**24) -> NDArray[A
     tensor of MAX_TENSOR_BYTES; several ones, where that more than doubles them, one of `filled_bytes_max` bytes: 16 MiB
     take 5 ms, though the message may have 30 bytes.
     """
-    dtype = _dtype_by_number.get(proto.dtype)
-    if dtype is None:
-        dtype = _dtype_of(proto.dtype)
+    dtype = _dtype_of(proto.dtype)
     shape_proto = proto.tensor_shape
     rank = len(shape_proto.dim)
     if rank > MAX_RANK:  # before the sizes are multiplied, which takes the square of their number
@@ -193,9 +191,9 @@ def decode_predict_response(message: bytes) -> dict[str, NDArray[Any]]:
     return {name: tensor_from_proto(proto) for name, proto in response.outputs.items()}
 
 
+@cache
 def _dtype_of(number: int) -> np.dtype[Any]:
-    dtype = _dtype_by_number[number] = little_endian(numpy_name(number))
-    return dtype
+    return little_endian(numpy_name(number))
 
 
 def _typed_values(proto: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -275,7 +275,7 @@ _MAPS: Final = frozenset(
 
 
 def format_triton(parameters: BatchingParameters | None, *, rows_per_request: int = 1) -> str:
-    """Write the batching part of a `config.pbtxt`; None gives one without a dynamic batcher.
+    """Write the batching part of a `config.pbtxt`; for None one without a dynamic batcher.
 
     An absent `max_batch_size` is written as TF Serving's default, because Triton's own means "no batches".
     `rows_per_request` turns the limit on waiting batches into Triton's on waiting requests (at least 1).

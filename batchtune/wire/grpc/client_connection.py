@@ -58,7 +58,7 @@ class GrpcClientConnection(asyncio.Protocol):
     per call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`,
     with the tags of calls that got no answer; `on_capacity(conn)` when `capacity` grows though no call ended.
     Calls made inside a callback are sent together once the bytes at hand are read; elsewhere `flush` sends them.
-    `retiring`: why it will take no more calls; "" while it does.
+    `retiring`: why it accepts no more calls; "" while it accepts them.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class GrpcClientConnection(asyncio.Protocol):
         return position
 
     def _read_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take DATA off the fast path: padded, in pieces, compressed, ending the stream, or out of place."""
+        """Handle DATA off the fast path: padded, in pieces, compressed, ending the stream, or out of place."""
         if flags & h2.PADDED:
             payload = h2.without_padding(payload, flags)
         if stream_id not in self._bodies:
@@ -254,7 +254,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._begin(stream_id, head)
 
     def _begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Take the first header block of an answer that is not plain (`ResponseHead.plain`)."""
+        """Handle the first header block of an answer that is not plain (`ResponseHead.plain`)."""
         if stream_id not in self._tags:
             self._check_closed(stream_id, "HEADERS")
             return
@@ -264,7 +264,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._bodies[stream_id] = CollectedAnswer(head, self._message_bytes_max)
 
     def _end(self, stream_id: int, body: bytes | CollectedAnswer | None, head: ResponseHead) -> None:
-        """Take the header block that ends an answer which is not simply OK with one message."""
+        """Handle the header block that ends an answer which is not simply OK with one message."""
         if stream_id not in self._tags:
             self._check_closed(stream_id, "HEADERS")
             return
@@ -299,7 +299,7 @@ class GrpcClientConnection(asyncio.Protocol):
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
 
     def _read_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take every frame but DATA and whole, unpadded HEADERS."""
+        """Handle every frame but DATA and whole, unpadded HEADERS."""
         h2.check_control_frame(kind, flags, stream_id, len(payload))
         if kind in {h2.HEADERS, h2.CONTINUATION}:
             block = self._block.add(kind, flags, stream_id, payload)
@@ -358,7 +358,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._on_capacity(self)
 
     def _retire(self, last_stream_id: int, error_code: int, debug: str) -> None:
-        """Take a GOAWAY: no more calls, and those above the last stream id were not processed."""
+        """Handle a GOAWAY: no more calls, and those above the last stream id were not processed."""
         reason = f"the peer said GOAWAY: {h2.error_name(error_code)}{': ' + debug if debug else ''}"
         self.retiring = reason
         for stream_id in [open_id for open_id in self._tags if open_id > last_stream_id]:

@@ -353,7 +353,7 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._read_data(writer, flags, stream_id, b"")
 
     def _read_trailers(self, writer: AnswerWriter, flags: int, stream_id: int) -> None:
-        """Take HEADERS that open no stream: they end a request, or belong to a stream that is closed."""
+        """Handle HEADERS that open no stream: they end a request, or belong to a stream that is closed."""
         if not stream_id & 1:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         if stream_id not in writer.streams:
@@ -364,7 +364,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._read_data(writer, h2.END_STREAM, stream_id, b"")
 
     def _read_data(self, writer: AnswerWriter, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take DATA off the fast path: padded, in pieces, compressed, of a stream, or out of place."""
+        """Handle DATA off the fast path: padded, in pieces, compressed, of a stream, or out of place."""
         if flags & h2.PADDED:
             payload = h2.without_padding(payload, flags)
         stream = writer.streams.get(stream_id)
@@ -392,7 +392,7 @@ class GrpcServerConnection(asyncio.Protocol):
     def _read_other(
         self, writer: AnswerWriter, kind: int, flags: int, stream_id: int, payload: bytes
     ) -> None:
-        """Take every frame but DATA, and HEADERS that are complete and unpadded."""
+        """Handle every frame but DATA, and HEADERS that are complete and unpadded."""
         h2.check_control_frame(kind, flags, stream_id, len(payload))
         match kind:
             case h2.HEADERS | h2.CONTINUATION:

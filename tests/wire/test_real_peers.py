@@ -33,7 +33,7 @@ def answer(call: GrpcCall) -> None:
     if method in GRPC_CODES:
         call.fail(method, f"as asked: {method} ü%\n")
     elif method == "Metadata":
-        call.reply(repr((call.metadata, call.deadline_ns is not None)).encode())
+        call.reply(repr((call.head.metadata, call.deadline_ns is not None)).encode())
     elif method != "Hang":
         call.reply(call.message)
 

@@ -61,7 +61,7 @@ def collect(
 ) -> dict[str, Any]:
     """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON.
 
-    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for.
+    `directory` (default: the current one) is where git runs; `root` is where /proc and /sys are looked for.
     """
     import psutil
 

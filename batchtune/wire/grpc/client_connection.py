@@ -254,7 +254,11 @@ class GrpcClientConnection(asyncio.Protocol):
             self._begin(stream_id, head)
 
     def _begin(self, stream_id: int, head: ResponseHead) -> None:
-        """Handle the first header block of an answer that is not plain (`ResponseHead.plain`)."""
+        """Handle the first header block of an answer whose headers are not those of PLAIN_HEAD (compressed, or with
+        fields of its own).
+
+        Raises PeerError for a header block that comes after the first and does not end the stream.
+        """
         if stream_id not in self._tags:
             self._check_closed(stream_id, "HEADERS")
             return

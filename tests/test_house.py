@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BUDGETS = {"lines": 49_106, "files": 284, "classes": 522, "constants": 813}
+BUDGETS = {"lines": 48_953, "files": 280, "classes": 518, "constants": 782}
 """Of the package: code lines without comments and docstrings, files, classes, module constants. They only fall; where
 they are to end is 42,000, 300, 400 and 600."""
 

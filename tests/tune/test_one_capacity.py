@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.evidence.bracket import Bracket, BracketRun
-from batchtune.tune.one_capacity import CLOSED, LEAST, SEARCH_S, probed_rate, search_seconds
+from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun
+from batchtune.tune.one_capacity import LEAST, SEARCH_S, probed_rate, search_seconds
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -107,7 +107,7 @@ def test_on_a_quiet_server_the_bracket_closes_around_the_capacity(knee, answered
         assert len(runs) < 14
     bracket = Bracket(tuple(runs))
     assert bracket.held_rps <= knee <= 1.001 * bracket.missed_rps
-    assert bracket.missed_rps <= 1.001 * CLOSED * bracket.held_rps
+    assert bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
 
 
 def searched(law: Law, *, seed: int = 1, slo: str = "20ms", **load: object) -> tuple[Trial, FakeFleet, float]:

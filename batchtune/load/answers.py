@@ -22,7 +22,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.places import values_at
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
-from batchtune.wire.kserve.infer import decode_infer_json, decode_infer_response
+from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response
 

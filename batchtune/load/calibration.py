@@ -22,9 +22,9 @@ from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
+from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import PREFIX_BYTES
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import encode_block
+from batchtune.wire.http2 import encode_block
 
 # A server that does nothing: fixed answers over HTTP/1.1 and gRPC, to measure the client alone.
 #

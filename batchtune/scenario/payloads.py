@@ -37,7 +37,7 @@ from batchtune.scenario.spec.request import (
     RequestSpec,
     transport_of,
 )
-from batchtune.wire.kserve.infer import encode_infer_json, encode_infer_request
+from batchtune.wire.kserve_infer import encode_infer_json, encode_infer_request
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.rest_json import encode_predict_json
 from batchtune.wire.tfserving.tensors import encode_predict_request

@@ -29,7 +29,7 @@ from batchtune.target.endpoint import (
     in_words,
 )
 from batchtune.target.telemetry import Counters
-from batchtune.wire.kserve.infer import (
+from batchtune.wire.kserve_infer import (
     METADATA_PATH,
     STATISTICS_PATH,
     ModelMetadataRequest,

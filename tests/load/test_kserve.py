@@ -16,7 +16,7 @@ from batchtune.load.samples import Status, of_grpc, of_http
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.kserve.infer import ModelInferRequest, json_length, signature_from_metadata
+from batchtune.wire.kserve_infer import ModelInferRequest, json_length, signature_from_metadata
 from batchtune.wire.status import GRPC_CODES
 from tests.load.load_servers import closed, evenly, run_here
 from tests.target.kserve_server import METADATA, KserveServer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.wire.http2.frames import LARGEST_WINDOW, PREFACE, encode_block
+from batchtune.wire.http2 import LARGEST_WINDOW, PREFACE, encode_block
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.wire.wire_peers import grpc_message, raw_frame
 

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 from google.protobuf import json_format
 
-from batchtune.wire.kserve.infer import (
+from batchtune.wire.kserve_infer import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,

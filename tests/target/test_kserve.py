@@ -12,7 +12,7 @@ from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.telemetry import activity
-from batchtune.wire.kserve.infer import signature_from_metadata
+from batchtune.wire.kserve_infer import signature_from_metadata
 from tests.server.server_process import free_ports
 from tests.target.kserve_server import METADATA, KserveServer, statistics
 

@@ -20,7 +20,7 @@ import numpy as np
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2.frames import PREFACE, encode_block
+from batchtune.wire.http2 import PREFACE, encode_block
 from batchtune.wire.tfserving.messages import PredictRequest, TensorProto
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response, tensor_from_proto

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.wire.grpc.client_connection import NOT_PROCESSED, prepare_call
-from batchtune.wire.http2.frames import PREFACE
+from batchtune.wire.http2 import PREFACE
 from batchtune.wire.status import GRPC_CODES
 from tests.wire.wire_peers import ClientUnderTest, H2Server, frames_of, grpc_message, raw_frame
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from batchtune.wire.grpc.server_call import GrpcStream, known_heads
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2.frames import PREFACE, encode_block
+from batchtune.wire.http2 import PREFACE, encode_block
 from batchtune.wire.listener import Listener, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (

@@ -19,7 +19,7 @@ from batchtune.wire.grpc.framing import (
 )
 from batchtune.wire.grpc.server_call import read_head
 from batchtune.wire.grpc.server_connection import RateLimit
-from batchtune.wire.http2.frames import (
+from batchtune.wire.http2 import (
     STREAM_ID,
     OutgoingFlow,
     PeerError,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from batchtune.wire.kserve.infer import (
+from batchtune.wire.kserve_infer import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataResponse,
@@ -372,6 +372,6 @@ def test_metadata_that_say_nothing_are_refused_in_words(document: Any, words: st
 
 
 def test_the_codec_comes_without_tensorflow() -> None:
-    code = "import sys, batchtune.wire.kserve.infer; print([m for m in sys.modules if m.startswith(('tensorflow', 'triton'))])"
+    code = "import sys, batchtune.wire.kserve_infer; print([m for m in sys.modules if m.startswith(('tensorflow', 'triton'))])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from batchtune.wire.kserve.infer import (
+from batchtune.wire.kserve_infer import (
     ModelStatisticsRequest,
     ModelStatisticsResponse,
     datatype_of,

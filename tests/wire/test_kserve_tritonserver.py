@@ -21,7 +21,7 @@ from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.telemetry import activity
-from batchtune.wire.kserve.infer import (
+from batchtune.wire.kserve_infer import (
     INFER_PATH,
     JSON_LENGTH_HEADER,
     decode_infer_json,

@@ -11,7 +11,7 @@ import pytest
 from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2.frames import PREFACE
+from batchtune.wire.http2 import PREFACE
 from batchtune.wire.listener import SWEEP_S, Listener, SharedLimits
 from tests.server.rest.test_connection import REQUEST
 from tests.server.server_fakes import FakeServable, count_answers, running_rest

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2.frames import LARGEST_STREAM_ID, PREFACE, encode_block
+from batchtune.wire.http2 import LARGEST_STREAM_ID, PREFACE, encode_block
 from batchtune.wire.listener import LARGE_READ_BYTES, STRIDE_BYTES, Listener, SharedLimits, Turns
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,

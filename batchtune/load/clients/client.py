@@ -14,7 +14,7 @@ from batchtune.load.samples import Recorder
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.kserve.infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
+from batchtune.wire.kserve_infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 
 if TYPE_CHECKING:
     from batchtune.wire.grpc.client_connection import PreparedCall

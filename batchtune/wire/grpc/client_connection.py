@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.encoding import Memo
 from batchtune.wire.grpc.framing import (
     FIRST_DATA,
@@ -24,8 +25,7 @@ from batchtune.wire.grpc.framing import (
     status_of_http,
     status_of_reset,
 )
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import (
+from batchtune.wire.http2 import (
     FRAME,
     STREAM_ID,
     ErrorCode,

@@ -10,7 +10,7 @@ import struct
 from urllib.parse import quote, unquote_to_bytes
 
 from batchtune.wire import inflating
-from batchtune.wire.http2.frames import error_name
+from batchtune.wire.http2 import error_name
 from batchtune.wire.status import GRPC_CODES, StatusError
 
 PREFIX = struct.Struct(">BI")

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import hpack
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.encoding import Memo
 from batchtune.wire.grpc.framing import MessageBuffer, decode_timeout_ns, encode_grpc_message
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import EMPTY_TABLE, Fields, decode_block, encode_block, new_decoder
+from batchtune.wire.http2 import EMPTY_TABLE, Fields, decode_block, encode_block, new_decoder
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 
 _logger = logging.getLogger(__name__)

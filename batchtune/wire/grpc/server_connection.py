@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_writer import AnswerWriter, HeldCalls, ServerLimits
 from batchtune.wire.grpc.slow_path import fail_begun, read_preface, refuse, take_data
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
+from batchtune.wire.http2 import FRAME, ErrorCode, HeaderBlock, PartialFrame, PeerError
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.listener import LARGE_READ_BYTES, SMALL_FRAME_BYTES, STRIDE_BYTES, Listener
 from batchtune.wire.status import StatusError

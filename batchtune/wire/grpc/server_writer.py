@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import PREFIX
 from batchtune.wire.grpc.server_call import (
     HEAD_PIECES,
@@ -24,8 +25,7 @@ from batchtune.wire.grpc.server_call import (
     hand_over,
     write_reply,
 )
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import STREAM_ID, ErrorCode, OutgoingFlow
+from batchtune.wire.http2 import STREAM_ID, ErrorCode, OutgoingFlow
 from batchtune.wire.listener import SharedBytes, SharedLimits
 from batchtune.wire.status import StatusError
 

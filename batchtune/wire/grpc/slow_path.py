@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import MessageBuffer, inflate_failure, wbits_of
 from batchtune.wire.grpc.server_call import CallSink, GrpcCall, GrpcStream, RequestHead, hand_over
 from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter, HeldCalls, ServerLimits
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import ErrorCode, PeerError, Setting, encode_block
+from batchtune.wire.http2 import ErrorCode, PeerError, Setting, encode_block
 from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
 from batchtune.wire.status import StatusError
 

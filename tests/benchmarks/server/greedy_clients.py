@@ -35,7 +35,7 @@ import numpy as np
 
 sys.path += [str(Path(__file__).parents[3])]
 
-from batchtune.wire.http2.frames import LARGEST_WINDOW, PREFACE
+from batchtune.wire.http2 import LARGEST_WINDOW, PREFACE
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.benchmarks.server.front_ends import CLIENT_CORE, SERVER_CORE, free_ports, wait_until_ready
 from tests.server.hostile_attacks import (

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.client_connection import prepare_call
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import Setting
+from batchtune.wire.http2 import Setting
 from batchtune.wire.tfserving.messages import GetModelMetadataRequest, ReloadConfigRequest
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.benchmarks.server.checked_clients import GrpcChannel, RestChannel, http_request

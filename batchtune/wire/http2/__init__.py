@@ -1,1 +1,0 @@
-"""HTTP/2: frames, windows and header blocks, for both ends."""

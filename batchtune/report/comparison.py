@@ -363,7 +363,7 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
 
 
 def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
-    """Return a line for each pair, below a heading for its baseline, with the letters of both sides' caveats."""
+    """Return a line for each pair, below a heading for its baseline, with the mark of both sides' caveats."""
     if not comparison.pairs:
         return []
     failures = {variant.name: variant.failure for variant in comparison.variants}
@@ -373,11 +373,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
         head = f"Against {pair.baseline}, over {counted(comparison.blocks, 'block')}:"
         lines += [] if head in lines else [head]
         kind: Touches = "latency" if pair.metric == "p95" else "throughput"
-        letters = {
-            letter for name in (pair.baseline, pair.variant) for letter in marks.at(name, kind, "everything")
-        }
         sentence = pair_sentence(pair, failure=failures[pair.variant])
-        lines.append(f"  {sentence} {''.join(sorted(letters))}".rstrip())
+        lines.append(f"  {marks.marked(sentence, (pair.baseline, pair.variant), kind, 'everything')}")
     lines += [
         f"  {baseline}, the baseline, failed: {failures[baseline]}"
         for baseline in baselines

@@ -110,7 +110,7 @@ def worded(document: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Letters that follow figures in a table and refer to the caveats below it.
+    """Marks such as `[a]` that follow figures in a table and refer to the caveats below it.
 
     `caveats`: row or column, such as a variant or a load point -> its caveats. Each code of a caveat has one
     letter. A caveat that touches all figures of a row is marked at the row's heading only.
@@ -118,25 +118,24 @@ class Marks:
 
     caveats: Mapping[str, Sequence[Coded]]
 
-    def at(self, whose: str, *kinds: Touches) -> str:
-        """Return the letters of the caveats of `whose` that touch figures of these kinds, sorted; "" for
-        none."""
-        letters = self._letters()
-        touching = {letters[caveat.code] for caveat in self.caveats[whose] if touches(caveat) in kinds}
-        return "".join(sorted(touching))
-
     def head(self, whose: str) -> str:
-        """Return the name `whose` with the letters of the caveats that touch all of its figures."""
+        """Return the name `whose` with the mark of the caveats that touch all of its figures."""
         return self.marked(whose, whose, "everything")
 
-    def marked(self, text: str, whose: str, *kinds: Touches) -> str:
-        """Return the text of a figure with the letters of the caveats of `whose` that touch these kinds
-        behind it."""
-        letters = self.at(whose, *kinds)
-        return f"{text} {letters}" if letters else text
+    def marked(self, text: str, whose: str | Sequence[str], *kinds: Touches) -> str:
+        """Return the text, then the mark of the caveats that touch figures of these kinds: `2,000 [a, c]`.
+
+        `whose`: the row or column whose caveats count, or several. Without such caveats there is no mark.
+        """
+        letters = self._letters()
+        caveats = (
+            caveat for name in ([whose] if isinstance(whose, str) else whose) for caveat in self.caveats[name]
+        )
+        touching = sorted({letters[caveat.code] for caveat in caveats if touches(caveat) in kinds})
+        return f"{text} [{', '.join(touching)}]" if touching else text
 
     def lines(self, *, named: str = "") -> list[str]:
-        """Return a line for each caveat: `a (whose) text — advice`; an advice given before is `as for a`.
+        """Return a line for each caveat: `[a] (whose) text — advice`; an advice given before is `as for [a]`.
 
         `(whose)` is left out where the caveat concerns all. `named`: the kind of things that have caveats,
         such as "clients".
@@ -155,8 +154,8 @@ class Marks:
             names = f"{named} {', '.join(concerned)}".strip()
             whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
             earlier = first_with.setdefault(advice, letter)
-            shown = advice if earlier == letter else f"as for {earlier}"
-            lines.append(f"{letter}  {whose}{text_of(caveat)} — {shown}")
+            shown = advice if earlier == letter else f"as for [{earlier}]"
+            lines.append(f"[{letter}] {whose}{text_of(caveat)} — {shown}")
         return lines
 
     def _letters(self) -> dict[str, str]:

@@ -137,7 +137,8 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
             measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
         )
         tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
-        tables.print_text("Brackets are 95 % intervals.", "")
+        letters = "; marks such as [a] refer to the warnings below" if marks.lines() else ""
+        tables.print_text(f"Brackets are 95 % intervals{letters}.", "")
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     tables.print_text(
         *_endpoint_lines(measured, named),
@@ -146,7 +147,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
     )
-    tables.print_text(*marks.lines(named=named), indent="   ")
+    tables.print_text(*marks.lines(named=named), indent="    ")
     failures = (f"failed: {point.failure}" for point in points if point.failure is not None)
     tables.print_text(*failures, whole=True)
 
@@ -228,16 +229,21 @@ def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
 
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points: int) -> Iterator[str]:
     """Yield a line for each bottleneck with its advice, and the loads that have it; figures are those of the
-    last load."""
+    last load.
+
+    Loads without a bottleneck need no advice to raise the load where another load has one.
+    """
     alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for load, bottleneck in limits.items():
         if bottleneck is not None:
             alike.setdefault((bottleneck.kind, text_of(bottleneck.advice)), []).append((load, bottleneck))
-    for limited in alike.values():
+    is_limited = any(kind != "none" for kind, _ in alike)
+    for (kind, _), limited in alike.items():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == points else f" ({named} {loads})"
         at = "" if len(limited) == 1 else f"at {limited[-1][0]} "
-        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1], at=at)}"
+        advises = kind != "none" or not is_limited
+        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1], at=at, advises=advises)}"
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
@@ -344,7 +350,7 @@ def print_models(together: Trials, alone: Trials, server: ServerActivity | None)
         tables.print_text("")
     lines = (*parameter_lines(together), *cost_lines(measured, alone), *_server(server))
     tables.print_text(*lines)
-    tables.print_text(*marks.lines(), indent="   ")
+    tables.print_text(*marks.lines(), indent="    ")
     tables.print_text(
         *(
             f"failed: {name}: {trial.failure}"

@@ -164,18 +164,17 @@ def print_recommendation(
         tables.print_text(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
         )
-    tables.print_text(*marks.lines(), indent="   ")
+    tables.print_text(*marks.lines(), indent="    ")
     commands = {"Confirm": next_step, "Deploy": deployment}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
     tables.print_text(*shown, whole=True)
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
-    """Return the table of all contenders, with the letters of caveats behind the names."""
+    """Return the table of all contenders, with the marks of caveats behind the names."""
     headings, *rows = contenders_table(chosen)
     for whose, row in zip(marks.caveats, rows, strict=False):
-        letters = marks.at(whose, "everything", "throughput", "latency", "server")
-        row[0] = f"{row[0]} {letters}".strip()
+        row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "server")
     return [headings, *rows]
 
 

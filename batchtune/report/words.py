@@ -38,14 +38,14 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
     return labels("limits")["none" if bottleneck is None else bottleneck.kind]
 
 
-def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "") -> str:
+def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "", advises: bool = True) -> str:
     """Return the bottleneck with the figures that show it and what to do, as text behind the label
     `Bottleneck`.
 
-    `at`: where the figures were measured, such as `at 8 `.
+    `at`: where the figures were measured, such as `at 8 `. `advises` False: without what to do about it.
     """
-    advice = capitalised(text_of(bottleneck.advice))
-    return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}. {advice}."
+    advice = f" {capitalised(text_of(bottleneck.advice))}." if advises else ""
+    return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}.{advice}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

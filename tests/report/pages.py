@@ -175,7 +175,12 @@ def load_trial(
         number, batching=BATCH_14, throughput=throughput, p95_s=p95_s, source="load", server=server
     )
     measured = replace(
-        trial.measurement, offered_rps=rate, concurrency=clients, verdict=verdict, caveats=tuple(caveats)
+        trial.measurement,
+        requests=round(rate or throughput),
+        offered_rps=rate,
+        concurrency=clients,
+        verdict=verdict,
+        caveats=tuple(caveats),
     )
     return replace(trial, rate_rps=rate, concurrency=clients, measurement=measured)
 

@@ -26,7 +26,7 @@ from batchtune.report.load_points import (
 )
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
-from tests.report.pages import Terminal
+from tests.report.pages import Terminal, load_trial, rising_rates
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
@@ -83,18 +83,22 @@ def wide_terminal(monkeypatch):
 
 def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_latencies():
     text = table([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
-    assert row_of(text, "4 a").split()[1:4] == ["a", "400", "[396,"]
-    marked = row_of(text, "8 ab")
-    assert len(re.findall(r" c(?= |$)", marked)) == 3  # p50, p95, p99; no p90 was measured
-    assert "800 [792, 808] c" not in marked
+    assert row_of(text, "4 [a]").split()[1:4] == ["[a]", "400", "[396,"]
+    marked = row_of(text, "8 [a, b]")
+    assert len(re.findall(r" \[c\](?= |$)", marked)) == 3  # p50, p95, p99; no p90 was measured
+    assert "800 [792, 808] [c]" not in marked
+    assert "marks such as [a] refer to the warnings below" in text
+    assert "refer to the warnings" not in table([point(4)])
 
 
 def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once():
     text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert text.count("the device is emulated") == 1
-    assert "a the device is emulated by its service time — these figures hold for no real hardware" in text
-    assert "b (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
-    assert "1 in 100 by more than 3 ms — as for b" in text
+    assert "[a] the device is emulated by its service time — these figures hold for no real hardware" in text
+    assert (
+        "[b] (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
+    )
+    assert "1 in 100 by more than 3 ms — as for [b]" in text
     assert text.count(advice_of(BUSY)) == 1
 
 
@@ -109,6 +113,26 @@ def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     assert "Bottleneck: the device" in said([point(8, server=SERVER)])
 
 
+def test_a_rate_that_was_served_in_full_has_no_bottleneck_and_says_what_is_busy():
+    text = said(rising_rates())
+    assert row_of(table(rising_rates()), "500").split()[-1] == "none"
+    assert (
+        "Bottleneck (rate 500, 1,000): none; at 1,000 the server met the offered rate, though batch threads "
+        "execute 97.1 % of the time. Bottleneck (rate 1,500): the device; batch threads execute 97.1 % of the time. "
+        "A faster device" in text
+    )
+
+
+def test_where_every_rate_was_served_the_advice_is_a_higher_one():
+    assert "execute 97.1 % of the time. Raise the rate to find what limits it." in said(rising_rates()[:2])
+
+
+@pytest.mark.parametrize("verdict", ["FAIL", "UNSURE"])
+def test_a_rate_that_is_answered_but_misses_the_slo_has_a_bottleneck(verdict):
+    late = load_trial(1, rate=500.0, throughput=499.0, p95_s=0.4, verdict=verdict)
+    assert trial_bottleneck(late).kind == "device"
+
+
 def test_rates_name_the_points_of_an_open_loop_and_two_alike_stay_apart():
     text = table([point(4, rate=50.0), point(8, rate=50.0), point(16, rate=1234.0)])
     assert row_of(text, "50 ")
@@ -119,8 +143,8 @@ def test_rates_name_the_points_of_an_open_loop_and_two_alike_stay_apart():
 
 def test_a_point_that_counts_for_nothing_has_no_intervals():
     spoilt, good = (row_of(table([point(4), point(8, BUSY, verdict="INVALID")]), load) for load in ("8", "4"))
-    assert "[" in good
-    assert "[" not in spoilt
+    assert re.search(r"\[\d", good)
+    assert not re.search(r"\[\d", spoilt)
 
 
 def test_a_failed_point_is_told_below_the_table():
@@ -207,11 +231,12 @@ def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
 def test_marks_stand_in_the_order_of_the_list_below():
     marks = Marks(caveats={"one": (LATE,), "two": (EMULATED, LATE)})
     assert marks.head("one") == "one"
-    assert marks.head("two") == "two b"
-    assert marks.marked("9.35", "two", "latency") == "9.35 a"
-    assert [line[:1] for line in marks.lines()] == ["a", "b"]
-    assert marks.lines()[1].startswith("b  (two) the device is emulated")
-    assert marks.lines()[0].startswith("a  the load generator sent requests late")
+    assert marks.head("two") == "two [b]"
+    assert marks.marked("9.35", "two", "latency") == "9.35 [a]"
+    assert marks.marked("9.35", ("one", "two"), "latency", "everything") == "9.35 [a, b]"
+    assert [line[:3] for line in marks.lines()] == ["[a]", "[b]"]
+    assert marks.lines()[1].startswith("[b] (two) the device is emulated")
+    assert marks.lines()[0].startswith("[a] the load generator sent requests late")
 
 
 def test_the_servers_flags_tell_which_threads_limit_it():

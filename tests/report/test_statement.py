@@ -44,12 +44,12 @@ Gain: ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08] capacit
 Capacity 2,000/s held in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
   2,280/s.
 
-named by              configuration      held /s  missed /s     p95 ms  runs  gain [least, most]
-────────────────────────────────────────────────────────────────────────────────────────────────
-recommended, guide a  size 14 · 2000 µs    2,000    ≤ 2,280  38.0-39.2     3
-no batching           no batching            540        700       30.0     1  ×3.45 [2.86, 4.17]
-server defaults*      server defaults      1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
-rule                  size 8 · 1000 µs     1,710      2,000       45.0     1     none measurable
+named by                configuration      held /s  missed /s     p95 ms  runs  gain [least, most]
+──────────────────────────────────────────────────────────────────────────────────────────────────
+recommended, guide [a]  size 14 · 2000 µs    2,000    ≤ 2,280  38.0-39.2     3
+no batching             no batching            540        700       30.0     1  ×3.45 [2.86, 4.17]
+server defaults*        server defaults      1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
+rule                    size 8 · 1000 µs     1,710      2,000       45.0     1     none measurable
 Not shown for want of width: p50 ms, limited by, p99 ms; --json has them.
 * outside the search space: no candidate.
 
@@ -69,8 +69,8 @@ Bottleneck: none; the server reports nothing about itself. Raise the rate to
 Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other
   configuration tried gains more than 10 %.
 
-a  (recommended) the device is emulated by its service time — these figures hold
-   for no real hardware
+[a] (recommended) the device is emulated by its service time — these figures
+    hold for no real hardware
 Deploy: batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
 """
 

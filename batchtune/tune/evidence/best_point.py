@@ -22,11 +22,14 @@ from batchtune.tune.trials.trial import Trial
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
     """Find what limits one point of a load test, be it the server, a noisy host or a slow client; None: it has no
-    figures. `scenario` None: the server's flags and CPUs are unknown."""
+    figures. A rate that was served within the SLO has no bottleneck in the server.
+
+    `scenario` None: the server's flags and CPUs are unknown.
+    """
     if trial.measurement is None:
         return None
     configuration = trial.configuration
-    verdict = _verdict(configuration, trial.measurement, scenario)
+    verdict = _verdict(configuration, trial.measurement, scenario, served_has_one=False)
     if verdict.kind == "device" and configuration.known and configuration.batching is None:
         return replace(verdict, advice=coded("more_device_or_batching"))
     return verdict
@@ -107,6 +110,7 @@ def _verdict(
     scenario: Scenario | None = None,
     *,
     blame_host: bool = True,
+    served_has_one: bool = True,
 ) -> Bottleneck:
     cpus = None if scenario is None else scenario.target.cpus
     settings = settings_of(
@@ -118,7 +122,7 @@ def _verdict(
         cpus=cpus,
         known=configuration.known,
     )
-    return find_bottleneck(measured, settings, blame_host=blame_host)
+    return find_bottleneck(measured, settings, blame_host=blame_host, served_has_one=served_has_one)
 
 
 @cache

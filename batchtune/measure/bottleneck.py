@@ -202,11 +202,6 @@ class Facts:
         return due_rps is None or self.run.throughput_rps.value >= met_ratio * due_rps
 
     @property
-    def is_served(self) -> bool:
-        """Whether an open loop is answered at the rate that was due, within the SLO where there is one."""
-        return self.due_rps is not None and self.is_met and self.run.verdict in ("PASS", None)
-
-    @property
     def due_rps(self) -> float | None:
         """Requests that were due in the window, per second: as the random arrivals fell, not the rate of
         their distribution. None: a closed loop."""
@@ -352,8 +347,6 @@ class Facts:
         return {name: value for name, value in known.items() if value is not None}
 
 
-_BUSY_KINDS: Final[frozenset[Kind]] = frozenset({"batch_threads", "device", "front_end"})
-"""Kinds that say what is busy, which need not delay or refuse a request."""
 SOME_ERRORS_RATIO: Final = 0.01
 """From this share of the requests on, errors are named as the limit."""
 
@@ -370,19 +363,15 @@ class Bottleneck:
 
 
 def find_bottleneck(
-    measurement: Measurement,
-    settings: ServerSettings,
-    *,
-    blame_host: bool = True,
-    served_has_one: bool = True,
+    measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True, blame_met: bool = True
 ) -> Bottleneck:
     """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
     `none`.
 
     Host and client come first because they spoil every other figure; the device comes after what keeps it
     idle or its batches small. `blame_host` False passes over a noisy host, and does not blame the server for
-    what the noise explains. `served_has_one` False: a rate that was served within the SLO has no bottleneck,
-    and the text says what is busy there.
+    what the noise explains. `blame_met` False: a rate that was met within the SLO has no bottleneck, and
+    the text says what is busy there.
     """
     facts = Facts(measurement, settings)
     looks = (
@@ -395,13 +384,14 @@ def find_bottleneck(
         _front_end,
         _errors,
     )
+    met = facts.due_rps is not None and facts.is_met and measurement.verdict in ("PASS", None)
     for look in (_host, *looks) if blame_host else looks:
         verdict = look(facts)
-        if verdict is None:
-            continue
-        if not served_has_one and facts.is_served and verdict[0] in _BUSY_KINDS:
-            return _bottleneck("none", coded("rate_met_though", busy=verdict[1]), facts)
-        return _bottleneck(*verdict, facts)
+        if verdict is not None:
+            kind, text = verdict
+            if met and not blame_met and kind in ("batch_threads", "device", "front_end"):
+                kind, text = "none", coded("rate_met_though", busy=text)
+            return _bottleneck(kind, text, facts)
     return _bottleneck("none", _nothing(facts), facts)
 
 

@@ -127,11 +127,9 @@ class Marks:
 
         `whose`: the row or column whose caveats count, or several. Without such caveats there is no mark.
         """
-        letters = self._letters()
-        caveats = (
-            caveat for name in ([whose] if isinstance(whose, str) else whose) for caveat in self.caveats[name]
-        )
-        touching = sorted({letters[caveat.code] for caveat in caveats if touches(caveat) in kinds})
+        names = [whose] if isinstance(whose, str) else whose
+        noted = (caveat for name in names for caveat in self.caveats[name] if touches(caveat) in kinds)
+        touching = sorted({self._letters()[caveat.code] for caveat in noted})
         return f"{text} [{', '.join(touching)}]" if touching else text
 
     def lines(self, *, named: str = "") -> list[str]:

@@ -242,8 +242,8 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == points else f" ({named} {loads})"
         at = "" if len(limited) == 1 else f"at {limited[-1][0]} "
-        advises = kind != "none" or not is_limited
-        yield f"Bottleneck{where}: {bottleneck_sentence(limited[-1][1], at=at, advises=advises)}"
+        sentence = bottleneck_sentence(limited[-1][1], at=at, advises=kind != "none" or not is_limited)
+        yield f"Bottleneck{where}: {sentence}"
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

@@ -22,14 +22,14 @@ from batchtune.tune.trials.trial import Trial
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
     """Find what limits one point of a load test, be it the server, a noisy host or a slow client; None: it has no
-    figures. A rate that was served within the SLO has no bottleneck in the server.
+    figures. A rate that was met within the SLO has no bottleneck in the server.
 
     `scenario` None: the server's flags and CPUs are unknown.
     """
     if trial.measurement is None:
         return None
     configuration = trial.configuration
-    verdict = _verdict(configuration, trial.measurement, scenario, served_has_one=False)
+    verdict = _verdict(configuration, trial.measurement, scenario, blame_met=False)
     if verdict.kind == "device" and configuration.known and configuration.batching is None:
         return replace(verdict, advice=coded("more_device_or_batching"))
     return verdict
@@ -105,13 +105,9 @@ def rows_per_request(measured: Measurement) -> float | None:
 
 
 def _verdict(
-    configuration: Configuration,
-    measured: Measurement,
-    scenario: Scenario | None = None,
-    *,
-    blame_host: bool = True,
-    served_has_one: bool = True,
+    configuration: Configuration, measured: Measurement, scenario: Scenario | None = None, **blame: bool
 ) -> Bottleneck:
+    """Find what limits a run; `blame`: `blame_host` and `blame_met` of `find_bottleneck`."""
     cpus = None if scenario is None else scenario.target.cpus
     settings = settings_of(
         configuration,
@@ -122,7 +118,7 @@ def _verdict(
         cpus=cpus,
         known=configuration.known,
     )
-    return find_bottleneck(measured, settings, blame_host=blame_host, served_has_one=served_has_one)
+    return find_bottleneck(measured, settings, **blame)
 
 
 @cache

@@ -15,12 +15,12 @@ from batchtune.batching.parameters import Configuration
 from batchtune.report import tables
 from batchtune.report.findings import labels, text_of
 from batchtune.report.run_tables import brief_labels
-from batchtune.twin.model.traffic import Traffic
+from batchtune.twin.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
-    from batchtune.twin.model.replicas import Failure, MeasuredRates, ReplicaPlan
-    from batchtune.twin.model.twin import Prediction, Twin
+    from batchtune.twin.replicas import Failure, MeasuredRates, ReplicaPlan
+    from batchtune.twin.twin import Prediction, Twin
 
 PATIENCE_S: Final = 1.0
 """Seconds after which work that still runs says what it is doing."""

@@ -23,9 +23,9 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Source, TrialRequest
-from batchtune.twin.calibration.calibrate import Observation, calibrate
-from batchtune.twin.model.replicas import MeasuredRates
-from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.calibrate import Observation, calibrate
+from batchtune.twin.replicas import MeasuredRates
+from batchtune.twin.twin import FitError, Twin
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

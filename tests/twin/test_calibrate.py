@@ -16,19 +16,19 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text
-from batchtune.twin.calibration.calibrate import (
+from batchtune.twin.calibrate import (
     Observation,
     calibrate,
     laws_to_try,
     readings_around,
     usable,
 )
-from batchtune.twin.calibration.twin_parameters import fit_run_of
-from batchtune.twin.model.replicas import highest_rates
-from batchtune.twin.model.service_time import crowding, fit_service_time
-from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.replicas import highest_rates
+from batchtune.twin.service_time import crowding, fit_service_time
 from batchtune.twin.simulator.replica import Device
+from batchtune.twin.traffic import Traffic
+from batchtune.twin.twin import FitError, Twin
+from batchtune.twin.twin_parameters import fit_run_of
 from tests.twin.twin_fakes import batcher_of, best_alone, device_of, observed
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)

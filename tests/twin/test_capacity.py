@@ -12,10 +12,10 @@ import pytest
 from batchtune.measure.slo import Limit
 from batchtune.scenario.payloads import assign, build_requests
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.twin.model.replicas import highest_rates
-from batchtune.twin.model.service_time import Fitted, linear_service_time
-from batchtune.twin.model.traffic import LONGEST_REQUESTS, Traffic, traffic_of
-from batchtune.twin.model.twin import play
+from batchtune.twin.replicas import highest_rates
+from batchtune.twin.service_time import Fitted, linear_service_time
+from batchtune.twin.traffic import LONGEST_REQUESTS, Traffic, traffic_of
+from batchtune.twin.twin import play
 from tests.scenario.test_payloads import TOKENS, schedule
 from tests.tune.tune_fakes import scenario_of
 from tests.twin.twin_fakes import batcher_of

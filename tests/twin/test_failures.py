@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.measure.slo import Limit
-from batchtune.twin.model.replicas import Failing
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.replicas import Failing
+from batchtune.twin.twin import Twin
 from tests.twin.test_replicas import POISSON, twin_of
 from tests.twin.twin_fakes import batcher_of, plan_replicas
 

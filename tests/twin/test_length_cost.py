@@ -21,11 +21,11 @@ from batchtune.cli.commands.ask_twin import (
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.calibration.calibrate import Observation, calibrate
-from batchtune.twin.model.service_time import Fitted, LengthCost, ServiceTime, fit_length_cost
-from batchtune.twin.model.traffic import Traffic, traffic_of
-from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.calibrate import Observation, calibrate
+from batchtune.twin.service_time import Fitted, LengthCost, ServiceTime, fit_length_cost
 from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.traffic import Traffic, traffic_of
+from batchtune.twin.twin import FitError, Twin
 from tests.scenario.test_reader import SMALL
 from tests.twin.simulated_run import simulate_closed
 from tests.twin.twin_fakes import batcher_of, best_alone, measurement_of

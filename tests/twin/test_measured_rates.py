@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, highest_rates
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, highest_rates
+from batchtune.twin.twin import Twin
 from tests.twin.test_replicas import P95, POISSON, twin_of
 from tests.twin.twin_fakes import batcher_of
 

@@ -11,11 +11,11 @@ import pytest
 from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
-from batchtune.twin.model.replicas import POOL_MOST
-from batchtune.twin.model.service_time import Fitted, linear_service_time
-from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.replicas import POOL_MOST
+from batchtune.twin.service_time import Fitted, linear_service_time
 from batchtune.twin.simulator.replica import Routing
+from batchtune.twin.traffic import Traffic
+from batchtune.twin.twin import FitError, Twin
 from tests.twin.twin_fakes import batcher_of, device_of, plan_replicas
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)

@@ -11,11 +11,11 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.calibration.calibrate import Observation
-from batchtune.twin.model.replicas import Failing, ReplicaPlan, Replicas
-from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.calibrate import Observation
+from batchtune.twin.replicas import Failing, ReplicaPlan, Replicas
 from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.traffic import Traffic
+from batchtune.twin.twin import Twin
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open
 
 

@@ -35,15 +35,15 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
-from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, long_run
-from batchtune.twin.model.traffic import Traffic, lengths_of, traffic_of
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.calibrate import calibrate, observation_of
+from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, long_run
 from batchtune.twin.simulator.replica import Routing, batcher_of, left_out
+from batchtune.twin.traffic import Traffic, lengths_of, traffic_of
+from batchtune.twin.twin import Twin
 from batchtune.units import counted, parse_rate_rps, parse_ratio
 
 if TYPE_CHECKING:
-    from batchtune.twin.model.replicas import Failing
+    from batchtune.twin.replicas import Failing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +439,7 @@ def failing_of(failing: str | None) -> Failing | None:
     Raises:
         UsageError: no number of replicas and no share of them.
     """
-    from batchtune.twin.model.replicas import Failing
+    from batchtune.twin.replicas import Failing
 
     if failing is None:
         return None

@@ -47,10 +47,10 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.tune.sweep.sweep import Watcher, sweep
 from batchtune.tune.trials.trial import SearchSummary
-from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.traffic import Traffic, traffic_of
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.calibrate import calibrate, observation_of
 from batchtune.twin.simulator.replica import Batcher, batcher_of
+from batchtune.twin.traffic import Traffic, traffic_of
+from batchtune.twin.twin import Twin
 from tests.benchmarks.replay.bucket_search import SETS
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "length-buckets.yaml"

@@ -36,10 +36,10 @@ from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.loader import Loader, LoadRun
-from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.traffic import traffic_of
-from batchtune.twin.model.twin import Twin
+from batchtune.twin.calibrate import calibrate, observation_of
 from batchtune.twin.simulator.replica import batcher_of
+from batchtune.twin.traffic import traffic_of
+from batchtune.twin.twin import Twin
 from tests.twin.twin_fakes import best_alone
 
 EMULATED = """\

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.model.service_time import (
+from batchtune.twin.service_time import (
     Fitted,
     LengthCost,
     ServiceTime,
@@ -25,8 +25,8 @@ from batchtune.twin.model.service_time import (
     fit_service_time,
     linear_service_time,
 )
-from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher
+from batchtune.twin.traffic import Traffic
 
 THROUGHPUT_BETWEEN_SD = 0.03
 LATENCY_BETWEEN_SD = {"p50": 0.04, "p95": 0.06}

@@ -15,9 +15,10 @@ from batchtune.errors import TwinError
 from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.plain_values import Coded, coded, fields_to_plain
-from batchtune.twin.model.service_time import Fitted, rows_needed, timed
-from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import (
+from batchtune.twin.service_time import Fitted, rows_needed, timed
+from batchtune.twin.simulator.replica import Batcher, Routing
+from batchtune.twin.traffic import Traffic
+from batchtune.twin.twin import (
     MOST_REQUESTS,
     NEAR_SATURATION,
     Prediction,
@@ -27,7 +28,6 @@ from batchtune.twin.model.twin import (
     play,
     shown_quantiles,
 )
-from batchtune.twin.simulator.replica import Batcher, Routing
 from batchtune.units import rounded_duration
 
 # The highest rate of one server, or of a pool, that keeps every limit; and a prediction of what exceeds it.

@@ -20,7 +20,11 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.calibration.twin_parameters import (
+from batchtune.twin.service_time import Fitted, fit_length_cost, rows_needed, timed
+from batchtune.twin.simulator.replica import Batcher, Summary, batcher_of
+from batchtune.twin.traffic import Traffic, traffic_of
+from batchtune.twin.twin import NEAR_SATURATION, FitError, Twin, enough_requests, play
+from batchtune.twin.twin_parameters import (
     CONTENTION,
     SCALARS,
     THROUGHPUT_BETWEEN_SD,
@@ -33,10 +37,6 @@ from batchtune.twin.calibration.twin_parameters import (
     merged,
     with_load,
 )
-from batchtune.twin.model.service_time import Fitted, fit_length_cost, rows_needed, timed
-from batchtune.twin.model.traffic import Traffic, traffic_of
-from batchtune.twin.model.twin import NEAR_SATURATION, FitError, Twin, enough_requests, play
-from batchtune.twin.simulator.replica import Batcher, Summary, batcher_of
 from batchtune.units import percentage, rounded_duration
 
 MOST_ERRORS_RATIO = 0.01

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.traffic import Traffic
 
 CROWDED_MOST = 0.3
 """By what share a batch takes longer in an open loop at most (`crowding`)."""

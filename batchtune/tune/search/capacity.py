@@ -478,8 +478,8 @@ class CapacitySearch(Search):
         if top.configuration.batching is None:
             steps = self.corners()
         steps += self._simpler_steps(top)
-        if not widely:  # a checked curve says that these gain nothing: an answer that is sure comes first
-            steps = [c for c in steps if not self.is_level(c, top)]
+        if not widely:  # a checked curve says that these gain nothing, and they are no simpler: confirm first
+            steps = [c for c in steps if c.simplicity < top.simplicity or not self.is_level(c, top)]
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
         near = [

@@ -28,6 +28,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
+from batchtune.tune.compare.result import ARMS
 from batchtune.tune.trials.trial import parts_of
 
 Kind = Literal["sweep", "load", "compare", "noise", "check"]
@@ -91,6 +92,29 @@ def kind_by_name(run: Run) -> Kind:
     "sweep"."""
     kinds: tuple[Kind, ...] = ("load", "compare", "noise", "check")
     return next((kind for kind in kinds if run.path.name.endswith(f"-{kind}")), "sweep")
+
+
+def kind_by_trials(run: Run) -> Kind:
+    """Return the kind of a run, by its first trial; without trials, by the end of its folder's name.
+
+    An interrupted check counts as a comparison or, without trials, as a sweep.
+
+    Raises:
+        ArchiveError: the ledger cannot be read.
+    """
+    trials = run.ledger()
+    if not trials:
+        named = kind_by_name(run)
+        return "sweep" if named == "check" else named
+    match trials[0].source:
+        case "load":
+            return "load"
+        case "variant":
+            if (run.path / CHECK).is_file():
+                return "check"
+            return "noise" if all(trial.reason in ARMS for trial in trials) else "compare"
+        case _:
+            return "sweep"
 
 
 def _entries(run: Run) -> Iterator[RunEntry]:

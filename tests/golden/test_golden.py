@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.archive.listing import kind_by_trials
 from batchtune.archive.run import Run
 from batchtune.cli.commands.report import write_report
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
-from batchtune.report.html.load_page import kind_of
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv
 from batchtune.scenario.reader import parse_scenario, read_kept_variants
@@ -175,7 +175,7 @@ def command(words: Sequence[str], run: Run, folder: Path) -> str:
 
 def page_text(run: Run, *, trials: bool = True) -> str:
     """What a page shows, a line each, and its table of trials."""
-    assert kind_of(run)
+    assert kind_by_trials(run)
     with redirect_stderr(io.StringIO()):
         text = write_report(run).read_text(encoding="utf-8")
     data = document_of(text)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from batchtune.archive.listing import kind_by_trials
 from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
 from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
@@ -18,7 +19,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import _best
 from batchtune.report.findings import advice_of
 from batchtune.report.html.comparison_page import _variants, comparison_document, typical_run
-from batchtune.report.html.load_page import LoadPoint, against_load, few_of, kind_of, load_document
+from batchtune.report.html.load_page import LoadPoint, against_load, few_of, load_document
 from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants
@@ -333,14 +334,14 @@ def test_the_kind_of_a_run_is_told_by_its_trials_and_of_an_empty_one_by_its_name
     tmp_path, compared, pair, noise
 ):
     load = loaded_run(tmp_path, rising_rates())
-    kinds = [kind_of(run) for run in (compared, pair, noise, load, Run(REFERENCE / "quickstart"))]
+    kinds = [kind_by_trials(run) for run in (compared, pair, noise, load, Run(REFERENCE / "quickstart"))]
     assert kinds == ["compare", "compare", "noise", "load", "sweep"]
-    assert kind_of(Run(REFERENCE / "imdb-benchmark")) == "compare"
+    assert kind_by_trials(Run(REFERENCE / "imdb-benchmark")) == "compare"
     scenario = pair.scenario()
     text = format_scenario(scenario)
     for kind in ("", "compare", "noise", "load"):
         empty = create_run(scenario, text, root=tmp_path, provenance={}, kind=kind)
-        assert kind_of(empty) == (kind or "sweep")
+        assert kind_by_trials(empty) == (kind or "sweep")
         if kind != "noise":
             write_report(empty)
 

@@ -6,14 +6,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from batchtune.archive.listing import runs_under
+from batchtune.archive.listing import kind_by_trials, runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
 from batchtune.cli.commands.run_recommend import parameters_file, to_establish
 from batchtune.cli.deployment import deployment
 from batchtune.cli.session import asked_run
-from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.report.html.load_page import kind_of, measured_document
+from batchtune.errors import ArchiveError, BatchtuneError, UsageError
+from batchtune.report.html.check_page import check_document
+from batchtune.report.html.comparison_page import comparison_document
+from batchtune.report.html.load_page import load_document
 from batchtune.report.html.shell.document import PAGE_FILE, Report, write_page
 from batchtune.report.run_tables import TableFormat, print_runs, print_trials
 
@@ -65,10 +67,9 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
+        UsageError: a noise floor, or a load of several models: these have no page.
     """
-    kind = kind_of(run)
-    document = _of_sweep(run) if kind == "sweep" else measured_document(run, kind)
-    return write_page(document, output or run.path / PAGE_FILE)
+    return write_page(_document_of(run), output or run.path / PAGE_FILE)
 
 
 def report_at_end(run: Run, *, quiet: bool = False) -> None:
@@ -86,6 +87,28 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
     except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the run before it
         line = " ".join(f"note: no report: {type(error).__name__}: {error}".split())
     print(line, file=sys.stderr)
+
+
+def _document_of(run: Run) -> Report:
+    """Return the page of a run as data.
+
+    Raises:
+        UsageError: a run of this kind has no page.
+    """
+    what = "a noise floor"
+    match kind_by_trials(run):
+        case "sweep":
+            return _of_sweep(run)
+        case "compare":
+            return comparison_document(run)
+        case "check":
+            return check_document(run)
+        case "load":
+            if not run.scenario().target.models:
+                return load_document(run)
+            what = "a load of several models"
+    hint = f"`batchtune trials {run.path}` shows its figures; the command prints them, and has --json"
+    raise UsageError(f"{what} has no page", hint=hint)
 
 
 def _of_sweep(run: Run) -> Report:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from batchtune.archive.listing import Kind, kind_by_name
-from batchtune.archive.run import CHECK, Run
-from batchtune.errors import UsageError
+from batchtune.archive.run import Run
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import UNDEFINED, Estimate
 from batchtune.report import words
 from batchtune.report.findings import advice_of, labels, text_of
-from batchtune.report.html.check_page import check_document
-from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
 from batchtune.report.html.shell.drawing import Panel, PlottedRun, Section, Table, Trace
@@ -25,7 +21,6 @@ from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
-from batchtune.tune.compare.result import ARMS
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded
@@ -416,47 +411,3 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
     headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
     return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)
-
-
-def kind_of(run: Run) -> Kind:
-    """Return the kind of a run, by its first trial; without trials, by the end of its folder's name.
-
-    An interrupted check counts as a comparison or, without trials, as a sweep.
-
-    Raises:
-        ArchiveError: the ledger cannot be read.
-    """
-    trials = run.ledger()
-    if not trials:
-        named = kind_by_name(run)
-        return "sweep" if named == "check" else named
-    match trials[0].source:
-        case "load":
-            return "load"
-        case "variant":
-            if (run.path / CHECK).is_file():
-                return "check"
-            return "noise" if all(trial.reason in ARMS for trial in trials) else "compare"
-        case _:
-            return "sweep"
-
-
-def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Report:
-    """Make the page of a run that recommends nothing: a load test, a comparison or a check.
-
-    Raises:
-        ArchiveError, ScenarioError: the run cannot be read.
-        UsageError: a noise floor, or a load of several models: these have no page.
-    """
-    what = "a noise floor"
-    match kind:
-        case "compare":
-            return comparison_document(run)
-        case "check":
-            return check_document(run)
-        case "load":
-            if not run.scenario().target.models:
-                return load_document(run)
-            what = "a load of several models"
-    hint = f"`batchtune trials {run.path}` shows its figures; the command prints them, and has --json"
-    raise UsageError(f"{what} has no page", hint=hint)

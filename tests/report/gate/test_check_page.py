@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.archive.listing import kind_by_trials
 from batchtune.archive.run import CHECK, Run
 from batchtune.check.account import read_account
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
 from batchtune.report.check_text import gate_table
 from batchtune.report.html.check_page import check_document, gate_changes
-from batchtune.report.html.load_page import kind_of
 from batchtune.report.html.shell.document import render
 from tests.check.check_fakes import account
 from tests.report.pages import EVIL, checked_run
@@ -35,10 +35,10 @@ def section(document, anchor: str):
 
 
 def test_a_check_has_a_page_of_its_own_and_one_without_a_verdict_is_a_comparison(run, tmp_path):
-    assert kind_of(run) == "check"
+    assert kind_by_trials(run) == "check"
     interrupted = checked_run(tmp_path, earlier=0)
     (interrupted.path / CHECK).unlink()
-    assert kind_of(interrupted) == "compare"
+    assert kind_by_trials(interrupted) == "compare"
 
 
 def test_the_answers_are_the_verdict_what_moved_why_and_how_sure(document):

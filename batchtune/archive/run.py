@@ -27,7 +27,7 @@ from batchtune.load.samples import COLUMNS, Samples, WorkerShare
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.claim import OriginalModel
-from batchtune.target.container import OWN_PARAMETERS
+from batchtune.target.tfserving import OWN_PARAMETERS
 from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.trial import SearchSummary, Trial, of_whole_loads
 

@@ -11,8 +11,8 @@ from batchtune.batching.tfserving_file import parameters_file, rendered
 from batchtune.batching.triton_config import format_config_pbtxt, format_triton, with_batching
 from batchtune.scenario.spec.served_models import ServedModelSpec
 from batchtune.system import absolute
-from batchtune.target.container import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare
+from batchtune.target.tfserving import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.tune.answer.recommendation import Recommendation
 
 BATCHING_PARAMETERS: Final = "batching_parameters.txt"

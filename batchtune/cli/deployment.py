@@ -16,18 +16,10 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
 from batchtune.system import absolute
-from batchtune.target.container import (
-    MODELS_INSIDE,
-    OWN_PARAMETERS,
-    SCRATCH_INSIDE,
-    THREAD_LIMITS,
-    demand_of,
-    tfservings_container,
-    thread_limits,
-    tritons_container,
-)
+from batchtune.target.container import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container, tritons_container
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.settings import PORT_PLACES, with_places
+from batchtune.target.tfserving import OWN_PARAMETERS, THREAD_LIMITS, demand_of, thread_limits
 from batchtune.target.triton import flag_words
 
 _TENSORFLOWS = "tensorflow_model_server"

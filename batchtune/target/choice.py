@@ -12,11 +12,10 @@ from batchtune.scenario.spec.section import cpu_list
 from batchtune.system import quota_cpus, schedulable_cpus
 from batchtune.target.claim import OriginalModel
 from batchtune.target.command import CommandTarget
-from batchtune.target.container import demand_of
 from batchtune.target.endpoint import external_endpoint, running_endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.tfserving import TfServingTarget, demand_of
 from batchtune.target.triton import TritonTarget
 
 LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget

@@ -1,5 +1,4 @@
-"""Runs a server as a process of its own: starts it, watches it, reads its log, and ends it with all that it
-started."""
+"""Runs a server as a process of its own: starts it, watches it, reads its log, CPU time and memory, and ends it."""
 
 from __future__ import annotations
 
@@ -10,21 +9,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from batchtune.errors import TargetError
-from batchtune.target.container import (
-    Container,
-    container_of,
-    ending_with_us,
-    tree_cpu_clock,
-    tree_cpu_s,
-    tree_listens,
-    tree_memory_peak_bytes,
-)
+from batchtune.system import text_of
+from batchtune.target.container import ask, ending_with_us
 from batchtune.target.endpoint import meaning_of
 from batchtune.target.telemetry import Counters
 
@@ -356,3 +352,214 @@ def free_ports(count: int) -> list[int]:
     while len(ports) < count:
         ports.add(free_port())
     return list(ports)
+
+
+# The CPU time and memory of a server, in a container too.
+#
+# `docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The container
+# reports its first process, and that process its control group, which counts the time of all that runs in it.
+
+
+class Container:
+    """The container that a command line runs. `run_command`, started in its place, writes the container's id
+    to a file."""
+
+    def __init__(self, command: Sequence[str], id_file: Path) -> None:
+        self._program = command[0]
+        self._pid: int | None = None
+        own = _own_id_file(command)
+        self._id_file = id_file if own is None else own
+        at = list(command).index("run") + 1
+        added = (f"--cidfile={id_file}",) if own is None else ()
+        self.run_command = (*command[:at], *added, *command[at:])
+
+    def cpu_s(self, *, root: Path = Path("/")) -> float | None:
+        """Return the CPU seconds of all processes in the container so far; None where neither the engine nor
+        the kernel reports them."""
+        pid = self._first_process()
+        if pid is None:
+            return None
+        group_s = group_cpu_s(pid, root=root)
+        return tree_cpu_s(pid) if group_s is None else group_s
+
+    def memory_peak_bytes(self, *, root: Path = Path("/")) -> int | None:
+        """Return the peak memory of all processes in the container, in bytes; None where neither the engine
+        nor the kernel reports it."""
+        pid = self._first_process()
+        if pid is None:
+            return None
+        group_bytes = group_memory_peak_bytes(pid, root=root)
+        return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
+
+    def require_no_id_file(self) -> None:
+        """Check that the container's id file does not exist yet: an existing one belongs to another
+        container.
+
+        Raises:
+            TargetError: it is there; a container program would not start.
+        """
+        if self._id_file.exists():
+            raise TargetError(
+                f"{self._id_file}, the --cidfile of the server's container, exists: it names another container",
+                hint="leave --cidfile out, name another file, or delete this one once its container is gone",
+            )
+
+    def remove(self) -> None:
+        """Remove the container with what runs in it, where the engine still has it, and then its id file.
+
+        A client that was killed leaves its container behind; one that ended in good order has removed it.
+        """
+        try:
+            container_id = self._id_file.read_text().strip()
+        except OSError:
+            return
+        # An engine waits ten seconds for the container before it kills it.
+        ask([self._program, "rm", "--force", container_id], limit_s=30.0)
+        self._id_file.unlink(missing_ok=True)
+
+    def _first_process(self) -> int | None:
+        if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(
+            ("tcp://", "ssh://", "http://", "https://")
+        ):
+            try:
+                container_id = self._id_file.read_text().strip()
+            except OSError:
+                return None
+            # An engine answers within 0.1 s; one that hangs must not hang the sweep.
+            answer = ask([self._program, "inspect", "--format={{.State.Pid}}", container_id], limit_s=5.0)
+            self._pid = int(answer.output) or None if answer.output.isdigit() else None
+        return self._pid
+
+
+def container_of(command: Sequence[str], id_file: Path) -> Container | None:
+    """Return the container that a command line runs; None: it runs none.
+
+    The command's own --cidfile is taken in place of `id_file`.
+    """
+    if Path(command[0]).name not in {"docker", "podman", "nerdctl"} or "run" not in command:
+        return None
+    before = command[1 : list(command).index("run")]
+    if "compose" in before or "exec" in before:  # which take no id file
+        return None
+    return Container(command, id_file)
+
+
+def _own_id_file(command: Sequence[str]) -> Path | None:
+    for at, word in enumerate(command):
+        if word == "--cidfile" and at + 1 < len(command):
+            return Path(command[at + 1])
+        if word.startswith("--cidfile="):
+            return Path(word.partition("=")[2])
+    return None
+
+
+def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
+    """Return the CPU seconds of a process's control group; None where it has no group but ours."""
+    mount = root / "sys/fs/cgroup"
+    for controllers, group in _groups(pid, root):
+        if not controllers:
+            for entry in text_of(mount / group / "cpu.stat").splitlines():
+                name, _, value = entry.partition(" ")
+                if name == "usage_usec":
+                    return int(value) / 1e6
+        elif "cpuacct" in controllers.split(","):
+            for folder in (mount / controllers, mount / "cpuacct"):
+                used_ns = text_of(folder / group / "cpuacct.usage")
+                if used_ns.isdigit():
+                    return int(used_ns) / 1e9
+    return None
+
+
+def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
+    """Return the peak memory of a process's control group in bytes, file cache included; None where it has no
+    group but ours."""
+    mount = root / "sys/fs/cgroup"
+    for controllers, group in _groups(pid, root):
+        unified = mount / group / "memory.peak"
+        apart = mount / "memory" / group / "memory.max_usage_in_bytes"
+        if not controllers or "memory" in controllers.split(","):
+            text = text_of(apart if controllers else unified)
+            if text.isdigit():
+                return int(text)
+    return None
+
+
+def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (controllers, path) of each control group that a process does not share with us; controllers are
+    "" in the unified hierarchy."""
+    ours = text_of(root / "proc" / "self" / "cgroup").splitlines()
+    for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if group != "/" and line not in ours:
+            yield controllers, group.lstrip("/")
+
+
+def tree_cpu_s(pid: int) -> float | None:
+    """Return the CPU seconds of a process and its children so far; None: it is gone."""
+    try:
+        clock = tree_cpu_clock(pid)
+        return None if clock is None else clock()
+    except psutil.Error:
+        return None
+
+
+def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
+    """Return a function that reads, within microseconds, the CPU seconds so far of a process and the children
+    that it has now; None: it is gone."""
+    try:
+        root = psutil.Process(pid)
+        processes = (root, *root.children(recursive=True))
+    except psutil.Error:
+        return None
+    return lambda: sum(map(process_cpu_s, processes))
+
+
+def process_cpu_s(process: psutil.Process) -> float:
+    """Read the CPU seconds of a process so far by its own clock (clock_getcpuclockid(3)), to the nanosecond.
+
+    /proc counts them in ticks of 10 ms: of a run of 0.8 s that is several percent.
+
+    Raises:
+        psutil.Error: it is gone.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # gone, or of another PID namespace
+            cpuclock_sched = 2  # what the scheduler gave it (linux/posix-timers.h)
+            return time.clock_gettime((~process.pid << 3) | cpuclock_sched)
+    used = process.cpu_times()
+    return float(used.user + used.system)
+
+
+def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:
+    """Return the sum of the peak resident memory of a process and its children, in bytes; None: it is gone,
+    or the kernel does not report it."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root.pid, *(child.pid for child in root.children(recursive=True))]
+    except psutil.Error:
+        return None
+    peaks = [_peak_bytes(text_of(proc / str(process) / "status")) for process in processes]
+    return sum(peaks) if peaks[0] else None
+
+
+def _peak_bytes(status: str) -> int:
+    """Return VmHWM of a process's status in bytes; 0: it has ended."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def tree_listens(pid: int, port: int) -> bool:
+    """Whether a process or one of its children listens on a TCP port; True too where the system does not
+    report it."""
+    try:
+        root = psutil.Process(pid)
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for process in (root, *root.children(recursive=True))
+            for connection in process.net_connections(kind="tcp")
+        )
+    except psutil.Error:
+        return True

@@ -8,33 +8,23 @@ minute apart), so that the reason is reported at once.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
-from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
 from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder
-from batchtune.target.container import (
-    MODELS_INSIDE,
-    NO_DEMAND,
-    SCRATCH_INSIDE,
-    Demand,
-    model_config_text,
-    own_fields,
-    own_parameters,
-    tfservings_container,
-    thread_limits,
-    thread_words,
-    with_own_parameters,
-)
+from batchtune.target.container import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
 from batchtune.target.endpoint import (
     Endpoint,
     answer_of,
@@ -49,6 +39,87 @@ from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
 from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
+
+
+# How many requests a server gets at once, and whether it has the threads for them.
+#
+# In TensorFlow Serving a request holds a thread from its arrival to its answer, also while its batch fills: fewer
+# threads than clients are a queue before the queue, and a batch never has more requests than there are threads.
+
+THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
+
+_OPEN_LOOP_REQUESTS: Final = 1024
+"""Requests under way to allow for in an open loop, where as many wait as the server lets: beyond this it is
+overloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The most requests that a server has to handle at once."""
+
+    # The most requests under way at once.
+    clients: int
+    # Rows of the largest request.
+    rows: int
+    # The scenario's `request.protocol`.
+    protocol: str
+
+    @property
+    def threads(self) -> int:
+        """A number of server threads that this many clients never exhaust."""
+        return self.clients + 16  # gRPC's own pollers
+
+
+NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
+
+
+def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
+    """Compute the most requests that a search of the scenario may have under way, those of its load and of
+    closed loops that keep the largest batches full.
+
+    `clients_most`: the result is at least this.
+    """
+    rows = scenario.request.rows_most
+    space = scenario.search.space
+
+    def most(name: str) -> int:
+        knob = space.get(name)
+        values = (scenario.fixed.get(name),) if knob is None else knob.values
+        return max((value for value in values if isinstance(value, int)), default=1)
+
+    full = most("max_batch_size") * (1 + most("num_batch_threads")) // rows
+    load = scenario.load
+    waiting = load.max_in_flight or _OPEN_LOOP_REQUESTS if load.open_loop else load.concurrency or 1
+    clients = max(waiting, full, clients_most, _OPEN_LOOP_REQUESTS)
+    return Demand(clients=clients, rows=rows, protocol=scenario.request.protocol)
+
+
+def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
+    """Return flags that set TensorFlow Serving's own limits of threads above `demand`: name -> text; {} for a
+    server that may have other flags."""
+    if target.runs not in ("local", "docker"):
+        return {}
+    return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
+
+
+def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
+    """Yield a warning where the user's own limit of threads is too low for batches of `max_batch_size` ever
+    to be full; else nothing."""
+    name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
+    text = flags.get(name, "")
+    batching = configuration.batching
+    if not text.isdigit() or batching is None or batching.max_batch_size is None:
+        return
+    threads = int(text)
+    if batching.max_batch_size > threads * demand.rows:
+        rows = f"{demand.rows} row{'' if demand.rows == 1 else 's'}"
+        yield (
+            f"max_batch_size {batching.max_batch_size} never fills: each request, of {rows}, holds one of "
+            f"{threads} threads ({name}) while it waits"
+        )
+
+
+# The target.
 
 
 class TfServingTarget:
@@ -350,3 +421,64 @@ class ServedModel:
     def signature(self, name: str) -> Signature:
         """Read the signature of this name; raises TargetError where there is none."""
         return read_signature(self.endpoint, name)
+
+
+# The parameters of several models, each its own.
+
+OWN_PARAMETERS: Final = "batching_params.pbtxt"
+"""TensorFlow Serving's name for the file with a version's own batching parameters, read with
+--enable_per_model_batching_parameters."""
+
+
+def model_config_text(base_paths: Mapping[str, str]) -> str:
+    """Write a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path."""
+    entries = "".join(
+        f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
+        for name, path in base_paths.items()
+    )
+    return f"model_config_list {{\n{entries}}}\n"
+
+
+def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
+    """Return model name -> its own batching parameters; empty where all models have equal ones, or none
+    batches."""
+    batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
+    return {name: batching for name, batching in batched.items() if batching is not None}
+
+
+def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
+    """Return model name -> the set fields of its own parameters, without threads."""
+    return {name: to_dict(_without_threads(own)) for name, own in models.items()}
+
+
+def own_text(parameters: BatchingParameters) -> str:
+    """Write the parameters file for one model's version directories, without threads, which are set by the
+    server's file only."""
+    return format_tfserving_text(_without_threads(parameters))
+
+
+def _without_threads(parameters: BatchingParameters) -> BatchingParameters:
+    return replace(parameters, num_batch_threads=None, thread_pool_name=None)
+
+
+def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters | None) -> Path:
+    """Return a base directory in `folder` with the versions of `base_path` as links, each beside a file of
+    `parameters`; None: no parameters of its own, `base_path` itself."""
+    if parameters is None:
+        return base_path
+    text = own_text(parameters)
+    for version in base_path.iterdir():
+        if not (version.is_dir() and version.name.isdigit()):
+            continue
+        own = folder / version.name
+        own.mkdir(parents=True)
+        for file in version.iterdir():
+            if file.name != OWN_PARAMETERS:
+                (own / file.name).symlink_to(file.resolve())
+        (own / OWN_PARAMETERS).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _quoted(path: str) -> str:
+    """Quote a path for text proto, bytes beyond ASCII as they are: it knows no surrogate pairs."""
+    return json.dumps(path, ensure_ascii=False)

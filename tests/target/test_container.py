@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchtune.target.container import (
+from batchtune.target.process import (
     Container,
     container_of,
     group_cpu_s,

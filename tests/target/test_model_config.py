@@ -11,7 +11,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.reader import parse_scenario
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.startup import own_batching_parameters
-from batchtune.target.container import (
+from batchtune.target.tfserving import (
     OWN_PARAMETERS,
     model_config_text,
     own_fields,

@@ -15,14 +15,8 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ScenarioError, TargetError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec
-from batchtune.target.container import (
-    Demand,
-    demand_of,
-    tfservings_container,
-    thread_words,
-    tritons_container,
-)
-from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.container import tfservings_container, tritons_container
+from batchtune.target.tfserving import Demand, TfServingTarget, demand_of, thread_words
 from tests.server.server_process import write_emulated
 from tests.target.stand_in_docker import StandInDocker
 

@@ -15,7 +15,7 @@ import yaml
 from batchtune.archive.run import create_run, write_original
 from batchtune.cli.session import beginning, run_restore, session
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.first_tries import require_answer
+from batchtune.load.answers import require_answer
 from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario

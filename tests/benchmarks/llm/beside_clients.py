@@ -8,6 +8,9 @@ tokens at a constant rate, 16 tokens streamed back. The server counts what arriv
 offered where the middle half of a run had at least 97 % of it. CPU (user and system time of all the client's processes)
 a chunk is what a run of twice the length takes more, over the chunks that it gets more, so that starting costs nothing.
 TTFT is what the client itself reports, at half of the highest rate that it offered, with ours at the same rate beside.
+guidellm takes a folder as tokenizer; aiperf only a name, here of a model in the cache of the Hugging Face hub: a copy of
+the folder as HF_HOME/hub/models--local--tiny/snapshots/REVISION, REVISION in refs/main beside it, HF_HUB_OFFLINE=1 and
+--tokenizer local/tiny.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import typer.main
+from click.testing import CliRunner
 
 import batchtune
 from batchtune.cli.app import app
@@ -98,6 +99,7 @@ MANUALS: Final = (
     "results/README.md",
     "docker/README.md",
     "batchtune/GLOSSARY.md",
+    "batchtune/server/README.md",
 )
 
 
@@ -106,3 +108,10 @@ def test_a_manual_has_none_of_them(manual: str) -> None:
     lines = (ROOT.parent / manual).read_text(encoding="utf-8").splitlines()
     found_in = [f"{number}: {line}" for number, line in enumerate(lines, 1) if WORDS.search(line)]
     assert not found_in
+
+
+def test_the_list_of_commands_cuts_no_summary_at_80_columns() -> None:
+    listed = CliRunner().invoke(typer.main.get_command(app), ["--help"], terminal_width=80).output
+    _, _, summaries = listed.partition("Commands:")
+    assert "check " in summaries
+    assert "..." not in summaries

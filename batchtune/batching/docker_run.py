@@ -84,7 +84,7 @@ def parse_docker_run(text: str, *, source: str) -> ServerWords:
         compose = _COMPOSE.search(text)
         line = text.count("\n", 0, compose.end() if compose else 0) + 1
         raise BatchingParametersError(
-            f"{source}:{line}: the server's flags stand in a compose file, which is not read",
+            f"{source}:{line}: the server's flags are in a compose file, which batchtune does not read",
             hint="give the file of parameters that its service mounts, or its command as a docker run",
         )
     line, words = _only(starts, text, "docker run", source)
@@ -113,7 +113,7 @@ def parse_server_command(text: str, *, source: str) -> ServerWords:
         named = _NAMED.search(text)
         line = text.count("\n", 0, named.start() if named else 0) + 1
         raise BatchingParametersError(
-            f"{source}:{line}: how the server is started here cannot be read",
+            f"{source}:{line}: cannot read how the server is started here",
             hint="give the file of parameters itself, or a script with a line that begins with the server's program",
         )
     line, words = _only(starts, text, "server", source)
@@ -135,7 +135,7 @@ def server_words(args: Sequence[str], *, source: str, line: int, in_container: b
     """
     if any("tritonserver" in word for word in args):
         raise BatchingParametersError(
-            f"{source}:{line}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
+            f"{source}:{line}: a Triton's parameters are in the model's config.pbtxt", hint="give that file"
         )
     _require_plain(args[1:], where=f"{source}:{line}")
     flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
@@ -267,6 +267,6 @@ def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: st
 
 def _only_the_shell_knows(path: Path | str, where: str) -> BatchingParametersError:
     return BatchingParametersError(
-        f"{where}: where {path} lies, only the shell knows",
+        f"{where}: {path} depends on the shell",
         hint="write the path out, or give the file itself",
     )

@@ -145,7 +145,7 @@ def _with_flags(
     flags = parse_flags(words.flags, source=source, line=words.line)
     if file is not None and flags.parameters != BatchingParameters():
         raise BatchingParametersError(
-            f"{source}:{words.line}: batching parameters stand in the command and in its file",
+            f"{source}:{words.line}: batching parameters are in the command and in its file",
             hint="keep the file's",
         )
     read = replace(

@@ -142,7 +142,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
         )
     if any("tritonserver" in node.value for node in words):
         raise BatchingParametersError(
-            f"{source}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
+            f"{source}: a Triton's parameters are in the model's config.pbtxt", hint="give that file"
         )
     if not switched and not containers & {node.value for node in words}:
         raise BatchingParametersError(
@@ -176,7 +176,7 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
     if len(batching) > 1:
         raise BatchingParametersError(
             f"{source}:{batching[1][1][0].start_mark.line + 1}: a second server",
-            hint="keep the manifest of the one that is asked for",
+            hint="give a manifest with one server only",
         )
     programs = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
     known = [part for part in containers if any(name in f"{part[0]} {part[1][0].value}" for name in programs)]

@@ -330,8 +330,8 @@ def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[s
         shared = of_the_server & margins.keys()
         if shared:
             raise UsageError(
-                f"{min(shared)}: of several models the server has one account for all",
-                hint=f"gate what each of them gives: {', '.join(METRICS[:1] + METRICS[2:6])}",
+                f"{min(shared)}: with several models the server reports it for all together",
+                hint=f"use a gate that each model has: {', '.join(METRICS[:1] + METRICS[2:6])}",
             )
         gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in of_the_server]
         return tuple(replace(gate, model=model) for model in models for gate in gates)
@@ -374,7 +374,7 @@ def _gate(name: str, margin: float) -> Gate:
         if metric == name:
             if not 0.0 < margin < 1.0:
                 raise UsageError(
-                    f"{name}: a margin lies above 0 and below 100 %; was {rounded(margin * 100)} %",
+                    f"{name}: a margin must be above 0 and below 100 %; was {rounded(margin * 100)} %",
                     hint=f"write {name}={rounded(DEFAULT_MARGINS[metric] * 100)}%",
                 )
             return Gate(metric=metric, margin=margin)

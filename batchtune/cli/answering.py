@@ -63,7 +63,8 @@ def recommend(
 
     if write == Path("-"):
         raise UsageError(
-            "--write: - is no file", hint="name one; on stdout --format shows the parameters too"
+            "--write: expected a file; was -",
+            hint="give a file name; --format prints the parameters on stdout",
         )
     return run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
 
@@ -83,11 +84,11 @@ def simulate(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Predict other settings or loads from a finished run; measures nothing.
+    """Predict other settings or loads from a finished run.
 
-    A simulator of the server (the twin) is calibrated from the run's trials. Without --set it simulates the recommended
-    configuration; without --rate and --concurrency, the scenario's own load or the capacity that was found. Exit code
-    5: its predictions are too inaccurate for this server.
+    Measures nothing. A simulator of the server (the twin) is calibrated from the run's trials. Without --set it
+    simulates the recommended configuration; without --rate and --concurrency, the scenario's own load or the capacity
+    that was found. Exit code 5: its predictions are too inaccurate for this server.
     """
     from batchtune.cli.commands.ask_twin import run_simulate
 

@@ -248,7 +248,7 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
         request, target = variant.scenario.request, variant.scenario.target
         if target.kind == "external":
             raise UsageError(
-                f"{variant.name}: an external server is loaded as it is: nothing of it is reconfigured",
+                f"{variant.name}: an external server is loaded as it is, never reconfigured",
                 hint="`batchtune load` measures any server as it is",
             )
         if target.kind == "tfserving" and request.protocol.startswith("kserve_"):
@@ -256,13 +256,13 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     targets = [variant.scenario.target for variant in variants]
     if len({(target.rest_url or target.url, target.model) for target in targets if target.attached}) > 1:
         raise UsageError(
-            "the variants attach to several servers or models; a run puts back one",
+            "the variants attach to several servers or models; a run restores only one",
             hint="compare configurations of one model, or have batchtune launch the servers",
         )
     if any(target.kind == "command" for target in targets) and len(set(map(repr, targets))) > 1:
         raise UsageError(
             "the variants have different targets of kind command: a run has one such server, and puts back that",
-            hint="write what differs in fixed, which the commands are given",
+            hint="write the differences in fixed: the commands get them",
         )
     models = (
         (model, target.framework)

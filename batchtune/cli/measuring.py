@@ -71,7 +71,7 @@ def sweep(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Search the batching parameters under load and recommend the best.
+    """Find the best batching parameters under load.
 
     For a model alone, sweep first sends a few requests: what the signature leaves open is guessed, tried and reported.
     Without --rate and --concurrency, sweep looks for the highest rate within the SLO. Exit code: 0 confirmed, 3 nothing
@@ -161,12 +161,12 @@ def load(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Load-test a scenario's target, a model, or a running server (HOST:PORT/MODEL).
+    """Load-test a scenario, a model, or a running server.
 
-    Measures one point or a range, and saves each under --results. --rate keeps the pattern of the scenario's arrivals.
-    Exit code: 0 the SLO and every --gate are met, or there is none; 3 one is missed; 5 no verdict; 6 no point is valid
-    (the load generator was the limit, or the host stayed noisy through two repeats); 7 a point failed. In a range the
-    best point decides.
+    Give a running server as HOST:PORT/MODEL. Measures one point or a range, and saves each under --results. --rate
+    keeps the pattern of the scenario's arrivals. Exit code: 0 the SLO and every --gate are met, or there is none; 3 one
+    is missed; 5 no verdict; 6 no point is valid (the load generator was the limit, or the host stayed noisy through two
+    repeats); 7 a point failed. In a range the best point decides.
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
@@ -232,11 +232,11 @@ def compare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Compare variants side by side, or a model with and without batching.
+    """Compare variants, or a model with and without batching.
 
-    Reports the factor between variants with its confidence interval, and the bottleneck of each. Exit code: 0 compared;
-    6 invalid (the load generator was the limit, or the host stayed noisy in every run of a variant). With
-    --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
+    Runs them side by side, and reports the factor between variants with its confidence interval, and the bottleneck of
+    each. Exit code: 0 compared; 6 invalid (the load generator was the limit, or the host stayed noisy in every run of a
+    variant). With --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
     """
     from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.overrides import slo_overrides
@@ -288,11 +288,11 @@ def noise(
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
 ) -> int:
-    """Restore the configuration of a running server after a killed sweep.
+    """Restore a running server after a killed sweep.
 
-    A sweep restores it itself at its end, after Ctrl-C and when it fails; after a kill, use this command. A run saves
-    what the server had before the first change. For a target of kind command, target.restore is run. Exit code 7: the
-    server is gone, or refuses the configuration.
+    A sweep restores the configuration itself at its end, after Ctrl-C and when it fails; after a kill, use this
+    command. A run saves what the server had before the first change. For a target of kind command, target.restore is
+    run. Exit code 7: the server is gone, or refuses the configuration.
     """
     from batchtune.cli.session import run_restore
 
@@ -377,14 +377,14 @@ def check(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Test whether a candidate is worse than a baseline, side by side.
+    """Test whether a candidate is worse than a baseline.
 
-    Launches both and loads them in turns, in blocks; the first of the scenario's variants is the baseline. A check
-    stops as soon as every gate is clear: after about a minute on a quiet host with servers that start in 2 s. What
-    looks worse is measured again, in confirmation blocks with new servers, before it fails. With --baseline, check
-    compares with figures stored in a file, by wider margins. Exit code: 0 OK or improved, 1 regressed, 3 the
-    candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 invalid (load generator or noisy
-    host), 7 a server failed.
+    Launches both side by side and loads them in turns, in blocks; the first of the scenario's variants is the baseline.
+    A check stops as soon as every gate is clear: after about a minute on a quiet host with servers that start in 2 s.
+    What looks worse is measured again, in confirmation blocks with new servers, before it fails. With --baseline, check
+    compares with figures stored in a file, by wider margins. Exit code: 0 OK or improved, 1 regressed, 3 the candidate
+    misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 invalid (load generator or noisy host), 7 a
+    server failed.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.check_course import CheckFiles, CheckRequest, with_words_of_sides

@@ -134,7 +134,7 @@ def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None
 def doctor(
     results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
 ) -> int:
-    """Check this machine: what is installed, what works, how to fix it.
+    """Check what works on this machine, and how to fix it.
 
     Exit code 7: the quickstart cannot run, for want of a framework for its model, the simulator, or room for results.
     """

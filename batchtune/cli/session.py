@@ -438,7 +438,7 @@ def run_restore(path: Path) -> int:
     original = read_original(run)
     if original is None or not original.attached:
         raise UsageError(
-            f"{run.path} attached to no server: there is nothing to put back",
+            f"{run.path} attached to no server: there is nothing to restore",
             hint="only a sweep or comparison of kind triton with target.rest_url, of kind http without launch, or of "
             "kind command with target.restore, changes a server that is not its own",
         )

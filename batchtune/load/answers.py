@@ -168,12 +168,12 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
     except ValueError as error:
         raise TargetError(
             f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
-            hint="is target.url the app's? An answer that is no JSON is taken with request.answers.check: status",
+            hint="is target.url right? With request.answers.check: status answers need not be JSON",
         ) from error
     if requests.ok.path and not values_at(document, requests.ok.path):
         raise TargetError(
             f"{url}: the answer has nothing at {requests.ok.path!r} (request.ok.path): {text}",
-            hint="an error that is answered with a good status?",
+            hint="is this an error with a status of success?",
         )
 
 

@@ -93,7 +93,7 @@ def server_scenario(server: str, app: str) -> str:
             raise UsageError(f"{app}: there is no file {file_name}", hint="name the app: my_app.py:app")
         if "{name}" in text and not name.isidentifier():
             raise UsageError(
-                f"{app}: what in it is the app?", hint=f"write {file_name}:app, by its name there"
+                f"{app}: missing: the name of the app", hint=f"write {file_name}:app, with the app's own name"
             )
     words = {
         "{file}": str(file),

@@ -254,7 +254,7 @@ def recorded_bodies(path: Path, rows_path: str, signature_name: str) -> Iterator
             if not lists or not lists[0]:
                 raise ScenarioError(
                     f"{path}:{number}: no list of rows at {rows_path!r}",
-                    hint="mend request.rows_path, or leave it out",
+                    hint="correct request.rows_path, or leave it out",
                 )
             rows = len(lists[0])
         yield Recording(signature_name=signature_name, rows=rows, inputs={}, rest_body=line)

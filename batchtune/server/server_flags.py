@@ -49,8 +49,10 @@ class ServerFlags:
     model_name: str = _flag("default", "name of the model under --model_base_path")
     model_base_path: str = _flag("", "directory of numeric version directories")
     model_config_file: str = _flag("", "text ModelServerConfig: several models, versions, labels")
-    model_config_file_poll_wait_seconds: int = _flag(0, "re-read --model_config_file so often; 0: never")
-    file_system_poll_wait_seconds: int = _flag(1, "look for versions so often; 0: once, at the start")
+    model_config_file_poll_wait_seconds: int = _flag(
+        0, "how often to read --model_config_file again; 0: never"
+    )
+    file_system_poll_wait_seconds: int = _flag(1, "how often to look for versions; 0: once, at the start")
     num_load_threads: int = _flag(0, "models loaded at once; 0: one")
     max_num_load_retries: int = _flag(5, "retries of a failed load")
     load_retry_interval_micros: int = _flag(60_000_000, "pause before a retry")
@@ -79,13 +81,13 @@ class ServerFlags:
         64 << 20, "a longer REST request body, as sent or inflated, is refused", ours=True
     )
     rest_api_enable_gzip_answers: bool = _flag(
-        default=False, meaning="answer REST clients that accept gzip in gzip", ours=True
+        default=False, meaning="compress answers to REST clients that accept gzip", ours=True
     )
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0: all", ours=True)
     batch_scheduler: str = _flag(
         "shared", "the library's scheduler", choices=("shared", "streaming"), ours=True
     )
-    batch_retry_max_time_micros: int = _flag(0, "retry a full queue for so long; 0: fail at once", ours=True)
+    batch_retry_max_time_micros: int = _flag(0, "how long to retry a full queue; 0: fail at once", ours=True)
     batch_retry_delay_micros: int = _flag(100, "pause between such retries", ours=True)
     zero_padding: bool = _flag(
         default=False,
@@ -93,7 +95,7 @@ class ServerFlags:
         ours=True,
     )
     length_buckets: str = _flag(
-        "", "32,64,128: lengths up to which requests share a queue; auto: by those that come", ours=True
+        "", "32,64,128: lengths up to which requests share a queue; auto: by the requests", ours=True
     )
     batching_stage: str = _flag(
         "device",
@@ -102,7 +104,7 @@ class ServerFlags:
         ours=True,
     )
     allow_model_code: bool = _flag(
-        default=False, meaning="run the code, and ask the stores, that stages.yaml names", ours=True
+        default=False, meaning="run the code, and query the stores, that stages.yaml names", ours=True
     )
     processes_per_replica: int = _flag(
         0, "Cortex: batch threads, and with --threads_per_process the limit of requests in work", ours=True

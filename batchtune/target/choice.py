@@ -58,7 +58,7 @@ def target_of(
             )
         case "external":
             raise UsageError(
-                "target.kind: an external server is loaded as it is: nothing of it is reconfigured",
+                "target.kind: an external server is loaded as it is, never reconfigured",
                 hint="measure it with `batchtune load`; a Triton in explicit model control is tuned by "
                 "kind: triton, any server by commands of yours by kind: command",
             )

@@ -83,7 +83,7 @@ class Claim:
         except OSError as error:
             raise TargetError(
                 f"cannot write {self._path}: {error.strerror}",
-                hint="it keeps what the server had until that is put back; set XDG_STATE_HOME to another folder",
+                hint="it stores the server's settings until they are restored; set XDG_STATE_HOME to another folder",
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ class Claim:
             os.close(lock)
             raise TargetError(
                 f"another batchtune changes {self._server}: {self._path} is locked",
-                hint="wait until it has ended: it puts back what it found",
+                hint="wait until it ends: it restores the settings that it found",
             ) from error
         self._lock = lock
         try:

@@ -356,7 +356,7 @@ class CommandTarget:
             self._settings.put_back()
         except TargetError as error:
             raise TargetError(
-                f"the server was not put back as it was: {error.message}", hint=error.hint
+                f"the server's original configuration was not restored: {error.message}", hint=error.hint
             ) from error
         self._claim.settle()
         self._keep(replace(self._original, restored=True))

@@ -300,7 +300,7 @@ def version_files(path: Path) -> dict[str, Path]:
 
 
 def _laid_out(path: Path, folder: Path) -> Path:
-    """Return a base directory in `folder` whose version 1 is the model; one that is there already is used
+    """Return a base directory in `folder` whose version 1 is the model; one that already exists is used
     again."""
     base_path = folder / served_name(str(path))
     version = base_path / "1"

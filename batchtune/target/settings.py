@@ -191,7 +191,7 @@ class Settings:
         there = values_at(self._document, request.at)
         if not there or there[0] is None:
             raise TargetError(
-                f"{request.read} tells nothing at {request.at!r}",
+                f"{request.read} has no value at {request.at!r}",
                 hint="is the application there, deployed from a file, and is target.set.request.at its place?",
             )
         return there[0]

@@ -144,7 +144,7 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
     Raises:
         TargetError: the page does not answer.
     """
-    page = {} if metrics is None else _page(metrics.url, endpoint, hint="mend target.metrics.url")
+    page = {} if metrics is None else _page(metrics.url, endpoint, hint="correct target.metrics.url")
     series = {} if metrics is None else meant(metrics, page)
     return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
 

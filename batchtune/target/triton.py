@@ -110,7 +110,7 @@ class TritonTarget:
             raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise TargetError(
-                f"{self.endpoint.rest_url} reports a configuration of {self.endpoint.model_name} that is none: {error}",
+                f"{self.endpoint.rest_url} reports an invalid configuration of {self.endpoint.model_name}: {error}",
                 hint="is that a Triton?",
             ) from error
 
@@ -215,7 +215,7 @@ class TritonTarget:
         except TargetError as error:
             self._is_lost = True
             raise TargetError(
-                f"the server was not put back as it was: {error.message}", hint=error.hint
+                f"the server's original configuration was not restored: {error.message}", hint=error.hint
             ) from error
         self._changed = False
         self.in_force = None

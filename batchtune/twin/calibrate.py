@@ -167,7 +167,7 @@ def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusa
                 f"{rounded_duration(rounds * slowest_s)} or more, and a search.budget.time for a dozen of such runs"
             )
         case "errors":
-            return "see why the requests failed; where they only took too long, raise request.timeout"
+            return "see why the requests failed; if they only took too long, raise request.timeout"
         case "overload":
             return "measure closed loops, or rates below what the server completes"
         case "client":

@@ -428,7 +428,7 @@ class Replicas:
                 f"{limit.name} within {rounded_duration(limit.seconds)}" for limit in self._limits
             )
             raise TwinError(
-                f"no rate keeps {promise} with these parameters, by the model of the server",
+                f"the model of the server predicts no rate that meets {promise} with these parameters",
                 hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
             )
         replicas_most = 10_000_000

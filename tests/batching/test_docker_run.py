@@ -166,12 +166,12 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         (
             'docker run -v "$DIR:/conf" tf ' + FLAGS,
-            "serve.sh:3: where $DIR lies, only the shell knows",
+            "serve.sh:3: $DIR depends on the shell",
             "write the path",
         ),
         (
             f"docker run -v ~/conf:/conf tf {FLAGS}",
-            "serve.sh:3: where ~/conf lies, only the shell knows",
+            "serve.sh:3: ~/conf depends on the shell",
             "the path",
         ),
         (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
@@ -200,15 +200,15 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         (
             "docker compose run --rm tfs",
-            "serve.sh:3: the server's flags stand in a compose file",
+            "serve.sh:3: the server's flags are in a compose file",
             "its command as",
         ),
-        ("cd x && docker-compose up", "serve.sh:3: the server's flags stand in a compose file", "mounts"),
+        ("cd x && docker-compose up", "serve.sh:3: the server's flags are in a compose file", "mounts"),
         ("docker run --rm", "serve.sh:3: docker run names no image", ""),
         ("docker run tf 'a", "serve.sh:3: No closing quotation", ""),
         (
             "docker run nvcr.io/x tritonserver",
-            "a Triton's parameters lie in the model's config.pbtxt",
+            "a Triton's parameters are in the model's config.pbtxt",
             "give that",
         ),
         (
@@ -224,10 +224,10 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ("docker run tf --max_batch_size=-1", "serve.sh:3: max_batch_size: input_batch_size", "at least 1"),
         (
             "numactl -N 0 tensorflow_model_server --port=1",
-            "serve.sh:3: how the server is started here cannot be read",
+            "serve.sh:3: cannot read how the server is started here",
             "a line that begins with",
         ),
-        ("tritonserver --model-repository=/m", "serve.sh:3: a Triton's parameters lie in", "give that"),
+        ("tritonserver --model-repository=/m", "serve.sh:3: a Triton's parameters are in", "give that"),
         ("tensorflow_model_server\ntensorflow_model_server", "serve.sh:4: a second server", "keep one"),
         (
             "tensorflow_model_server --batching_parameters_file=$DIR/b.txt",

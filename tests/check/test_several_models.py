@@ -176,9 +176,9 @@ def test_the_history_keeps_a_figure_for_each_model(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("figure", ["cpu", "memory", "startup"])
 def test_what_is_the_servers_is_no_gate_of_a_model(figure: str):
-    with pytest.raises(UsageError, match=f"{figure}: of several models the server has one account") as caught:
+    with pytest.raises(UsageError, match=f"{figure}: with several models the server reports it") as caught:
         gates_of({figure: 0.05}, objective="latency", models=["quick", "slow"])
-    assert caught.value.hint == "gate what each of them gives: throughput, p50, p95, p99, errors"
+    assert caught.value.hint == "use a gate that each model has: throughput, p50, p95, p99, errors"
     defaults = gates_of({}, objective="latency", models=["quick", "slow"])
     assert [gate.name for gate in defaults][:4] == ["quick:p50", "quick:p95", "quick:p99", "quick:errors"]
     assert len(defaults) == 8

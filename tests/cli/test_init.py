@@ -59,7 +59,7 @@ def test_no_file_is_overwritten() -> None:
     Path("quickstart.yaml").write_text("mine")
     done = batchtune("init", "--example", "quickstart")
     assert isinstance(done.exception, UsageError)
-    assert "quickstart.yaml: is there already" in done.exception.message
+    assert "quickstart.yaml: already exists" in done.exception.message
     assert Path("quickstart.yaml").read_text() == "mine"
 
 
@@ -128,7 +128,7 @@ def test_a_model_is_asked_and_its_scenario_written_with_the_next_command(
     assert "next: batchtune sweep m.yaml (about 1 min 45 s)" in done.stderr
     again = batchtune("init", str(emulated), "--write", "m.yaml")
     assert isinstance(again.exception, UsageError)
-    assert "m.yaml: is there already" in again.exception.message
+    assert "m.yaml: already exists" in again.exception.message
 
 
 def test_a_check_only_asks(emulated: Path) -> None:

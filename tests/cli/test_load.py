@@ -116,7 +116,7 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     latest = answered("recommend", cwd=scenario.parent)
     assert (latest.returncode, "no sweep under results, only other runs" in latest.stderr) == (2, True)
     resumed = answered("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
-    assert (resumed.returncode, "is no sweep" in resumed.stderr) == (2, True)
+    assert (resumed.returncode, "is not a sweep" in resumed.stderr) == (2, True)
     named = answered("recommend", run.path, cwd=scenario.parent)
     assert (named.returncode, "is a load test" in named.stderr) == (2, True)
 

@@ -252,7 +252,7 @@ def test_a_model_that_takes_few_rows_at_once_is_searched_below_that(emulated: Pa
 
 
 def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
-    with pytest.raises(UsageError, match="nothing says what is wanted") as raised:
+    with pytest.raises(UsageError, match="no goal: a capacity needs a latency limit") as raised:
         looked_at(emulated)
     for option in ("--slo-p95 20ms", "--concurrency 32", "--rate 500/s"):
         assert option in raised.value.hint

@@ -206,7 +206,7 @@ def test_a_mistake_in_the_replicas_names_the_key(change: str, told: str) -> None
         ),
         (
             "{arrivals: closed, concurrency: 1}",
-            "s.yaml:3: load.concurrency: 1 client cannot ask all 2 of target.endpoints: each keeps to one",
+            "s.yaml:3: load.concurrency: 1 client cannot ask all 2 of target.endpoints: each client uses one",
         ),
     ],
 )

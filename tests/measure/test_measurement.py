@@ -86,7 +86,9 @@ def test_some_of_many_requests_tell_what_all_do_and_say_so() -> None:
     assert "thinned" not in codes(every)
     text = next(text_of(each) for each in some.caveats if each.code == "thinned")
     assert text.startswith("of about 40,000 requests one in 8, drawn at random, was recorded: ")
-    assert text.endswith(f"are of 5,000, counts are multiplied; {np.count_nonzero(status):,} of all failed")
+    assert text.endswith(
+        f"come from 5,000, counts are multiplied; {np.count_nonzero(status):,} of all requests failed"
+    )
 
 
 def test_a_kept_promise_passes_and_a_broken_one_fails() -> None:
@@ -540,7 +542,7 @@ def test_a_slow_worker_is_named_where_the_others_keep_up() -> None:
     assert "client_late" not in codes(result)
     told = next(text_of(each) for each in result.caveats if each.code == "worker_slow")
     assert told.startswith(
-        "of the load generator's workers 1 of 4 fell short, first worker 2: the load generator sent"
+        "1 of the load generator's 4 workers fell short, first worker 2: the load generator sent"
     )
     assert result.verdict == "INVALID"
     window = Window(start_ns=int(1e9), end_ns=int(5e9))

@@ -163,7 +163,7 @@ def test_a_kept_scenario_that_names_the_first_of_its_models_is_read(tmp_path: Pa
         (("concurrency: 3", "rate: 3/s"), "target.models.0.rate: load.arrivals is closed, which has no rate"),
         (
             ("concurrency: 8", "concurrency: 8, requests: 9"),
-            "load.requests: several models are loaded for a time",
+            "load.requests: a load of several models needs a duration",
         ),
     ],
 )

@@ -284,7 +284,7 @@ def test_a_launch_that_only_waits_for_the_server_does_not_pass_for_it() -> None:
     [
         ("{kind: command, model: m, rest_url: 'http://h:1'}", "target.apply: missing: how the server is given"),
         ("{kind: command, model: m, apply: [a]}", "target.rest_url: missing: where the server is"),
-        ("{kind: command, model: m, grpc_url: 'h:1', apply: [a]}", "target.ready: missing: who says"),
+        ("{kind: command, model: m, grpc_url: 'h:1', apply: [a]}", "target.ready: missing: how batchtune finds out"),
         ("{kind: command, model: m, rest_url: 'http://h:1', apply: a b}", "target.apply: expected a list of words"),
         ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a, 1]}", "target.apply: expected a list of words"),
         ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a, '{file}']}", "target.render: missing"),

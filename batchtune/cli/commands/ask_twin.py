@@ -461,7 +461,9 @@ def _down(text: str) -> tuple[int, float]:
             raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=hint)
         return 0, share
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=hint)
+        raise UsageError(
+            f"--failing {text}: expected a number of replicas (1 or more) or a percentage", hint=hint
+        )
     return int(text), 0.0
 
 
@@ -551,5 +553,5 @@ def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
     """
     slo = in_place_of(scenario.slo, promises)
     if not slo.limits():
-        raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
+        raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
     return slo

@@ -187,7 +187,7 @@ def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
         return absolute(_at_home(said.model))
     model = _section(wanted, "target").get("model")
     if not isinstance(model, str) or not model:
-        raise UsageError(f"{wanted.scenario}: target.model: missing: a ref is of a model's folder")
+        raise UsageError(f"{wanted.scenario}: target.model: missing: a git ref needs a model's folder")
     path = wanted.scenario.parent / _at_home(model)
     if not path.exists() and not _is_path(model):
         raise UsageError(
@@ -236,7 +236,7 @@ def _batching(wanted: CheckRequest, said: SideWords) -> Iterator[str]:
     unnamed = sorted(name for name in fixed if name in PARAMETER_NAMES and name not in knobs)
     if unnamed:
         raise UsageError(
-            f"{path}: the scenario fixes {', '.join(unnamed)}, and the file does not say it",
+            f"{path}: the scenario fixes {', '.join(unnamed)}, but the file does not set it",
             hint="write it into the file, or take it out of the scenario's fixed",
         )
     yield "fixed.enable_batching=true"

@@ -95,7 +95,7 @@ def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") 
             file.write(text)
     except FileExistsError as error:
         raise UsageError(
-            f"{path}: is there already", hint="name another file with --write, or -: stdout"
+            f"{path}: already exists", hint="name another file with --write, or -: stdout"
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
@@ -244,7 +244,7 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
 def _refuse_unwritable(path: Path) -> None:
     """Raise UsageError where the file exists or has no folder, before minutes are spent on asking the model."""
     if path.exists():
-        raise UsageError(f"{path}: is there already", hint="name another file with --write, or -: stdout")
+        raise UsageError(f"{path}: already exists", hint="name another file with --write, or -: stdout")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
 
@@ -355,7 +355,7 @@ def _require_launched(path: Path) -> None:
             f"{path}: the job launches the model of the change beside that of its target branch, and this server runs "
             "already",
             hint=f"leave out target.{'kind, target.endpoints, target.' if kind == 'external' else ''}rest_url and "
-            "target.grpc_url, and say the model's folder: target: {model: …}",
+            "target.grpc_url, and set the model's folder: target: {model: …}",
         )
 
 
@@ -368,7 +368,7 @@ def _model_of(path: Path) -> str:
     """
     model = section_of(unchecked_scenario(path), "target").get("model")
     if not isinstance(model, str):
-        raise UsageError(f"{path}: target.model: missing", hint="say the model's folder: target: {model: …}")
+        raise UsageError(f"{path}: target.model: missing", hint="set the model's folder: target: {model: …}")
     place = absolute(path.parent / model)
     suffixes = [suffix for own in _EXTRAS.values() for suffix in own]
     if "/" not in model and place.suffix not in suffixes and not place.exists():

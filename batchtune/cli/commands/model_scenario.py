@@ -225,11 +225,11 @@ def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> 
     """Read the draft `base` with the overrides as a scenario.
 
     Raises:
-        UsageError: nothing says what is wanted: no limit, no rate, no clients.
+        UsageError: there is no goal: no limit, no rate, no clients.
     """
     if _lacks_limit(base, overrides):
         raise UsageError(
-            f"{model}: nothing says what is wanted: a capacity needs a limit",
+            f"{model}: no goal: a capacity needs a latency limit",
             hint="give --slo-p95 20ms (the highest rate within it), --concurrency 32 (most requests/s of 32 clients), "
             "or --rate 500/s (the lowest latency at that rate)",
         )

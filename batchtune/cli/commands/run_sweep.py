@@ -237,7 +237,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     run.hold()
     if any(trial.source in ("load", "variant") for trial in run.ledger()):
         raise UsageError(
-            f"{path} is no sweep: it cannot be gone on with", hint="start a new run without --resume"
+            f"{path} is not a sweep, so it cannot be resumed", hint="start a new run without --resume"
         )
     before = run.scenario()
     scenario = placed_as(scenario, before)

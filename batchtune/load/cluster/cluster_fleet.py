@@ -92,9 +92,9 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
     elsewhere = next((worker for worker in workers if worker.place.machine != ours), None)
     if elsewhere is not None:
         raise UsageError(
-            f"load.fleet: {elsewhere.name} cannot reach {endpoint.host}, which is each machine's own",
-            hint="load a running server by the name that the nodes know it by (batchtune load HOST:PORT/MODEL "
-            "--set load.fleet.ray=…), or keep the workers on this machine by load.fleet.resources",
+            f"load.fleet: {elsewhere.name} cannot reach {endpoint.host}, which is local to each machine",
+            hint="load a running server by a host name that the nodes can reach (batchtune load HOST:PORT/MODEL "
+            "--set load.fleet.ray=…), or restrict the workers to this machine by load.fleet.resources",
         )
 
 

@@ -220,7 +220,7 @@ def _connect(ray: Any, address: str, *, key: str) -> None:
             ) from error
         raise UsageError(
             f"{key}: no connection to the Ray cluster at {address}: {_reason(error)}",
-            hint="Ray and Python must be of the same versions here and there",
+            hint="Ray and Python need the same versions on both sides",
         ) from error
 
 
@@ -250,7 +250,7 @@ def _require_listener(address: str, *, key: str) -> None:
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
         raise UsageError(
             f"{key}: nobody answers at {address}: {error}",
-            hint="`ray start --head` says its address; ray://HOST:10001 is that of its client server",
+            hint="`ray start --head` prints its address; ray://HOST:10001 is that of its client server",
         ) from error
 
 

@@ -105,9 +105,7 @@ class SloSpec(Spec):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.goodput is not None and len(self.limits()) == 1:
-            raise problem(
-                "goodput needs limits that requests keep", at=("goodput",), hint="add ttft_p95: 200ms"
-            )
+            raise problem("goodput needs latency limits", at=("goodput",), hint="add ttft_p95: 200ms")
         limits = list(self.e2e_limits().items())
         for (lower, lower_s), (higher, higher_s) in pairwise(limits):
             if higher_s < lower_s:
@@ -151,7 +149,7 @@ def _known(given: object) -> object:
 def _telling(margins: dict[str, float]) -> dict[str, float]:
     for name, margin in margins.items():
         if not 0.0 < margin < 1.0:
-            raise problem("a margin lies above 0 and below 100%", at=(name,), hint=f"write {name}: 5%")
+            raise problem("a margin must be above 0 and below 100%", at=(name,), hint=f"write {name}: 5%")
     return margins
 
 

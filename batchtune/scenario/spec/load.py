@@ -225,8 +225,8 @@ class LoadSpec(Spec):
         `max_in_flight`; raises a problem if not."""
         if self.concurrency is not None and self.concurrency < endpoints:
             raise problem(
-                f"{counted(self.concurrency, 'client')} cannot ask all {endpoints} of target.endpoints: each keeps to "
-                "one",
+                f"{counted(self.concurrency, 'client')} cannot ask all {endpoints} of target.endpoints: each client "
+                "uses one",
                 at=("load", "concurrency"),
                 hint=f"set it to {endpoints} or more, or name fewer endpoints",
             )

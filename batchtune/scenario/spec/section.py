@@ -222,9 +222,7 @@ def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
     if cpus is None:
         return
     if not hasattr(os, "sched_getaffinity"):
-        raise ScenarioError(
-            f"{key}: this system keeps no process on some of its CPUs", hint=f"leave {key} out"
-        )
+        raise ScenarioError(f"{key}: this system cannot pin processes to CPUs", hint=f"leave {key} out")
     usable = os.sched_getaffinity(0)
     missing = set(cpus) - usable
     if missing:

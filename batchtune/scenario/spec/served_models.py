@@ -128,7 +128,7 @@ def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
         raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))
     if models and load.requests is not None:
         raise problem(
-            "several models are loaded for a time", at=("load", "requests"), hint="set load.duration"
+            "a load of several models needs a duration", at=("load", "requests"), hint="set load.duration"
         )
     if models and load.fleet is not None:
         raise problem("several models are loaded from this machine", at=("load", "fleet"))

@@ -537,7 +537,7 @@ class TargetSpec(Spec):
         asks_file = any(FILE_PLACE in word for word in given)
         if asks_file and self.render is None:
             raise problem(
-                "missing: the dialect of {file}", at=("render",), hint="add render: k8s, kserve or tfserving"
+                "missing: the format of {file}", at=("render",), hint="add render: k8s, kserve or tfserving"
             )
         if self.render is not None and not asks_file:
             raise problem(
@@ -547,7 +547,7 @@ class TargetSpec(Spec):
             )
         if self.ready is None and self.rest_url is None:
             raise problem(
-                "missing: who says that the server is ready",
+                "missing: how batchtune finds out that the server is ready",
                 at=("ready",),
                 hint="add a command, a URL, or rest_url",
             )

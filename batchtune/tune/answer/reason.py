@@ -205,7 +205,7 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     """
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(
-            _failed(trials), hint="the failed trials are in the ledger; see whether the server works by hand"
+            _failed(trials), hint="the failed trials are in the ledger; test the server by hand"
         )
     limits = scenario.model_copy(update={"slo": slo}).limits
     trials = [trial for trial in trials if not trial.request.models]
@@ -218,7 +218,7 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     if not runs:
         return InconclusiveError(
             "no trial is finished",
-            hint="go on with that sweep (--resume), with a larger search.budget where it was spent",
+            hint="resume that sweep (--resume), with a larger search.budget if it was spent",
         )
     by_number = {trial.number: trial for trial in trials}
     missed = [run for run in runs if not run.held] or runs

@@ -202,7 +202,7 @@ class _Sweep:
             if self._failures >= failures_max and not self._worked():
                 raise TargetError(
                     f"{failures_max} trials in a row failed; the last: {trial.failure}",
-                    hint="the failed trials are in the ledger; see whether the server works by hand",
+                    hint="the failed trials are in the ledger; test the server by hand",
                 )
 
     def _plan(self, ask: TrialRequest, number: int) -> Plan:

@@ -200,7 +200,7 @@ def test_a_scenario_that_is_not_there_and_a_file_that_is_are_refused(here):
         run_init_ci("github", None, output=None)
     Path("scenario.yaml").write_text(f'target: {{model: "scenarios/my model"}}\n{LOAD}')
     run_init_ci("github", None, output=Path("x.yml"))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         run_init_ci("github", None, output=Path("x.yml"))
 
 

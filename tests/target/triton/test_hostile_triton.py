@@ -197,7 +197,7 @@ def test_a_server_that_dies_in_a_sweep_ends_it_and_is_restored_later(tmp_path: P
         changed, port = server.config, server.rest_port
     told = done.stderr
     (run,) = (tmp_path / "results" / "hostile").iterdir()
-    assert "was not put back as it was" in told
+    assert "original configuration was not restored" in told
     assert f"`batchtune restore {run.relative_to(tmp_path)}` tries again" in told
     with FakeTriton(rest_port=port) as again:
         again.config = changed

@@ -242,7 +242,7 @@ def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> No
     target.keep_original(kept.append)
     target.apply(BATCHED)
     server.refuse = "out of memory"
-    with pytest.raises(TargetError, match=r"was not put back as it was: .*out of memory"):
+    with pytest.raises(TargetError, match=r"original configuration was not restored: .*out of memory"):
         target.restore()
     target.close()
     assert server.orders.count("load") == 2

@@ -101,7 +101,7 @@ def trials_of(folder: Path) -> list[str]:
 
 def test_two_servers_cannot_be_put_back_by_one_run(server: FakeTriton, tmp_path: Path) -> None:
     path = pair(tmp_path, server, '  elsewhere: {target: {rest_url: "http://127.0.0.1:1"}}')
-    with pytest.raises(UsageError, match="several servers or models; a run puts back one"):
+    with pytest.raises(UsageError, match="several servers or models; a run restores only one"):
         run_compare(
             path,
             [],

@@ -13,7 +13,7 @@ from batchtune.tune.trials.failures import explain_failure
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import planted, scenario_of
 
-FIXED = "the model's first dimension, that of the batch, is fixed"
+FIXED = "the model's first dimension (the batch) is fixed"
 
 
 def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
@@ -69,7 +69,7 @@ def test_a_failure_that_says_what_it_means_is_told_nothing_more():
     assert explain_failure([wordless]).count("is fixed") == 1
     long = replace(wordless, failure=said.replace(text, f"{'x' * 180} {text}"))
     assert explain_failure([long]).endswith("serve it without batching")
-    assert explain_failure([long]).count("of the batch") == 1
+    assert explain_failure([long]).count("(the batch)") == 1
     assert explain_failure([replace(wordless, failure=text)]).count("is fixed") == 1
 
 

@@ -67,11 +67,11 @@ SERVER_SWITCHES = ("enable_batching", "batching_parameters_file")
 SWITCH_FLAG, FILE_FLAG = (f"--{name}" for name in SERVER_SWITCHES)
 PER_MODEL_FLAG = "enable_per_model_batching_parameters"
 TARGETS_FLAGS = {
-    "model_base_path": "target.model says where the model lies: a second path would win over it",
-    "model-repository": "target.model says where the model lies: a second repository would be served too",
+    "model_base_path": "target.model sets the model's path: a second path would override it",
+    "model-repository": "target.model sets the repository: a second one would be served too",
     "model-control-mode": "a Triton takes parameters in explicit model control only",
-    "monitoring_config_file": "each trial writes its own, by which the server's figures are read",
-    PER_MODEL_FLAG: "with it a server batches by files in the models' folders, not as each trial says",
+    "monitoring_config_file": "each trial writes its own, and reads the server's figures by it",
+    PER_MODEL_FLAG: "with it a server batches by files in the models' folders, not by the trial's parameters",
 }
 """Flags that only batchtune may write when it starts a server -> why; a server obeys the last of two."""
 PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")

@@ -375,7 +375,7 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
     view.event(DIFFERENCES)
     for name in TritonRepository(target.endpoint).ensembles():
         view.event(
-            f"{name} is an ensemble that asks it: Triton serves that only while max_batch_size is not below its own"
+            f"{name} is an ensemble that uses it: Triton serves that only while max_batch_size is not below its own"
         )
     return batching
 
@@ -444,7 +444,7 @@ def run_restore(path: Path) -> int:
         )
     run.hold()
     if original.restored:
-        print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
+        print(f"{original.model} is restored already: nothing to do", file=sys.stderr)
         return 0
     if target.kind == "http":
         with CommandTarget(target, original=original) as running:

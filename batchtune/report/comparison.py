@@ -156,7 +156,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
     if strange:
         lines.append(
             f"{', '.join(strange)}: the same configuration differs from itself. By chance that happens to one figure "
-            "in twenty; again and again it means drift."
+            "in twenty; if it recurs, the machine drifts."
         )
     if floor.client_limited:
         lines.append("invalid: client-limited; this is the spread of the load generator, not of the server")

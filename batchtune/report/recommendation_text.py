@@ -61,7 +61,7 @@ def print_answer(
     tell("Why", words.why_sentence(chosen))
     if chosen.bottleneck is not None:
         tell("Bottleneck", words.capitalised(words.bottleneck_sentence(chosen.bottleneck)))
-    resumed = "`confirm` goes on with this sweep; --budget is the time in all."
+    resumed = "`confirm` continues this sweep; --budget is the total time."
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
     tell("Warning", *filter(None, [" ".join([*words.qualifying_sentences(chosen), *_warnings(chosen)])]))

@@ -341,10 +341,10 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
             there = f"used {percentage(alone.of_limit)} of its tightest limit"
         tried = f"in the search, the best of {counted(alone.tried, 'configuration')} tried"
         is_short = alone.of_limit is None and model.rate_rps >= alone.rate_rps
-        short = "; the search was too short to measure what company costs" if is_short else ""
+        short = "; the search was too short to measure what the other models cost" if is_short else ""
         yield f"{gets}; alone it {there} with {alone.configuration.label()} ({tried}){short}."
     if "alone" in chosen.names:
-        yield "What is best for each model alone, put together, is what is recommended."
+        yield "The best parameters of each model alone, combined, are the recommended ones."
     other = _named(chosen, "alone")
     if other is not None:
         label, fared = other.configuration.label(), _fared(chosen, other)
@@ -470,7 +470,7 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
     elif chosen.ignored == "answers":
         yield (
             "All configurations answer alike, whatever their size: either batching changes nothing here, or the server "
-            "ignores its parameters. See whether it applies what it is given."
+            "ignores its parameters. Check whether it applies them."
         )
 
 

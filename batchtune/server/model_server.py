@@ -130,7 +130,7 @@ def _nothing() -> None:
 
 _DRAIN_LIMIT_S = 25.0
 _STOPPING = (
-    f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
+    f"stopping: finishing requests in flight, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
 )
 
 _logger = logging.getLogger(__name__)

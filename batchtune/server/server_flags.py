@@ -107,11 +107,11 @@ class ServerFlags:
         default=False, meaning="run the code, and query the stores, that stages.yaml names", ours=True
     )
     processes_per_replica: int = _flag(
-        0, "Cortex: batch threads, and with --threads_per_process the limit of requests in work", ours=True
+        0, "Cortex: batch threads, and with --threads_per_process the limit of requests in flight", ours=True
     )
     threads_per_process: int = _flag(
         0,
-        "Cortex: processes_per_replica * this many requests in work at once, more wait; 0: no limit",
+        "Cortex: processes_per_replica * this many requests in flight, more wait; 0: no limit",
         ours=True,
     )
     enable_tuning_api: bool = _flag(

@@ -121,7 +121,7 @@ def test_a_model_is_asked_and_its_scenario_written_with_the_next_command(
     scenario = read_scenario(Path("m.yaml"))
     assert (scenario.name, scenario.objective, scenario.request.rows) == ("net", "capacity", 2)
     assert "    batchtune sweep m.yaml\n" in text
-    assert "# a guess, ten times a lone request: what do you promise?" in text
+    assert "# a guess, ten times a lone request: set the limit that you promise" in text
     assert "takes x float32 [?, 8]" in text
     assert 0.02 <= scenario.slo.limits()["p95"] <= 0.2
     assert "this machine: quiet for 4 s" in done.stderr

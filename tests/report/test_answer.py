@@ -202,7 +202,7 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
 ) -> None:
     weak = replace(chosen, established=False, open_questions=(question,), may_find_more=True)
     text = printed(weak, next_step="batchtune sweep S --resume R", offer="--budget 3m")
-    goes_on = "`confirm` goes on with this sweep; --budget is the time in all."
+    goes_on = "`confirm` continues this sweep; --budget is the total time."
     assert f"Confidence Not confirmed: {words}. {goes_on}" in re.sub(r"\s+", " ", text)
     assert "Next        confirm  batchtune sweep S --resume R" in text
     assert "may find more" not in text

@@ -23,7 +23,7 @@ FILE_ONLY = {
     "launch": ["server", "--enable_batching", "--batching_parameters_file={file}"],
     "render": "tfserving",
 }
-NOTE = "nothing was compared with no batching: a tfserving file, all that target's commands name, cannot say no batching"
+NOTE = "nothing was compared with no batching: a tfserving file, all that target's commands name, cannot express no batching"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_it_is_never_applied_in_the_guise_of_the_defaults() -> None:
     spec = TargetSpec.model_validate({**FILE_ONLY, "launch": ["no-such-program", "{file}"]})
     with (
         CommandTarget(spec) as target,
-        pytest.raises(BatchingParametersError, match="cannot say no batching"),
+        pytest.raises(BatchingParametersError, match="cannot express no batching"),
     ):
         target.apply(Configuration(batching=None))
 
@@ -59,7 +59,7 @@ def test_it_is_never_applied_in_the_guise_of_the_defaults() -> None:
     ],
 )
 def test_a_scenario_that_asks_for_it_is_refused(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValidationError, match="cannot say no batching") as raised:
+    with pytest.raises(ValidationError, match="cannot express no batching") as raised:
         scenario_of(target=FILE_ONLY, **changes)
     assert f"'{key}'" in str(raised.value.errors()[0]["ctx"])
 

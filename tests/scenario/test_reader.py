@@ -581,7 +581,7 @@ def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
         ("rest_api_port: x", "rest_api_port: expected a port, 0 to 65535; was 'x'", ""),
         ("port: 70000", "port: expected a port, 0 to 65535; was 70000", ""),
         ("port: true", "port: expected a port", ""),
-        ("model_base_path: /m", "model_base_path: target.model says where the model lies", "leave it out"),
+        ("model_base_path: /m", "model_base_path: target.model sets the model's path", "leave it out"),
         ("monitoring_config_file: m", "monitoring_config_file: each trial writes its own", "leave it out"),
         (
             "enable_per_model_batching_parameters: true",

@@ -122,7 +122,7 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
                 soft_wrap=True,
             )
     if lacking:
-        shown = f"Not ready for a sweep: mend {' and '.join(lacking)}."
+        shown = f"Not ready for a sweep: fix {' and '.join(lacking)}."
     elif any(_works(checks[name]) for name in BACKENDS):
         shown = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
     else:
@@ -181,7 +181,7 @@ def cpus(root: Path = Path("/")) -> Check:
         f"{count} of {os.cpu_count()} may be used, {'no quota' if quota is None else f'a quota of {quota:g}'}"
     )
     if min(count, quota or count) < 2:
-        advice = "two are needed to keep the client out of the server's way: what is measured on one is rough"
+        advice = "client and server need a CPU each: figures from one CPU are rough"
         return Check("problem", text, advice)
     if quota is not None and quota < count:
         advice = (

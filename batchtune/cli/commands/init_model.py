@@ -123,7 +123,7 @@ _COMMENTS: Final[Mapping[str, str]] = {
     "search.budget": "for everything, confirmation runs included",
     "search.grow": "the space is a guess: where the best lies on its edge, the next step outward is tried",
     "search.space.max_batch_size": "rows in a batch at most; 1 runs every request by itself",
-    "search.space.batch_timeout_micros": "how long the first request of a batch may wait for company",
+    "search.space.batch_timeout_micros": "how long the first request of a batch may wait for others",
     "search.space.num_batch_threads": "batches that run at the same time",
     "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
 }
@@ -237,7 +237,7 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
     comments["request.shapes"] = f"guessed, and answered: {'; '.join(shapes)}" if shapes else ""
     comments["request.inputs"] = f"guessed, and answered: {'; '.join(values)}" if values else ""
     if looked.guessed_limit:
-        comments["slo.p95"] = "a guess, ten times a lone request: what do you promise?"
+        comments["slo.p95"] = "a guess, ten times a lone request: set the limit that you promise"
     return comments
 
 

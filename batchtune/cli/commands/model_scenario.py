@@ -329,7 +329,7 @@ def _notes(signature: Signature, tries: FirstTries) -> Iterable[str]:
     refused."""
     if tries.refusal is not None:
         rows = TIMES_LARGER * tries.request.rows
-        yield f"{rows} rows at once are refused, smaller batches are looked at: {' '.join(tries.refusal.split())}"
+        yield f"{rows} rows at once are refused; trying smaller batches: {' '.join(tries.refusal.split())}"
     for spec in signature.inputs:
         name = spec.name
         if name in tries.shapes:

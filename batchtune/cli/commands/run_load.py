@@ -334,7 +334,7 @@ def repeated_points(
         for _ in range(min(REPEATS_MAX, repeats_left)):
             if "host" not in map(spoilt_by, parts_of([finished.trial])):
                 break
-            view.event("the host was noisy: once more")
+            view.event("the host was noisy: measuring again")
             repeats_left -= 1
             finished = without_empty_verdict(bench.run(plan), scenario)
         yield finished

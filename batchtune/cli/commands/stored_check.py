@@ -232,7 +232,7 @@ def comparability(
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
     if host and not stored.allow_mismatch:
         differing = "; ".join(host)
-        return f"the baseline is of another host ({differing}); --allow-mismatch makes it a wide tripwire", ""
+        return f"the baseline is of another host ({differing}); --allow-mismatch compares by wide margins", ""
     if host:
         least = percentage(OTHER_HOST_MARGIN)
         return "", f"TRIPWIRE ONLY: another host ({'; '.join(host)}): margins are no less than {least}."

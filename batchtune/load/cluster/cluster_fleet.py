@@ -382,9 +382,9 @@ class ClusterFleet:
         left = len(self._workers) if len(self._workers) >= self._enough else 0
         message = f"load {worker.name}: {why}"
         outlook = (
-            f"what it was sending is void, and measured again with {counted(left, 'worker')}"
+            f"what it was sending is invalid, and measured again with {counted(left, 'worker')}"
             if left
-            else f"{len(self._workers)} of {counted(self._asked, 'worker')} are left, too few to go on"
+            else f"{len(self._workers)} of {counted(self._asked, 'worker')} are left, too few to continue"
         )
         self._on_event(f"{message}; {outlook}")
         return WorkerLostError(f"{message}; {outlook}", left=left, before=before)

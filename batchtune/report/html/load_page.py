@@ -217,7 +217,7 @@ def load_document(run: Run) -> Report:
         trials=document.table_of_single_trials(trials, lambda _: scenario, _name_of),
         intervals=(
             "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch "
-            "finish together; they do not hold what differs between runs."
+            "finish together; they do not include differences between runs."
         ),
     )
 
@@ -357,7 +357,7 @@ def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -
     return (
         Fact(question=question, headline="No point counts", lines=(words.sentence(why),), tone="bad"),
         Fact(
-            question="What was seen all the same?",
+            question="What was measured anyway?",
             headline=measured_text,
             lines=failures or ("These are not the server's figures.",),
         ),

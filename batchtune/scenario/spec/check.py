@@ -60,7 +60,7 @@ class SloSpec(Spec):
     itl_p99_s: PositiveSeconds | None = Field(default=None, alias="itl_p99", description="99 of 100 gaps")
     goodput: Annotated[Ratio, Field(gt=0, lt=1)] | None = Field(
         default=None,
-        description="share of requests that keep every limit here, each by its own latency, first token, and 99 of "
+        description="share of requests that meet every limit here, each by its own latency, first token, and 99 of "
         "100 of its own gaps",
     )
     error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
@@ -175,7 +175,7 @@ class CheckSpec(Spec):
 
     gates: Margins = Field(
         default_factory=dict,
-        description="from which change for the worse on a figure fails the check; absent: those of the objective",
+        description="how much worse each figure may get before the check fails; absent: those of the objective",
     )
     blocks: Annotated[int, Field(ge=6, le=CHECK_BLOCKS_MOST, strict=True)] = Field(
         default=CHECK_BLOCKS_MAX,

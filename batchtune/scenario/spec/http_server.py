@@ -58,10 +58,10 @@ class FileSetting(Spec):
     """A file that the server reads its parameters from: JSON of which some values change, or a text."""
 
     path: str = Field(
-        description="{scratch} is a folder that lasts as long as the sweep; a file that was there is put back",
+        description="{scratch} is a folder that lasts as long as the sweep; an existing file is restored",
         examples=["{scratch}/model-settings.json"],
     )
-    base: Any = Field(default=None, description="the JSON where there is no such file yet")
+    base: Any = Field(default=None, description="the JSON to start from if the file does not exist")
     change: dict[str, Any] = Field(
         default_factory=dict,
         description="values by their place in the JSON, {{PARAMETER}} in them replaced",
@@ -78,7 +78,7 @@ class UntilSpec(Spec):
     url: str = Field(pattern=r"^https?://")
     path: str = Field(description="a place in its JSON", examples=["applications.default.status"])
     value: Any = Field(description="what must stand there", examples=["RUNNING"])
-    failed: tuple[str, ...] = Field(default=(), description="what there means that it did not work")
+    failed: tuple[str, ...] = Field(default=(), description="values there that mean failure")
 
 
 class RequestSetting(Spec):
@@ -88,7 +88,9 @@ class RequestSetting(Spec):
     method: str = "POST"
     headers: dict[str, str] = Field(default_factory=dict, examples=[{"Authorization": "Bearer …"}])
     read: str | None = Field(
-        default=None, pattern=r"^https?://", description="a URL that tells what is in force: it is put back"
+        default=None,
+        pattern=r"^https?://",
+        description="a URL that returns what is in force, which is restored at the end",
     )
     at: str = Field(default="", description="the part of what was read that is sent back, changed")
     change: dict[str, Any] = Field(
@@ -103,7 +105,7 @@ class RequestSetting(Spec):
     )
     off: Any = Field(
         default=None,
-        description="that part where the server batches nothing: sent in place of the changed one for no batching",
+        description="that part for no batching, sent instead of the changed one",
         examples=[{"enable_batching": False}],
     )
     until: UntilSpec | None = None
@@ -141,7 +143,7 @@ class MetricsSpec(Spec):
     running: str | None = Field(default=None, description="gauge of the requests that are executed")
     waiting: str | None = Field(
         default=None,
-        description="gauge of those that wait; a trial begins only when what the one before left is worked off",
+        description="gauge of the waiting requests; a trial begins only when those of the trial before are answered",
     )
     execution: str | None = Field(
         default=None, description="histogram or summary of a batch's execution time"

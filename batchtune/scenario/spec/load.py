@@ -95,11 +95,11 @@ class FleetSpec(Spec):
     )
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="further Ray resources that each worker needs: on nodes that have them it runs",
+        description="further Ray resources that each worker needs; it runs on nodes that have them",
         examples=[{"load_generator": 1}],
     )
     placement: Literal["spread", "pack"] = Field(
-        default="spread", description="spread: over as many nodes as there are; pack: on as few as have room"
+        default="spread", description="spread: over as many nodes as possible; pack: on as few as possible"
     )
 
 
@@ -126,8 +126,8 @@ class LoadSpec(Spec):
     )
     requests: Count | None = Field(
         default=None,
-        description="closed loop: stop after so many requests, or where duration ends it before, with a warning; "
-        "`batchtune load` gives them 10 minutes unless a duration is written",
+        description="closed loop: stop after this number of requests, or earlier at the end of duration, with a "
+        "warning; `batchtune load` gives them 10 minutes unless a duration is written",
     )
     warm_up_s: Seconds = Field(default=1.0, alias="warm_up", description="sent first and not counted")
     seed: Whole = Field(
@@ -145,7 +145,7 @@ class LoadSpec(Spec):
     )
     max_in_flight: Count | None = Field(
         default=None,
-        description="open loop: most requests under way; a request beyond waits, and the wait counts",
+        description="open loop: most requests in flight; further requests wait, and the wait counts as latency",
     )
     connections: Count | None = Field(
         default=None, description="network connections in all; absent: what suits the protocol and the load"

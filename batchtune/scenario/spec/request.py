@@ -207,7 +207,7 @@ class OpenAiSpec(Spec):
     )
     ignore_eos: bool = Field(
         default=True,
-        description="ask for answers of exactly that many tokens, as vLLM and SGLang understand; false for others",
+        description="ask for answers of exactly that many tokens (vLLM, SGLang); false for others",
     )
     prefix: Literal["unique", "shared"] = Field(
         default="unique",
@@ -248,7 +248,7 @@ class RequestSpec(Spec):
     )
     distinct: Count = Field(
         default=16,
-        description="different payloads in rotation, so that no cache answers for the model; with lengths 256",
+        description="different payloads in rotation, so that no cache answers instead of the model; with lengths 256",
     )
     rest_format: Literal["row", "columnar"] = Field(
         default="row", description="rest: row sends `instances`, columnar sends `inputs`"
@@ -268,7 +268,7 @@ class RequestSpec(Spec):
     )
     ok: OkSpec = Field(default_factory=OkSpec, description="of protocol http: which answers are good")
     timeout_s: PositiveSeconds = Field(
-        default=10.0, alias="timeout", description="a request without an answer by then has failed"
+        default=10.0, alias="timeout", description="a request without an answer within this time has failed"
     )
     headers: dict[str, str] = Field(
         default_factory=dict,

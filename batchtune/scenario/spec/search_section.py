@@ -174,7 +174,7 @@ class ParallelSpec(Spec):
     )
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="further Ray resources that each server needs: on nodes that have them it runs",
+        description="further Ray resources that each server needs; it runs on nodes that have them",
         examples=[{"inference": 1}],
     )
 

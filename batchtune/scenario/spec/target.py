@@ -216,14 +216,15 @@ class TargetSpec(Spec):
     )
     metrics: MetricsSpec | None = Field(default=None, description="of kind http: its Prometheus page")
     defaults: dict[str, KnobField] = Field(
-        default_factory=dict, description="of kind http: what its parameters are where nobody says"
+        default_factory=dict, description="of kind http: its parameters' defaults"
     )
     present: dict[str, KnobField] = Field(
-        default_factory=dict, description="of kind http: what it has now; a sweep writes it that reads this"
+        default_factory=dict,
+        description="of kind http: the present settings; written by a sweep that reads them",
     )
     traps: dict[str, str] = Field(
         default_factory=dict,
-        description="of kind http: what is to be known of a parameter, said where it is searched or fixed",
+        description="of kind http: warnings about parameters, printed if one is searched or fixed",
     )
     framework: Framework | None = Field(
         default=None, description="of a sample model; absent: the first of its frameworks that is installed"
@@ -239,7 +240,7 @@ class TargetSpec(Spec):
     docker: DockerSpec | None = None
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="another server with the same flags",
+        description="another server program with the same flags",
         examples=[["tensorflow_model_server"]],
     )
     flags: FlagValues = Field(
@@ -269,10 +270,10 @@ class TargetSpec(Spec):
         "same, {file} one in the dialect of render",
         examples=[["kubectl", "apply", "--server-side", "--force-conflicts", "--filename={file}"]],
     )
-    render: RenderedFile | None = Field(default=None, description="of kind command: the dialect of {file}")
+    render: RenderedFile | None = Field(default=None, description="of kind command: the format of {file}")
     ready: Argv | str | ReadySpec | None = Field(
         default=None,
-        description="of kinds command and http: a URL that answers with 200, of http also {url, status, body}, or a "
+        description="of kinds command and http: a URL that answers 200, of http also {url, status, body}, or a "
         "command that ends with 0, asked until it does; "
         "{digest} is the label of the pods that k8s and kserve make; absent: the model's status at rest_url",
         examples=["http://127.0.0.1:8501/v1/models/m", ["kubectl", "rollout", "status", "deployment/m"]],
@@ -282,7 +283,7 @@ class TargetSpec(Spec):
     )
     restore: Argv | None = Field(
         default=None,
-        description="of kind command: run at the very end, to put back what was there",
+        description="of kind command: run last, to restore the original state",
         examples=[["kubectl", "apply", "--filename=my_model.yaml"]],
     )
     environment: tuple[str, ...] | None = Field(
@@ -592,7 +593,7 @@ def unsayable(target: TargetSpec) -> str:
     `can_be_off` is False."""
     if target.kind == "http":
         return "target.means names no parameter for the rows in a batch"
-    return "a tfserving file, all that target's commands name, cannot say no batching"
+    return "a tfserving file, all that target's commands name, cannot express no batching"
 
 
 _HINT: Final = (

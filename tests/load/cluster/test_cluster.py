@@ -223,7 +223,7 @@ def test_with_less_than_half_of_the_workers_it_ends() -> None:
         with pytest.raises(WorkerLostError) as caught:
             fleet.run(job_of(evenly(100, 1.0)))
         assert caught.value.left == 2
-        with pytest.raises(WorkerLostError, match="1 of 3 workers are left, too few to go on") as caught:
+        with pytest.raises(WorkerLostError, match="1 of 3 workers are left, too few to continue") as caught:
             fleet.run(job_of(evenly(100, 1.0)))
         assert caught.value.left == 0
 

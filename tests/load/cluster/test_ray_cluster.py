@@ -47,7 +47,7 @@ def test_clocks_of_one_machine_are_found_to_be_one(found: dict[str, Any]) -> Non
 def test_a_node_killed_under_its_load_is_gone_on_without(found: dict[str, Any]) -> None:
     killed = found["killed"]
     assert re.match(
-        r"load worker [01] on .*; what it was sending is void, and measured again with 1 worker$",
+        r"load worker [01] on .*; what it was sending is invalid, and measured again with 1 worker$",
         killed["message"],
     )
     assert killed["left"] == 1

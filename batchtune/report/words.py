@@ -348,7 +348,7 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
     other = _named(chosen, "alone")
     if other is not None:
         label, fared = other.configuration.label(), _fared(chosen, other)
-        yield f"What is best for each model alone, put together, is {label}: {fared}."
+        yield f"The best parameters of each model alone, combined, are {label}: {fared}."
 
 
 def capacity_text(capacity: Capacity, latency: str = "") -> str:

@@ -175,7 +175,7 @@ def test_a_wrong_setting_is_told(tmp_path: Path, override: str, words: str, hint
 
 
 def test_a_setting_that_would_serve_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a second path would win"):
+    with pytest.raises(UsageError, match="a second path would override"):
         configuration(tmp_path, "--model_base_path=/other")
 
 

@@ -655,5 +655,5 @@ def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):
 def test_a_dash_is_no_file_to_write_to(tmp_path):
     done = answered("recommend", "--write", "-", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--write: - is no file" in done.stderr
+    assert "--write: expected a file; was -" in done.stderr
     assert not list(tmp_path.iterdir())

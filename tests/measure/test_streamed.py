@@ -138,5 +138,5 @@ def test_e2e_is_a_name_for_whole_answers_and_the_watched_limit_is_the_first() ->
 
 
 def test_goodput_alone_says_nothing() -> None:
-    with pytest.raises(ValueError, match="goodput needs limits"):
+    with pytest.raises(ValueError, match="goodput needs latency limits"):
         SloSpec.model_validate({"goodput": "90%"})

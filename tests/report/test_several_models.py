@@ -60,13 +60,13 @@ def test_the_answer_says_what_each_gets_and_what_company_costs(tmp_path: Path) -
         "ranker:p95 ms",
         "Models ranker gets",
         "; alone it held",
-        "What is best for each model alone, put together,",
+        "The best parameters of each model alone, combined,",
         "SLO ranker:p95 ≤ 25 ms: met in",
         "SLO reader:p95 ≤ 150 ms: met in",
         "Batching helps: batching is worth",
     ):
         assert words in text, text
-    assert "What is best for each model alone, put together," in why
+    assert "The best parameters of each model alone, combined," in why
     assert f"cp {own_file(run.path / 'batching_parameters.txt', 'reader')} {tmp_path}/b/1/" in text
     assert "--enable_per_model_batching_parameters" in text
 

@@ -171,7 +171,7 @@ def test_a_trap_is_told_where_its_parameter_is_set_and_only_there(app: str) -> N
     [
         ("litsrve", "my_app.py", "did you mean 'litserve'"),
         ("litserve", "nowhere.py", "there is no file nowhere.py"),
-        ("fastapi", "{folder}/my_app.py", "what in it is the app"),
+        ("fastapi", "{folder}/my_app.py", "the name of the app"),
         ("infinity", "a model", "has a space or a mark in it"),
     ],
 )

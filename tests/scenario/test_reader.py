@@ -604,7 +604,7 @@ def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(
         assert read_kept_scenario(kept).target.flags == {"enable_per_model_batching_parameters": True}
     if "model_base_path" in flag:
         fixed = refused(SMALL + "fixed: {--model_base_path: /m}\n")
-        assert fixed.message.startswith("s.yaml:10: fixed.--model_base_path: target.model says")
+        assert fixed.message.startswith("s.yaml:10: fixed.--model_base_path: target.model sets")
     if "batching" in flag:
         fixed = refused(SMALL + "fixed: {batching_parameters_file: b.txt}\n")
         assert fixed.message.startswith("s.yaml:10: fixed.batching_parameters_file: ")

@@ -37,7 +37,7 @@ objective: throughput
 FAULTS = {
     "crash on start": ("exit: Failed to start server", "exited with 1; its last words:\n  loading the model\n  Failed to start", "fix what it names"),
     "unknown flag": ("exit: unknown argument: --odd=1", "unknown argument: --odd=1", "a flag"),
-    "port in use": ("exit: Failed to bind 127.0.0.1:8500: Address already in use", "Address already in use", "another program has that port"),
+    "port in use": ("exit: Failed to bind 127.0.0.1:8500: Address already in use", "Address already in use", "another program uses that port"),
     "503 to everything": ("503", f"{NEVER_READY}HTTP 503: {{\"error\": \"overloaded\"}}; its last words:\n  loading", "target.ready_timeout"),
     "hang": ("hang", f"{NEVER_READY}no answer in time; its last words:\n  loading the model", "target.ready_timeout"),
     "garbage": ("garbage", f"{NEVER_READY}HTTP 200: <html>welcome</html>", "target.ready_timeout"),

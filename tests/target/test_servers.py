@@ -103,7 +103,7 @@ def test_a_container_whose_client_was_killed_is_removed(docker: StandInDocker, t
         ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "no container engine runs"),
         ("Unable to find image 'tensorflow/serving:nope' locally", "check target.docker.image"),
         ("could not select device driver with capabilities: [[gpu]]", "the NVIDIA container toolkit"),
-        ("Bind for 127.0.0.1:8500 failed: port is already allocated", "another program has that port"),
+        ("Bind for 127.0.0.1:8500 failed: port is already allocated", "another program uses that port"),
     ],
 )
 def test_what_an_engine_refuses_is_told_with_what_to_do(

@@ -148,8 +148,12 @@ def test_statistics_that_are_missing_for_once_are_no_count(server: FakeTriton) -
         (INDEX, (404, b"<html>"), "has no model repository API: HTTP 404: <html>"),
         (INDEX, (200, [{"name": "other"}]), "has no model 'm' in its repository"),
         (INDEX, None, "the connection was closed without an answer"),
-        ("/v2/models/m/config", (200, {"max_batch_size": "many"}), "a configuration of m that is none"),
-        ("/v2/models/m/config", (200, {"max_batch_size": 4, "dynamic_batching": [1]}), "that is none"),
+        ("/v2/models/m/config", (200, {"max_batch_size": "many"}), "an invalid configuration of m"),
+        (
+            "/v2/models/m/config",
+            (200, {"max_batch_size": 4, "dynamic_batching": [1]}),
+            "an invalid configuration of m",
+        ),
         ("/v2/models/m/config", (200, []), "/v2/models/m/config: HTTP 200"),
     ],
 )

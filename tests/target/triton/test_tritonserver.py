@@ -199,7 +199,7 @@ def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tm
     done = batchtune("restore", run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert config_of(server) == before
-    assert "nothing is to be done" in batchtune("restore", run, cwd=tmp_path).stderr
+    assert "nothing to do" in batchtune("restore", run, cwd=tmp_path).stderr
 
 
 def test_a_sweep_that_is_interrupted_puts_the_server_back(server: TritonServer, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_more_threads_than_were_measured_are_labelled(twin: Twin) -> None:
 
 
 def test_a_limit_that_no_rate_keeps_is_an_error_with_a_hint(twin: Twin) -> None:
-    with pytest.raises(TwinError, match="no rate keeps p95 within 1 ms") as failure:
+    with pytest.raises(TwinError, match="no rate that meets p95 within 1 ms") as failure:
         plan_replicas(
             twin,
             batcher_of(64),

@@ -49,10 +49,8 @@ class ServerFlags:
     model_name: str = _flag("default", "name of the model under --model_base_path")
     model_base_path: str = _flag("", "directory of numeric version directories")
     model_config_file: str = _flag("", "text ModelServerConfig: several models, versions, labels")
-    model_config_file_poll_wait_seconds: int = _flag(
-        0, "how often to read --model_config_file again; 0: never"
-    )
-    file_system_poll_wait_seconds: int = _flag(1, "how often to look for versions; 0: once, at the start")
+    model_config_file_poll_wait_seconds: int = _flag(0, "how often to re-read the file; 0: never")
+    file_system_poll_wait_seconds: int = _flag(1, "how often to look for versions; 0: only at the start")
     num_load_threads: int = _flag(0, "models loaded at once; 0: one")
     max_num_load_retries: int = _flag(5, "retries of a failed load")
     load_retry_interval_micros: int = _flag(60_000_000, "pause before a retry")

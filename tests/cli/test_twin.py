@@ -436,7 +436,7 @@ def test_a_plan_without_a_rate_asks_for_one(ask: Ask) -> None:
     [
         (("plan", "--rate", "10", "--exact"), 2, "--exact: this option of plan no longer exists"),
         (("plan", "--profile=day.csv"), 2, "plan for the peak with --rate"),
-        (("plan", "--rate", "10", "--failing", "none"), 2, "--failing none: expected a number of replicas"),
+        (("plan", "--rate", "10", "--failing", "none"), 2, "--failing none: expected replicas"),
         (("plan", "--rate", "10", "--failing", "0"), 2, "write --failing 1 for one replica"),
         (("plan", "--rate", "10", "--failing", "100%"), 2, "less than 100 %"),
         (("plan", "--rate", "10", "--failing", "x%"), 2, "--failing: expected a percentage"),

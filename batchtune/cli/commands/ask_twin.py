@@ -461,9 +461,7 @@ def _down(text: str) -> tuple[int, float]:
             raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=hint)
         return 0, share
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise UsageError(
-            f"--failing {text}: expected a number of replicas (1 or more) or a percentage", hint=hint
-        )
+        raise UsageError(f"--failing {text}: expected replicas (1 or more) or a percentage", hint=hint)
     return int(text), 0.0
 
 

@@ -233,7 +233,7 @@ def test_flags_a_command_and_an_image_are_the_sides_own(here: Path) -> None:
 def test_a_batching_file_replaces_the_parameters_and_must_name_what_the_scenario_fixes(here: Path) -> None:
     file = here / "batching.txt"
     file.write_text("max_batch_size { value: 4 }\nallowed_batch_sizes: 2\nallowed_batch_sizes: 4\n")
-    with pytest.raises(UsageError, match="the scenario fixes batch_timeout_micros, and the file does not"):
+    with pytest.raises(UsageError, match="the scenario fixes batch_timeout_micros, but the file does not"):
         overrides(batching="batching.txt")
     file.write_text(f"{file.read_text()}batch_timeout_micros {{ value: 500 }}\n")
     batching = candidate(batching="batching.txt").configuration({}).batching

@@ -287,7 +287,7 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("m", "apiVersion: v1\ncontainers:\n- image: tf\n  args: 5\n", "m:4: command and args of a container are lists of words; was '5'", "args: ["),
         ("m", "apiVersion: v1\nkind: Service\n", "m: neither a ConfigMap with batching_parameters.txt nor", "Deployment"),
         ("m", "apiVersion: v1\ndata: &a [*a]\n", "m: nested too deeply", ""),
-        ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching]\n- args: [--enable_batching]\n", "m:4: a second server", "that is asked for"),
+        ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching]\n- args: [--enable_batching]\n", "m:4: a second server", "one server only"),
         ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching, --grpc_max_threads=$(N)]\n", "m:3: --grpc_max_threads=$(N): its value", "own"),
         ("m", "apiVersion: v1\ncontainers:\n- command: [sh]\n  args:\n  - -c\n  - serve --port=1\n", "m:3: a shell in the container", ""),
         ("c.yaml", "version: '3'\nservices:\n  s: {command: [--enable_batching]}\n", "c.yaml:2: a compose file", "docker run"),

@@ -188,8 +188,10 @@ def test_a_client_that_is_the_limit_is_seen_by_its_caveats_not_by_a_wrong_choice
 def test_where_two_sizes_are_all_that_is_known_half_of_the_larger_is_looked_at_too() -> None:
     """Batches of more than 8 rows gain nothing on this device, as on many CPUs: a line through 1 and 16 hides that."""
     run = swept("flat", "quiet", 51)
+    scouts = [trial.configuration for trial in run.trials if trial.source == "calibration"]
+    assert {one.batching.max_batch_size for one in scouts if one.batching is not None} >= {8, 16}
     ours = truth.capacity_rps(DEVICES["flat"], run.answer.configuration)
-    assert ours >= 0.95 * truth.best("flat")[1]
+    assert ours >= 0.9 * truth.best("flat")[1]
 
 
 def test_who_would_change_the_defaults_proves_itself_at_a_rate_that_gains_something() -> None:
@@ -238,7 +240,7 @@ def test_neighbours_that_a_checked_curve_rules_out_wait_until_the_leader_is_conf
         if trial.request.reason == "whether it holds more than the leader" and trial.source != "defaults":
             tried = search.contenders.find(trial.configuration)
             assert tried is not None
-            assert not search.is_level(tried, top)
+            assert tried.simplicity < top.simplicity or not search.is_level(tried, top)
     top = search.leader()
     assert any(search.is_level(near, top) and not near.runs for near in search.contenders.neighbours(top))
 

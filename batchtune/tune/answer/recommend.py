@@ -450,7 +450,8 @@ class _Answer:
             return "not distinguishable"
         account = self._account
         if best is None:
-            return "no" if account.keeps(unbatched) else "not distinguishable"
+            is_open = any(account.is_open(c, unbatched) for c in batched)
+            return "no" if account.keeps(unbatched) and not is_open else "not distinguishable"
         if isinstance(account, FixedLoads) and not account.keeps(unbatched):
             return "yes"
         if gain is not None and gain.low > 1.0 and (gain.value >= LEVEL or not account.keeps(unbatched)):

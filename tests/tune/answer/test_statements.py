@@ -340,3 +340,16 @@ def test_what_keeps_a_recommendation_away_is_said_once() -> None:
     assert nothing_to_recommend(failed, scenario=SCENARIO, slo=SCENARIO.slo).message == (
         "all trials failed (2); the last: the server died"
     )
+
+
+def test_one_batch_that_misses_is_no_proof_that_batching_does_not_help() -> None:
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "60ms"})
+    trials = [
+        loop(1, 1890.0, 0.013, clients=16, batching=None),
+        at_rate(2, 2400.0, 0.2, batching={"max_batch_size": 8}),
+    ]
+    answer = recommend(trials, scenario=scenario)
+    assert answer.configuration.batching is None
+    assert answer.batching_helps == "not distinguishable"
+    missed = [at_rate(number, 1500.0, 0.2, batching={"max_batch_size": 8}) for number in (3, 4)]
+    assert recommend([*trials, *missed], scenario=scenario).batching_helps == "no"

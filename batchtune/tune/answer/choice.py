@@ -79,22 +79,18 @@ class Capacities:
         """Return (runs, confirmations): the runs that a contender's figures come from, and how many of them
         are confirmation runs.
 
-        Confirmation runs that held the stated rate or more, or missed it or less; without any, the runs that
-        held the highest rate; else those that held in closed loops; else all.
+        Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less; without
+        any, the runs that held the highest rate; else those that held in closed loops; else all.
         """
         bracket, stated = contender.bracket, self.value(contender)
-        fresh = [
-            run
-            for run in bracket.open_runs
-            if run.fresh
-            and (
-                (run.rate_rps or 0.0) >= 0.999 * stated
-                if run.held
-                else (run.rate_rps or 0.0) <= 1.001 * stated
-            )
+        fresh = [run for run in bracket.open_runs if run.fresh]
+        held = [run for run in fresh if run.held and (run.rate_rps or 0.0) >= 0.999 * stated]
+        lowest = min((run.rate_rps or 0.0 for run in held), default=stated)
+        runs = [
+            run for run in fresh if run in held or (not run.held and (run.rate_rps or 0.0) <= 1.001 * lowest)
         ]
-        if fresh:
-            return fresh, len(fresh)
+        if runs:
+            return runs, len(runs)
         held = [run for run in bracket.open_runs if run.held]
         highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
         runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]

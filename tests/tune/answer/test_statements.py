@@ -353,3 +353,15 @@ def test_one_batch_that_misses_is_no_proof_that_batching_does_not_help() -> None
     assert answer.batching_helps == "not distinguishable"
     missed = [at_rate(number, 1500.0, 0.2, batching={"max_batch_size": 8}) for number in (3, 4)]
     assert recommend([*trials, *missed], scenario=scenario).batching_helps == "no"
+
+
+def test_a_confirmation_run_that_missed_the_rate_of_those_that_held_counts() -> None:
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "60ms"})
+    batching = {"max_batch_size": 8, "batch_timeout_micros": 0, "num_batch_threads": 2}
+    trials = [
+        at_rate(number, 184.0, p95_s, batching=batching, source="confirm")
+        for number, p95_s in enumerate((0.03, 0.03, 0.07), 1)
+    ]
+    answer = recommend(trials, scenario=scenario)
+    text = " ".join(texts_of(answer, scenario))
+    assert "met in 2 of 3 confirmation runs" in " ".join(text.split())

@@ -440,6 +440,8 @@ class FixedLoadSearch(Search):
         super()._learn(contender, run, measured)
         if run.full or run.clients is None or measured is None or run.error_ratio > 0.1:
             return
+        if run.requests < run.clients:  # it stalled, or was too short
+            return
         rows = None if measured.server is None else measured.server.mean_batch_rows
         if rows and contender.configuration.batching is not None and run.clients >= 4:
             self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)

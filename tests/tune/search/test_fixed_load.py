@@ -130,6 +130,26 @@ def test_one_stalled_run_does_not_decide() -> None:
     assert after.mean == pytest.approx(before.mean, abs=0.1)
 
 
+def test_a_loop_that_stalled_tells_nothing_of_a_batch_s_time() -> None:
+    """One of 0.4 s in which no request was due: batches of half a second, and a confirmation run of a minute."""
+    trials, _, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    before = search.readings
+    batched = next(one for one in trials if one.configuration.batching is not None and one.measurement)
+    measured = batched.measurement
+    assert measured is not None
+    assert measured.server is not None
+    slow = replace(
+        measured,
+        requests=0,
+        throughput_rps=Estimate(value=30.0, low=30.0, high=30.0),
+        server=replace(measured.server, mean_batch_rows=20.0),
+    )
+    search.observe([replace(batched, number=len(trials) + 1, measurement=slow)])
+    assert search.readings == before
+
+
 @pytest.mark.parametrize(("better", "is_unseated"), [(1.04, False), (1.10, True)])
 def test_a_confirmed_leader_gives_way_to_what_gains_the_user_something(
     better: float, is_unseated: bool

@@ -19,7 +19,7 @@ from batchtune.errors import TargetError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
 from batchtune.load.samples import Recorder, Status
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.places import values_at
+from batchtune.scenario.places import has_value
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
@@ -122,7 +122,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
 
     Raises:
         TargetError: there is no answer, or it has no end, is a redirect, has a status other than `ok.status`, or, with
-            `is_json`, is no JSON or has nothing at `ok.path`.
+            `is_json`, is no JSON or has no value at `ok.path`.
     """
     answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
     import httpx
@@ -170,9 +170,9 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
             f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
             hint="is target.url right? With request.answers.check: status answers need not be JSON",
         ) from error
-    if requests.ok.path and not values_at(document, requests.ok.path):
+    if requests.ok.path and not has_value(document, requests.ok.path):
         raise TargetError(
-            f"{url}: the answer has nothing at {requests.ok.path!r} (request.ok.path): {text}",
+            f"{url}: the answer has no value at {requests.ok.path!r} (request.ok.path): {text}",
             hint="is this an error with a status of success?",
         )
 

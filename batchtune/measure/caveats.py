@@ -54,6 +54,7 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "emulated_device": "everything",
     "batched_twice": "everything",
     "no_server_counters": "server",
+    "no_target_metrics": "server",
     "counters_went_back": "server",
     "host_pressure": "everything",
 }

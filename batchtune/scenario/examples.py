@@ -95,6 +95,10 @@ def server_scenario(server: str, app: str) -> str:
             raise UsageError(
                 f"{app}: missing: the name of the app", hint=f"write {file_name}:app, with the app's own name"
             )
+    elif file_name.endswith(".py"):
+        raise UsageError(
+            f"{app}: {server} serves a model, not an app", hint=f"name a model: sweep MODEL --server {server}"
+        )
     words = {
         "{file}": str(file),
         "{folder}": str(file.parent),

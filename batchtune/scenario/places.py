@@ -45,6 +45,11 @@ def values_at(document: Any, place: str) -> list[Any]:
     return there
 
 
+def has_value(document: Any, place: str) -> bool:
+    """Whether there is a value other than null at a place of a JSON document."""
+    return any(value is not None for value in values_at(document, place))
+
+
 def with_values(document: Any, changes: Mapping[str, Any]) -> Any:
     """Return a copy of the document with new values; `changes`: place -> value. Objects that are missing on
     the way are made."""

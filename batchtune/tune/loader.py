@@ -259,10 +259,22 @@ class Loader:
                 *_cut_caveats(load.arrivals, samples),
             ),
         )
+        measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, before))
         if noise is not None:
             measurement = replace(measurement, canary_s=noise.canary_s)
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
+
+    def _with_own_advice(self, caveats: Sequence[Coded], counters: Counters) -> tuple[Coded, ...]:
+        """Replace the caveat of a server that counts no batches for servers other than TensorFlow Serving; leave it out
+        where the server's own metrics are read."""
+        is_http = self._scenario.target.kind == "http"
+        if not is_http and self._scenario.request.protocol in ("grpc", "rest"):
+            return tuple(caveats)
+        own = () if is_http and counters.series else (caveat("no_target_metrics"),)
+        return tuple(
+            kept for note in caveats for kept in (own if note.code == "no_server_counters" else (note,))
+        )
 
     def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Coded, ...]:
         """Caveats of a warm-up that was too short; () where the whole run counts, or the parameters are not known."""

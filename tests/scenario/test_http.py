@@ -88,6 +88,8 @@ def test_a_run_keeps_a_scenario_that_reads_the_same() -> None:
         ({"target": {"launch": None}}, "variables and flags reach a server only when it starts"),
         ({"target": {"url": None}}, "missing: where requests go"),
         ({"request": {"rows": 1}}, "missing: what a request of this server looks like"),
+        ({"request": {"body": [{"x": "{{rowz}}"}]}}, "no input rowz did you mean 'row"),
+        ({"request": {"body": "{{2 * id}}", "shapes": {"ids": [2]}}}, "no input id did you mean 'ids'"),
         ({"target": {"grpc_url": None, "rest_url": "http://x:1"}}, "described by url"),
     ],
 )
@@ -172,6 +174,7 @@ def test_a_trap_is_told_where_its_parameter_is_set_and_only_there(app: str) -> N
         ("litsrve", "my_app.py", "did you mean 'litserve'"),
         ("litserve", "nowhere.py", "there is no file nowhere.py"),
         ("fastapi", "{folder}/my_app.py", "the name of the app"),
+        ("vllm", "my_app.py:app", "vllm serves a model, not an app"),
         ("infinity", "a model", "has a space or a mark in it"),
     ],
 )

@@ -178,9 +178,10 @@ def test_a_server_that_is_not_there_is_told_without_waiting_for_its_start(
         assert told.value.exit_code == 7
 
 
-def test_an_answer_must_have_what_the_scenario_says(running: str) -> None:
+@pytest.mark.parametrize("path", ["missing", "error"])  # the second is null
+def test_an_answer_must_have_what_the_scenario_says(running: str, path: str) -> None:
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
-    request = asked.request.model_copy(update={"ok": asked.request.ok.model_copy(update={"path": "error"})})
+    request = asked.request.model_copy(update={"ok": asked.request.ok.model_copy(update={"path": path})})
     with CommandTarget(asked.target) as target:
         right = build_requests(asked.request, {}, model_name="x")
         require_answer(target.endpoint, right, is_json=True)

@@ -230,3 +230,23 @@ def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
     first, second = (bench.run(plan_for(NO_BATCHING)).trial for _ in range(2))
     assert (first.startup_s, second.startup_s) == (0.7, None)
     assert Trial.from_dict(json.loads(json.dumps(first.to_dict()))).startup_s == 0.7
+
+
+def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_a_flag_of_tf_serving():
+    target = {
+        "kind": "http",
+        "url": "http://h:1",
+        "grpc_url": "h:2",
+        "launch": ["serve"],
+        "set": {"env": {"n": "N"}},
+    }
+    scenario = open_loop(
+        300,
+        target=target,
+        request={"protocol": "kserve_grpc"},
+        search={"budget": {"trials": 2}, "space": {"n": [1, 2]}},
+    )
+    found, _, _ = run(scenario, plan_for(NO_BATCHING))
+    codes = {note.code for note in found.trial.measurement.caveats}
+    assert "no_target_metrics" in codes
+    assert "no_server_counters" not in codes

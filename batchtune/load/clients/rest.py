@@ -21,7 +21,7 @@ import orjson
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
 from batchtune.load.samples import ENDED, Columns, Recorder, Status, of_http
-from batchtune.scenario.places import values_at
+from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import UNIQUE_MARK
 from batchtune.scenario.spec.request import OkSpec
 from batchtune.target.endpoint import Endpoint
@@ -143,7 +143,7 @@ class RestClient:
         elif status in self._ok_status:
             text = (body or b"").decode("utf-8", "replace")
             self._recorder.fail(
-                tag, Status.WRONG_ANSWER, f"nothing at {self._ok_path!r} of the answer: {text}"
+                tag, Status.WRONG_ANSWER, f"no value at {self._ok_path!r} of the answer: {text}"
             )
         else:
             text = (body or b"").decode("utf-8", "replace")
@@ -168,9 +168,9 @@ class RestClient:
         self.fill()
 
     def _lacks(self, body: bytes) -> bool:
-        """Whether the answer has nothing at the place that the scenario names."""
+        """Whether the answer has no value at the place that the scenario names."""
         try:
-            return not values_at(orjson.loads(body), self._ok_path)
+            return not has_value(orjson.loads(body), self._ok_path)
         except ValueError:
             return True
 

@@ -173,7 +173,9 @@ class OkSpec(Spec):
         default=(200,), min_length=1, description="any of these status codes"
     )
     path: str = Field(
-        default="", description="a place in the answer's JSON that must exist", examples=["outputs.0"]
+        default="",
+        description="a place in the answer's JSON that must have a value; null is none",
+        examples=["outputs.0"],
     )
 
 

@@ -24,6 +24,7 @@ from batchtune.batching.parameters import (
     did_you_mean,
 )
 from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.places import holes
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
 from batchtune.scenario.spec.knobs import (
     configuration_of,
@@ -155,6 +156,12 @@ class Scenario(Spec):
         """Whether answers are streams of tokens from a server that batches continuously, so that no batch has
         a time."""
         return self.request.protocol == "openai"
+
+    @property
+    def sizes_batches(self) -> bool:
+        """Whether the rows of the largest batch are known: not where the server batches continuously, nor for kind
+        http without `target.means.rows`."""
+        return not self.streams and (self.target.kind != "http" or self.target.means.rows is not None)
 
     @property
     def dialect(self) -> Dialect:
@@ -337,6 +344,11 @@ class Scenario(Spec):
                 at=("request", "body"),
                 hint='add body: {"inputs": "{{rows}}"}, or inputs: {file: bodies.jsonl}',
             )
+
+        known = ["row", "rows", "uuid", *self.request.shapes]
+        for name in holes(self.request.body):
+            if name not in known:
+                raise problem(f"no input {name}", at=("request", "body"), hint=did_you_mean(name, known))
 
     def _leave_what_is_fixed(self) -> None:
         """Leave out of the default space what is fixed, and what the server does not have."""

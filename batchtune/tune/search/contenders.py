@@ -216,7 +216,7 @@ class Contenders:
 
     def is_barred(self, contender: Contender) -> bool:
         """Whether a contender's batches would run out of memory, judged by the points that did."""
-        if (self._scenario.streams or self._scenario.target.models) and contender.point is not None:
+        if (self._scenario.target.models or not self._scenario.sizes_batches) and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
@@ -260,11 +260,14 @@ class Contenders:
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender with the `wanted` parameters; for the rest with the fixed ones, else those of
-        `base`.
+        """Return the contender with the `wanted` parameters that the server has; for the rest with the fixed ones,
+        else those of `base`.
 
         None where they are not legal together, or no request fits in a batch.
         """
+        if self._scenario.dialect == "http":
+            has = {name for name, _, _ in self._scenario.target.words}
+            wanted = {name: value for name, value in wanted.items() if name in has}
         base = {**self.base(), **wanted}
         point = {name: value for name, value in base.items() if name not in self._scenario.fixed}
         try:

@@ -117,10 +117,10 @@ class Search(ABC):
         self._answer_limits = self.limits if self.of_models else scenario.slo.e2e_limits()
         self._limit_s = min(self._answer_limits.values(), default=math.inf)
         self._asked_model: tuple[int, int] | None = None
-        self.trusts_curve = self.has_curve = not (scenario.streams or self.of_models)
+        self.trusts_curve = self.has_curve = scenario.sizes_batches and not self.of_models
         """Whether hopes come from the service-time curve, and whether there can be one.
 
-        There is none for a server that batches continuously, which has no time of a batch, and with several models,
+        There is none for a server whose batch size is not known (`Scenario.sizes_batches`), and with several models,
         whose times the server does not count apart: hopes then come from the runs of other contenders.
         """
         self._named = False

@@ -154,23 +154,36 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
             return int(flags[configuration.instances_flag])
         if name == LENGTH_BUCKETS:
             return flags.get(name, NO_BUCKETS)
-        value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))
+        default = _defaults(cpus, configuration.dialect).get(name)
+        value = flags.get(name.lstrip("-"), default)
+        if configuration.dialect == "http" and default is not None:  # a parameter that `means` leaves out
+            return int(str(value)) if str(value).isdecimal() else default
     return value
 
 
+def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether the server has no parameter that is known to be the largest batch."""
+    named = {name for name, _, _ in configuration.words}
+    return not scenario.sizes_batches and _SIZE not in named
+
+
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
-    """Return the rows of the largest batch; without batching the rows of the largest request.
+    """Return the rows of the largest batch; without batching, or where that is not known, the rows of the largest
+    request.
 
     With several models, the sum over the largest batch of each.
     """
-    if configuration.batching is None:
+    if configuration.batching is None or _has_no_size(configuration, scenario):
         return scenario.request.rows_most
     names = [f"{own.name}:{_SIZE}" for own in scenario.target.models]
     return sum(int(in_force(configuration, name)) for name in names or [_SIZE])
 
 
 def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
-    """Whether the scenario's largest request fits into a batch; with several models, that of each."""
+    """Whether the scenario's largest request fits into a batch; with several models, that of each. It does where the
+    size of a batch is not known."""
+    if _has_no_size(configuration, scenario):
+        return True
     requests = {f"{own.name}:{_SIZE}": own.request or scenario.request for own in scenario.target.models}
     sizes = requests or {_SIZE: scenario.request}
     return all(in_force(configuration, name) >= request.rows_most for name, request in sizes.items())
@@ -179,14 +192,14 @@ def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     """Return how many clients of a closed loop keep every batch full: the requests of two batches for each thread.
 
-    Without batching UNBATCHED_CLIENTS; for a server that batches continuously without a stated maximum, 64.
+    Without batching UNBATCHED_CLIENTS; for a server of kind http without a stated maximum, 64.
     """
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
-    # Clients of a closed loop that keep a server busy that batches continuously and names no most of sequences.
-    stream_clients = 64
-    if scenario.streams and "max_batch_size" not in {name for name, _, _ in configuration.words}:
-        return stream_clients
+    # Clients of a closed loop that keep a server busy whose largest batch, or most of sequences, is not known.
+    clients_of_unknown = 64
+    if _has_no_size(configuration, scenario):
+        return clients_of_unknown
     requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
     threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

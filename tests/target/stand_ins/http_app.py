@@ -27,7 +27,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self._body()
         if self.path == "/score":
-            self._answer(200, json.dumps({"score": json.loads(body), "size": parameters["app"]["size"]}))
+            answer = {"score": json.loads(body), "size": parameters["app"]["size"], "error": None}
+            self._answer(200, json.dumps(answer))
         elif self.path == "/fails":
             self._answer(500, json.dumps({"detail": "no model"}))
         elif self.path == "/page":

@@ -305,3 +305,38 @@ def test_where_nobody_may_be_the_answer_the_sweep_ends_without_a_fault_of_its_ow
     trials = run(scenario, law=Law(rows_max=1))
     assert trials[0].source == "probe"
     assert trials[-1].state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("means", "space"),
+    [
+        ({}, {"max_batch": [4, 16], "wait_ms": [0, 2]}),
+        ({}, {"mode": ["fast", "exact"]}),
+        ({}, {"max_batch_size": [4, 16]}),
+        ({"wait_ms": "wait_ms"}, {"max_batch": [4, 16], "wait_ms": [0, 2]}),
+        ({"rows": "max_batch"}, {"max_batch": [4, 16]}),
+    ],
+)
+@pytest.mark.parametrize("objective", ["capacity", "throughput"])
+def test_a_server_of_kind_http_gets_its_own_parameters_only_whatever_means_leaves_out(
+    objective, means, space
+):
+    names = dict.fromkeys(["max_batch", "wait_ms", "mode", "max_batch_size"], "X")
+    target = {
+        "kind": "http",
+        "url": "http://h:1",
+        "grpc_url": "h:2",
+        "launch": ["serve"],
+        "set": {"env": names},
+    }
+    scenario = scenario_of(
+        **LOADS[objective],
+        target={**target, "means": means},
+        request={"protocol": "kserve_grpc", "rows": 2},
+        objective=objective,
+        search={"budget": {"time": "20s"}, "space": space},
+    )
+    trials = run(scenario)
+    answer = recommend(trials, scenario=scenario)
+    assert set(dict(answer.configuration.flags)) == set(space) - set(means.values())
+    assert all(set(dict(trial.configuration.flags)) <= set(space) for trial in trials)

@@ -447,7 +447,8 @@ def run_restore(path: Path) -> int:
         print(f"{original.model} is restored already: nothing to do", file=sys.stderr)
         return 0
     if target.kind == "http":
-        with CommandTarget(target, original=original) as running:
+        on_event = partial(print, file=sys.stderr)
+        with CommandTarget(target, original=original, on_event=on_event) as running:
             running.attach(partial(write_original, run.path))
     else:
         write_original(run.path, restored(original, target))

@@ -40,7 +40,7 @@ class OriginalModel:
 
     def words(self) -> str:
         """Describe in words what the model ran with, for a message."""
-        if self.config.keys() == {"file", "document"}:
+        if self.config.keys() >= {"file", "document"}:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
 
@@ -71,8 +71,8 @@ class Claim:
         """Lock the server against other sweeps. Returns the model as it is to be put back at the end; None:
         that is not known yet.
 
-        It is `original`; where that is None, the one that a killed process recorded and did not put back, and
-        `on_event` is then called with a message about it.
+        It is `original`; where that is None, the one that an earlier process recorded and did not put back,
+        because it was killed or could not, and `on_event` is then called with a message about it.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -102,7 +102,7 @@ class Claim:
             return original
         left = from_plain(OriginalModel, kept)
         on_event(
-            f"a sweep of {left.model} at {left.rest_url} was killed and left its trial's parameters there; "
+            f"an earlier sweep of {left.model} at {left.rest_url} left its trial's parameters there; "
             f"at the end it gets back {left.words()}"
         )
         return left

@@ -180,7 +180,9 @@ class CommandTarget:
         self._spec = spec
         self._server = ExternalTarget(running_endpoint(spec, self._model), kserve=kserve)
         self._claim = Claim(self.endpoint.rest_url, self._model)
-        self._settings = settings_of(spec, self.endpoint, rows_per_request=rows_per_request)
+        self._settings = settings_of(
+            spec, self.endpoint, rows_per_request=rows_per_request, on_event=on_event
+        )
         self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
@@ -353,14 +355,19 @@ class CommandTarget:
         if self._settings is None or self._original is None:
             return
         try:
-            self._settings.put_back()
+            known = self._settings.put_back()
         except TargetError as error:
             raise TargetError(
                 f"the server's original configuration was not restored: {error.message}", hint=error.hint
             ) from error
         self._claim.settle()
         self._keep(replace(self._original, restored=True))
-        self._on_event(f"{self._model} has what it had before")
+        self._on_event(
+            f"{self._model} has what it had before"
+            if known
+            else f"{self._model} keeps the parameters of the last trial: without target.set.request.read those from "
+            "before the sweep are not known"
+        )
 
     def close(self) -> None:
         """Do what `restore` does, and remove the scratch files; more than once is fine."""
@@ -394,6 +401,7 @@ class CommandTarget:
         """
         if self._settings is not None:
             self._settings.write(configuration)
+            self._record_written(self._settings.written())
         self._digest = digest_of(configuration, parameters_file(configuration))
         self._json_path.write_text(document, encoding="utf-8")
         if self._spec.render is not None:
@@ -404,6 +412,13 @@ class CommandTarget:
                 rows_per_request=self._rows_per_request,
             )
             self._file_path.write_text(text, encoding="utf-8")
+
+    def _record_written(self, text: str | None) -> None:
+        """Record what the settings file of an attached server has now, so that an edit after a kill is noticed."""
+        if self._original is not None and text is not None:
+            self._original = replace(self._original, config={**self._original.config, "written": text})
+            self._claim.keep(self._original)
+            self._keep(self._original)
 
     def _launch(self, configuration: Configuration) -> None:
         """Start the server where it does not run; for every configuration where its command names a file with
@@ -526,9 +541,17 @@ def restored(spec: TargetSpec) -> None:
             )
 
 
-def settings_of(spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int) -> Settings | None:
+def settings_of(
+    spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int, on_event: Callable[[str], None]
+) -> Settings | None:
     """Return the Settings that apply parameters to a server of kind http; None: the scenario does not say
     how, or the server is of another kind."""
     if spec.set is None:
         return None
-    return Settings(spec.set, endpoint, rows_per_request=rows_per_request, limit_s=spec.ready_timeout_s)
+    return Settings(
+        spec.set,
+        endpoint,
+        rows_per_request=rows_per_request,
+        limit_s=spec.ready_timeout_s,
+        on_event=on_event,
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration, flag_text
-from batchtune.errors import TargetError
+from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.places import filled, holes, values_at, with_values
 from batchtune.scenario.spec.http_server import (
     CHANGED,
@@ -43,16 +44,27 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 
 
 class Settings:
-    """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before."""
+    """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
+
+    `on_event` is called with a message where somebody else edited the settings file meanwhile.
+    """
 
     def __init__(
-        self, spec: SettingSpec, endpoint: Endpoint, *, rows_per_request: int, limit_s: float
+        self,
+        spec: SettingSpec,
+        endpoint: Endpoint,
+        *,
+        rows_per_request: int,
+        limit_s: float,
+        on_event: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        self._on_event = on_event
         self._spec = spec
         self._endpoint = endpoint
         self._rows_per_request = rows_per_request
         self._limit_s = limit_s
         self._file_before: bytes | None = None
+        self._written: bytes | None = None
         self._document: Any = None
         self._changed = False
         self._is_written = False
@@ -78,6 +90,10 @@ class Settings:
             TargetError: the server does not answer, or its answer cannot be read.
         """
         self._look()
+        return self._shown()
+
+    def _shown(self) -> dict[str, Any]:
+        """Return what `present` does, of what was there before the first change."""
         places: list[tuple[Any, Mapping[str, Any]]] = []
         request, file = self._spec.request, self._spec.file
         if request is not None and request.read is not None:
@@ -103,15 +119,36 @@ class Settings:
 
     def original(self) -> dict[str, Any]:
         """Return what is to be put back, for JSON: "file" -> the text of the settings file (None: there was
-        none), "document" -> the answer to `set.request.read`."""
+        none), "document" -> the answer to `set.request.read`; and "written", as `written` returns it.
+
+        Raises:
+            UsageError: the body that puts it back needs a parameter that was not read.
+        """
         self._look()
-        before = None if self._file_before is None else self._file_before.decode("utf-8", "surrogateescape")
-        return {"file": before, "document": self._document}
+        self._require_restorable()
+        return {"file": _text(self._file_before), "document": self._document, "written": self.written()}
+
+    def written(self) -> str | None:
+        """Return the text that was last written into the settings file; None: nothing was."""
+        return _text(self._written)
+
+    def _require_restorable(self) -> None:
+        request = self._spec.request
+        if request is None or (request.read is None and self._spec.file is None):
+            return
+        unknown = sorted({*holes(request.body)} - {CHANGED, *self._shown()})
+        if unknown:
+            shown = request.read or "the settings file"
+            raise UsageError(
+                f"target.set.request.body: {{{{{unknown[0]}}}}} cannot be restored at the end: {shown} shows no "
+                f"{unknown[0]}",
+                hint="give its place in target.set.request.change, below target.set.request.at",
+            )
 
     def take_original(self, original: Mapping[str, Any]) -> None:
         """Set what is to be put back at the end, as `original` returned it, whatever is there now."""
-        before = original.get("file")
-        self._file_before = None if before is None else before.encode("utf-8", "surrogateescape")
+        self._file_before = _bytes(original.get("file"))
+        self._written = _bytes(original.get("written"))
         self._document = original.get("document")
         self._changed = True
 
@@ -126,10 +163,13 @@ class Settings:
         path = Path(file.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if file.text is not None:
-            path.write_text(str(filled(file.text, values)), encoding="utf-8")
-            return
-        before = file.base if self._file_before is None else _json(self._file_before, file.path)
-        path.write_text(json.dumps(_changed(before, file, values), indent=2) + "\n", encoding="utf-8")
+            text = str(filled(file.text, values))
+        else:
+            before = file.base if self._file_before is None else _json(self._file_before, file.path)
+            text = json.dumps(_changed(before, file, values), indent=2) + "\n"
+        self._keep_edited(path)
+        self._written = text.encode()
+        path.write_bytes(self._written)
 
     def send(self, configuration: Configuration) -> None:
         """Send the parameters to the server, and wait until they are in force; does nothing without
@@ -147,9 +187,9 @@ class Settings:
         changed = request.off if is_off else _changed(self._part(), request, values)
         self._send(request, {**values, CHANGED: changed})
 
-    def put_back(self) -> None:
-        """Put back the file and the document that were there before the first change, if there was one and
-        they are known.
+    def put_back(self) -> bool:
+        """Put back the file and the document that were there before the first change, if there was one.
+        Returns False where they are not known.
 
         Raises:
             TargetError: the server does not take it.
@@ -157,14 +197,19 @@ class Settings:
         changed = self._changed or self._is_written
         self._changed = self._is_written = False
         file, request = self._spec.file, self._spec.request
-        if not changed or (file is None and (request is None or request.read is None)):
-            return
+        if file is None and (request is None or request.read is None):
+            return False
+        if not changed:
+            return True
+        if file is not None:
+            self._keep_edited(Path(file.path))
         if file is not None and self._file_before is None:
             Path(file.path).unlink(missing_ok=True)
         elif file is not None and self._file_before is not None:
             Path(file.path).write_bytes(self._file_before)
         if request is not None:
-            self._send(request, {CHANGED: self._part()})
+            self._send(request, {**self._shown(), CHANGED: self._part()})
+        return True
 
     def _values(self, configuration: Configuration) -> dict[str, Any]:
         return configuration.server_values(self._rows_per_request)
@@ -181,6 +226,16 @@ class Settings:
         if self._spec.file is not None and not (self._changed or self._is_written):
             path = Path(self._spec.file.path)
             self._file_before = path.read_bytes() if path.is_file() else None
+
+    def _keep_edited(self, path: Path) -> None:
+        """Copy the settings file beside itself where its content is neither the original nor what was written
+        last."""
+        there = path.read_bytes() if path.is_file() else None
+        if there is None or there in (self._file_before, self._written):
+            return
+        copy = path.with_name(f"{path.name}.edited-{hashlib.sha256(there).hexdigest()[:8]}")
+        copy.write_bytes(there)
+        self._on_event(f"{path} was edited during the sweep or after it: the edited file is copied to {copy}")
 
     def _part(self) -> Any:
         """Return the part of the document read (`set.request.at`) that is changed and sent back; None without
@@ -248,6 +303,14 @@ def _changed(document: Any, setting: FileSetting | RequestSetting, values: Mappi
         if all(name in values for name in holes(template))
     }
     return with_values(document, changes)
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogateescape")
 
 
 def _json(content: bytes, path: str) -> Any:

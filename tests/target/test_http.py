@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,88 @@ def test_metrics_go_by_what_their_names_mean(running: str) -> None:
         assert not read_meant_counters(None, target.endpoint).series
 
 
+def changed_in_place(url: str, **request: Any) -> Scenario:
+    """Attached to a server whose PUT takes the parameters themselves."""
+    setting = {"url": f"{url}/parameters", "method": "PUT", "read": f"{url}/parameters", **request}
+    return scenario(url=f"{url}/score", launch=None, set={"request": setting})
+
+
+@pytest.mark.parametrize(
+    "request_keys",
+    [
+        pytest.param({"body": {"size": "{{size}}", "wait": "{{wait}}"}}, id="body-without-change"),
+        pytest.param({"change": {"size": "{{size}}", "wait": "{{wait}}"}}, id="change-without-body"),
+        pytest.param(
+            {
+                "change": {"size": "{{size}}", "wait": "{{wait}}"},
+                "body": {"size": "{{size}}", "wait": "{{wait}}"},
+            },
+            id="change-not-in-body",
+        ),
+    ],
+)
+def test_what_was_read_is_put_back_by_a_short_request(running: str, request_keys: dict[str, Any]) -> None:
+    httpx.put(f"{running}/parameters", json={"size": 3, "wait": 0.5})
+    before = httpx.get(running).json()
+    asked = changed_in_place(running, **request_keys)
+    assert parse_scenario(format_scenario(asked), source="kept") == asked
+    with CommandTarget(asked.target) as target:
+        assert target.attach() == {"size": 3, "wait": 0.5}
+        target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
+        assert httpx.get(running).json() == {**before, "size": 8, "wait": 0.001}
+    assert httpx.get(running).json() == before
+
+
+def test_a_body_that_cannot_be_put_back_is_refused_before_anything_is_sent(running: str) -> None:
+    """The server shows its parameters elsewhere, and the scenario does not say where."""
+    before = httpx.get(running).json()
+    asked = changed_in_place(running, body={"size": "{{size}}", "wait": "{{wait}}"})
+    with (
+        CommandTarget(asked.target) as target,
+        pytest.raises(
+            UsageError, match=r"target\.set\.request\.body: \{\{size\}\} cannot be restored"
+        ) as told,
+    ):
+        target.apply(asked.configuration({"max_batch_size": 8}))
+    assert told.value.exit_code == 2
+    assert "target.set.request.change" in told.value.hint
+    assert httpx.get(running).json() == before
+
+
+def test_a_server_that_does_not_show_its_parameters_is_not_said_to_have_them_back(running: str) -> None:
+    said: list[str] = []
+    body = {"app": {"size": "{{size}}", "wait": "{{wait}}"}}
+    request = {"url": f"{running}/parameters", "method": "PUT", "body": body}
+    asked = scenario(url=f"{running}/score", launch=None, set={"request": request})
+    with CommandTarget(asked.target, on_event=said.append) as target:
+        target.apply(asked.configuration({"max_batch_size": 8}))
+    assert "keeps the parameters of the last trial" in said[-1]
+
+
+def test_a_settings_file_edited_after_a_kill_is_kept_beside_the_restored_one(
+    running: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"size": 3}')
+    setting = {
+        "file": {"path": str(file), "change": {"size": "{{size}}", "wait": "{{wait}}"}},
+        "request": {"url": f"{running}/score", "body": {}},
+    }
+    asked = scenario(url=f"{running}/score", launch=None, set=setting)
+    for edited in (None, '{"size": 5}'):
+        run = create_run(asked, format_scenario(asked), root=tmp_path)
+        target = CommandTarget(asked.target)
+        target.attach(partial(write_original, run.path))
+        target.apply(asked.configuration({"max_batch_size": 8}))
+        target._claim.release()
+        file.write_text(edited or file.read_text())
+        assert run_restore(run.path) == 0
+        assert file.read_text() == '{"size": 3}'
+        copies = [path.read_text() for path in tmp_path.glob("settings.json.edited-*")]
+        assert copies == ([] if edited is None else [edited])
+        assert ("the edited file is copied to" in capsys.readouterr().err) == (edited is not None)
+
+
 def killed(asked: Scenario) -> None:
     """A process that changes the server and is killed before it can put anything back."""
     target = CommandTarget(asked.target)
@@ -237,10 +320,10 @@ def test_what_a_killed_sweep_left_is_never_taken_for_the_original(running: str) 
     with CommandTarget(asked.target, on_event=said.append) as target:
         assert target.attach() == {"size": 1, "wait": 0.0}
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
-    assert "was killed and left its trial's parameters there" in said[0]
+    assert "an earlier sweep of" in said[0]
     with CommandTarget(asked.target, on_event=said.append) as target:
         target.attach()
-    assert len([text for text in said if "was killed" in text]) == 1
+    assert len([text for text in said if "an earlier sweep" in text]) == 1
 
 
 def test_a_second_process_is_refused_while_the_first_changes_the_server(running: str) -> None:
@@ -342,3 +425,21 @@ def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_
     }
     assert labels == {2, 8}
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+@pytest.mark.parametrize("size", [9, 1])
+def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
+    running: str, tmp_path: Path, size: int
+) -> None:
+    """Only what it had before can be measured, which is no answer, also where that is no batching."""
+    httpx.put(f"{running}/parameters", json={"size": size, "wait": 0})
+    asked = changed_in_place(
+        running, change={"size": "{{size}}", "wait": "{{wait}}"}, body={"ignored": "{{changed}}"}
+    ).document()
+    asked["search"] = {"space": {"size": [8, 64], "wait": [0, 0.002]}}
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(asked))
+    done = batchtune("sweep", str(file), "--budget", "10s", cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert "only what the server had before could be measured" in done.stderr
+    assert f"size is [{size}] after it, not [" in done.stderr

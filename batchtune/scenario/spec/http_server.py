@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
@@ -95,12 +96,13 @@ class RequestSetting(Spec):
     at: str = Field(default="", description="the part of what was read that is sent back, changed")
     change: dict[str, Any] = Field(
         default_factory=dict,
-        description="values by their place in that part; * is every key",
+        description="values by their place in that part; * is every key; default: each parameter of body by its name",
         examples=[{"deployments.*.user_config.max_batch_size": "{{max_batch_size}}"}],
     )
     body: Any = Field(
         default=None,
-        description="what is sent, {{PARAMETER}} in it replaced; {{changed}} is the changed part",
+        description="what is sent, {{PARAMETER}} in it replaced; {{changed}} is the changed part, and the default "
+        "with change",
         examples=[{"applications": ["{{changed}}"]}],
     )
     off: Any = Field(
@@ -109,6 +111,19 @@ class RequestSetting(Spec):
         examples=[{"enable_batching": False}],
     )
     until: UntilSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, given: Any) -> Any:
+        """Return the keys with the `body` that `change` means, or the `change` that `body` means."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("change") and given.get("body") is None:
+            return {**given, "body": f"{{{{{CHANGED}}}}}"}
+        names = set(holes(given.get("body")))
+        if given.get("read") is None or given.get("change") or not names or CHANGED in names:
+            return given
+        return {**given, "change": {name: f"{{{{{name}}}}}" for name in sorted(names)}}
 
 
 class SettingSpec(Spec):

@@ -20,6 +20,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan
 from batchtune.tune.loader import LoadGenerator, Target
+from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.failures import out_of_memory
@@ -105,7 +106,8 @@ def sweep(
     flight is lost.
 
     Raises:
-        TargetError: the first three trials failed. Once a trial has worked, failures only end the search sooner.
+        TargetError: the first three trials failed, or those of a running server with other parameters than it had
+            before. Once a trial has worked, failures only end the search sooner.
         MeasurementInvalidError: the load generators failed.
     """
 
@@ -157,6 +159,9 @@ class _Sweep:
         self._search.observe(self._trials)
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
+        self._present = (
+            reference_configurations(scenario).get("present") if scenario.target.attached else None
+        )
         self._told_plan: Coded | None = None
         self._stop_reason: Coded | None = None
 
@@ -197,11 +202,15 @@ class _Sweep:
             self._trials.append(trial)
             self._search.observe([trial])
             self._set_budget()
-            self._failures = 0 if self._tells_something(trial) else self._failures + 1
+            if not self._tells_something(trial):
+                self._failures += 1
+            elif not self._is_present(trial):
+                self._failures = 0
             yield replace(done, trial=trial)
-            if self._failures >= failures_max and not self._worked():
+            if self._failures >= failures_max and not any(map(self._was_set, self._trials)):
+                only = ", and only what the server had before could be measured" if self._worked() else ""
                 raise TargetError(
-                    f"{failures_max} trials in a row failed; the last: {trial.failure}",
+                    f"{failures_max} trials in a row failed{only}; the last: {trial.failure}",
                     hint="the failed trials are in the ledger; test the server by hand",
                 )
 
@@ -231,6 +240,18 @@ class _Sweep:
 
     def _worked(self) -> bool:
         return any(trial.state == "complete" for trial in self._trials)
+
+    def _is_present(self, trial: Trial) -> bool:
+        """Whether a trial is of what a running server had before the sweep, which a server that takes no parameters
+        has too."""
+        present, rows = self._present, self._scenario.request.rows_most
+        if present is None or trial.configuration == present:
+            return present is not None
+        is_http = present.dialect == "http"
+        return is_http and trial.configuration.server_values(rows) == present.server_values(rows)
+
+    def _was_set(self, trial: Trial) -> bool:
+        return trial.state == "complete" and not self._is_present(trial)
 
     def report(self, plan: Plan, live: LiveAggregate | None) -> None:
         """Call the watcher's `on_progress` with the plan and live counts of the trial in flight."""

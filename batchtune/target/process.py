@@ -160,9 +160,15 @@ class ServerProcess:
             self._container.require_no_id_file()
             words = self._container.run_command
         if shutil.which(words[0]) is None:
+            packages = {
+                "uvicorn": "uvicorn fastapi",
+                "transformers": "'transformers[serving]'",
+            }  # of the presets
+            packages |= {name: name for name in ("bentoml", "vllm")}
+            how = f"`pip install {packages[words[0]]}`" if words[0] in packages else "install it"
             raise TargetError(
                 f"cannot start {words[0]!r}: no such program",
-                hint="install it, or check target.server, target.command, target.launch or target.docker",
+                hint=f"{how}, or check target.server, target.command, target.launch or target.docker",
             )
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:

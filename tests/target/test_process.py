@@ -113,3 +113,15 @@ def test_a_failure_that_a_warning_and_the_error_behind_it_report_is_in_the_last_
     )
     process = ServerProcess(log_path=log)
     assert process.log_tail().splitlines() == ["  loading", f"  error: 1 servable is not available: {cause}"]
+
+
+def test_a_program_of_a_preset_that_is_not_installed_is_told_with_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(TargetError) as told,
+        running_process(["uvicorn", "app:app"], log_path=tmp_path / "log"),
+    ):
+        pass
+    assert told.value.hint.startswith("`pip install uvicorn fastapi`, or check target.server")

@@ -341,7 +341,8 @@ class CapacitySearch(Search):
         if ask is not None:
             return ask
         probe = self._open_question(top, taken)
-        # Whom nobody tried is tried only where there is time to confirm it: else a sure answer becomes unsure.
+        # Whom nobody tried is tried only where there is time to find its capacity by two more runs and to confirm it:
+        # else a sure answer becomes unsure.
         reserve_s = 0.0
         if probe is not None and not probe[0].runs:
             reserve_s = 3.0 * self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)

@@ -20,6 +20,8 @@ from batchtune.cli.arguments.options import (
     TableFormat,
     WhyOption,
     examples,
+    flag,
+    option,
     takes_slo,
 )
 from batchtune.errors import UsageError
@@ -41,17 +43,17 @@ def recommend(
     run: RunArgument = None,
     format_: Annotated[
         Dialect | None,
-        typer.Option(
+        flag(
+            "The format of the parameters, for --write or below the answer. Default: that of the server that was "
+            "measured.",
             "--format",
-            help="The format of the parameters, for --write or below the answer. Default: that of the server that "
-            "was measured.",
         ),
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the parameters to FILE; for several models, those of each and their list beside it.",
+        option(
+            "FILE",
+            "Also write the parameters to FILE; for several models, those of each and their list beside it.",
         ),
     ] = None,
     results: RootOption = Path("results"),
@@ -109,17 +111,11 @@ def plan(
     *,
     slo: dict[str, str],
     run: RunArgument = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
-    ] = None,
+    rate: Annotated[str | None, option("R", "Requests/s of the whole fleet, such as 10000 or 10k/s.")] = None,
     set_: ParameterOption = None,
     routing: Annotated[Routing, typer.Option(help="How requests are distributed.")] = "round_robin",
     failing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|N%",
-            help="Replicas that may be down at once while the others meet every limit.",
-        ),
+        str | None, option("N|N%", "Replicas that may be down at once while the others meet every limit.")
     ] = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
@@ -157,13 +153,11 @@ def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> 
 def trials(
     run: RunArgument = None,
     sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="p95, throughput, or a column of --csv; best first.")
+        str | None, option("COLUMN", "p95, throughput, or a column of --csv; best first.")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print every column as CSV.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    parquet: Annotated[
-        bool, typer.Option("--parquet", help="Print every column as Parquet, for a file.")
-    ] = False,
+    csv: Annotated[bool, flag("Print every column as CSV.", "--csv")] = False,
+    markdown: Annotated[bool, flag("Print the table as Markdown.", "--markdown")] = False,
+    parquet: Annotated[bool, flag("Print every column as Parquet, for a file.", "--parquet")] = False,
     json: JsonOption = False,
     results: RootOption = Path("results"),
 ) -> int:
@@ -182,8 +176,7 @@ def trials(
 def report(
     run: RunArgument = None,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file to write. Default: report.html of the run."),
+        Path | None, option("FILE", "The file to write. Default: report.html of the run.")
     ] = None,
     results: RootOption = Path("results"),
 ) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from batchtune.cli.arguments.options import (
     BatchingFileOption,
+    CheckRequest,
     ConcurrencyOption,
     JsonOption,
     LoadSetOption,
@@ -25,6 +27,9 @@ from batchtune.cli.arguments.options import (
     SubjectArgument,
     WhyOption,
     examples,
+    flag,
+    option,
+    takes,
     takes_request,
     takes_sides,
     takes_slo,
@@ -55,17 +60,14 @@ def sweep(
     subject: SubjectArgument,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
-    budget: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Total time of the sweep, such as 90s.")
-    ] = None,
+    budget: Annotated[str | None, option("DURATION", "Total time of the sweep, such as 90s.")] = None,
     batching_parameters_file: BatchingFileOption = None,
     server: ServerOption = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    resume: Annotated[Path | None, option("RUN", "Continue this run.")] = None,
     optuna_storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Export the search as an Optuna study: sqlite:///FILE."),
+        str | None, option("URL", "Export the search as an Optuna study: sqlite:///FILE.")
     ] = None,
     why: WhyOption = False,
     json: JsonOption = False,
@@ -131,34 +133,31 @@ def load(
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
     batching_parameters_file: BatchingFileOption = None,
-    no_batching: Annotated[
-        bool, typer.Option("--no-batching", help="Launch the server without batching.")
-    ] = False,
+    no_batching: Annotated[bool, flag("Launch the server without batching.", "--no-batching")] = False,
     rest_url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Load this running server by REST; nothing is launched. With --grpc-url as well, requests use the "
+        option(
+            "URL",
+            "Load this running server by REST; nothing is launched. With --grpc-url as well, requests use the "
             "scenario's protocol, and REST gives the server's statistics.",
         ),
     ] = None,
     grpc_url: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Load this running server by gRPC; nothing is launched."),
+        str | None, option("HOST:PORT", "Load this running server by gRPC; nothing is launched.")
     ] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FIGURE=LIMIT,…",
-            help="Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (per request) at most; "
+        option(
+            "FIGURE=LIMIT,…",
+            "Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (per request) at most; "
             "e.g. throughput=500/s,cpu=200us.",
         ),
     ] = None,
     set_: LoadSetOption = None,
     results: RootOption = Path("results"),
-    no_save: Annotated[bool, typer.Option("--no-save", help="Save nothing under --results.")] = False,
+    no_save: Annotated[bool, flag("Save nothing under --results.", "--no-save")] = False,
     json: JsonOption = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
+    csv: Annotated[bool, flag("Print the table as CSV on stdout.", "--csv")] = False,
     quiet: QuietOption = False,
 ) -> int:
     """Load-test a scenario, a model, or a running server.
@@ -211,12 +210,11 @@ def compare(
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
     no_batching: Annotated[
-        bool,
-        typer.Option("--no-batching", help="For a model alone: compare it without and with batching."),
+        bool, flag("For a model alone: compare it without and with batching.", "--no-batching")
     ] = False,
     batching_parameters_file: BatchingFileOption = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
+        str | None, option("NAME", "The variant to compare with. Default: the first.")
     ] = None,
     blocks: Annotated[
         int,
@@ -313,69 +311,9 @@ def restore(
 )
 @takes_sides
 @takes_slo
+@takes("wanted", CheckRequest)
 def check(
-    *,
-    slo: dict[str, str],
-    sides: dict[str, SideWords],
-    scenario: ScenarioArgument,
-    candidate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The variant to check. Default: the second of two.")
-    ] = None,
-    paired: Annotated[
-        bool,
-        typer.Option(
-            "--paired", help="Measure both sides in this job, side by side. The default without --baseline."
-        ),
-    ] = False,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN|FILE", help="Compare with stored figures instead of side by side."),
-    ] = None,
-    update_baseline: Annotated[
-        bool,
-        typer.Option("--update-baseline", help="Measure the baseline anew and write the file of --baseline."),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="With --update-baseline: write it even if it is worse than the best earlier baseline.",
-        ),
-    ] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Exit with 0 if there is no baseline yet.")
-    ] = False,
-    allow_mismatch: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mismatch", help="Compare with another host's baseline by margins of 25 % and more."
-        ),
-    ] = False,
-    max_regress: MaxRegressOption = None,
-    blocks: Annotated[
-        int | None,
-        typer.Option(
-            min=6, max=200, help="Most runs of each side; a check stops sooner once it is clear. Default: 36."
-        ),
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report.")] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Append Markdown. Default: $GITHUB_STEP_SUMMARY, if set."),
-    ] = None,
-    comment: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a comment for the pull request, with a marker to update it."
-        ),
-    ] = None,
-    code_quality: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write GitLab's code quality report.")
-    ] = None,
-    set_: SetOption = None,
-    results: RootOption = Path("results"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    *, slo: dict[str, str], sides: dict[str, SideWords], wanted: CheckRequest, set_: SetOption = None
 ) -> int:
     """Test whether a candidate is worse than a baseline.
 
@@ -387,47 +325,28 @@ def check(
     server failed.
     """
     from batchtune.cli.arguments.overrides import slo_overrides
-    from batchtune.cli.commands.check_course import CheckFiles, CheckRequest, with_words_of_sides
+    from batchtune.cli.commands.check_course import with_words_of_sides
     from batchtune.cli.commands.run_check import run_paired_check
-    from batchtune.cli.commands.stored_check import StoredRequest, run_stored_check
+    from batchtune.cli.commands.stored_check import run_stored_check
 
-    if baseline is not None and paired:
+    if wanted.baseline is not None and wanted.paired:
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
-    if baseline is None and (update_baseline or allow_missing or allow_mismatch):
+    if wanted.baseline is None and (wanted.update_baseline or wanted.allow_missing or wanted.allow_mismatch):
         raise UsageError("a stored baseline has a file", hint="add --baseline baseline.json")
-    if force and not update_baseline:
+    if wanted.force and not wanted.update_baseline:
         raise UsageError(
             "--force accepts a worse baseline", hint="add --update-baseline, or leave --force out"
         )
-    wanted = CheckRequest(
-        scenario=scenario,
-        overrides=[*(set_ or []), *slo_overrides(slo)],
-        candidate=candidate,
-        max_regress=max_regress or [],
-        blocks=blocks,
-        files=CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality),
-        results=results,
-        json=json,
-        quiet=quiet,
-    )
+    wanted = replace(wanted, overrides=[*(set_ or []), *slo_overrides(slo)])
     with with_words_of_sides(wanted, sides) as asked:
-        if baseline is None:
+        if asked.baseline is None:
             return run_paired_check(asked)
-        stored = StoredRequest(
-            path=baseline,
-            update=update_baseline,
-            force=force,
-            allow_missing=allow_missing,
-            allow_mismatch=allow_mismatch,
-        )
-        return run_stored_check(asked, stored)
+        return run_stored_check(asked, asked.baseline)
 
 
 @measuring.command(epilog=examples("history", "history --scenario quickstart --json"))
 def history(
-    scenario: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only the checks of this scenario, by its name.")
-    ] = None,
+    scenario: Annotated[str | None, option("NAME", "Only the checks of this scenario, by its name.")] = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
 ) -> int:

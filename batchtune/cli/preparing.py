@@ -18,6 +18,8 @@ from batchtune.cli.arguments.options import (
     RootOption,
     ServerOption,
     examples,
+    flag,
+    option,
     takes_request,
     takes_slo,
 )
@@ -51,30 +53,26 @@ def init(
         ),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Write the bundled example NAME; without NAME, list them.")
+        bool, flag("Write the bundled example NAME; without NAME, list them.", "--example")
     ] = False,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
     ci: Annotated[
-        CiHost | None,
-        typer.Option("--ci", help="Write a job that checks every change by this scenario."),
+        CiHost | None, flag("Write a job that checks every change by this scenario.", "--ci")
     ] = None,
     server: ServerOption = None,
     write: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "The file to write; -: stdout. Default: stdout, for an example NAME.yaml.",
             "--write",
             "--output",
             "-o",
-            metavar="FILE",
-            help="The file to write; -: stdout. Default: stdout, for an example NAME.yaml.",
         ),
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Only send 1, 2 and 8 rows to the model. Exit code 7: it does not answer."
-        ),
+        bool, flag("Only send 1, 2 and 8 rows to the model. Exit code 7: it does not answer.", "--check")
     ] = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -125,9 +123,9 @@ def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None
 
     `given`: option -> its value. `hint`: the error's.
     """
-    for option, value in given.items():
+    for name, value in given.items():
         if value:
-            raise UsageError(f"{option}: not with {beside}", hint=hint)
+            raise UsageError(f"{name}: not with {beside}", hint=hint)
 
 
 @preparing.command(epilog=examples("doctor", "doctor --json"))

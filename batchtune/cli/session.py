@@ -331,12 +331,6 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
 # A server that takes configurations from us and is somebody else's: what it has, and how it is put back.
 
 
-DIFFERENCES = (
-    f"Triton never splits or pads a request; {TRITONS_AHEAD}, nor does it simulate preferred sizes, ordering or queue "
-    "policies: the twin counts only as far as it predicts the trials"
-)
-
-
 def beginning(scenario: Scenario) -> str:
     """Return the line that is shown before a server is launched or attached to."""
     target = scenario.target
@@ -372,7 +366,10 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
     """
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
-    view.event(DIFFERENCES)
+    view.event(
+        f"Triton never splits or pads a request; {TRITONS_AHEAD}, nor does it simulate preferred sizes, ordering or "
+        "queue policies: the twin counts only as far as it predicts the trials"
+    )
     for name in TritonRepository(target.endpoint).ensembles():
         view.event(
             f"{name} is an ensemble that uses it: Triton serves that only while max_batch_size is not below its own"

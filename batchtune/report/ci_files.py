@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Final, Literal
 from xml.etree import ElementTree as ET
 
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     from batchtune.check.account import Account
     from batchtune.check.gate import Finding
 
-_FAILURES: Final = frozenset({"REGRESSED", "SLO MISSED"})
-_ERRORS: Final = frozenset({"INVALID", "INCOMPARABLE"})
-_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 
 def junit_xml(account: Account) -> str:
     """Return a check as JUnit XML, a test case for each gate; a gate that is undecided or void is skipped.
@@ -36,7 +31,7 @@ def junit_xml(account: Account) -> str:
     """
     cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
     conclusion = account.conclusion
-    if not cases or conclusion.verdict in _ERRORS or conclusion.verdict == "SLO MISSED":
+    if not cases or conclusion.verdict in ("INVALID", "INCOMPARABLE", "SLO MISSED"):
         cases.append(_whole_case(account))
     suite = ET.Element(
         "testsuite",
@@ -144,8 +139,8 @@ def _whole_case(account: Account) -> ET.Element:
     verdict = account.conclusion.verdict
     case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
     text = _xml(check_text.headline(account))
-    if verdict in _FAILURES | _ERRORS:
-        tag = "failure" if verdict in _FAILURES else "error"
+    if verdict in ("REGRESSED", "SLO MISSED", "INVALID", "INCOMPARABLE"):
+        tag = "failure" if verdict in ("REGRESSED", "SLO MISSED") else "error"
         ET.SubElement(case, tag, message=text, type=verdict.lower()).text = text
     elif verdict == "INCONCLUSIVE":
         ET.SubElement(case, "skipped", message=text)
@@ -159,7 +154,7 @@ def _plain(text: str) -> str:
 
 def _xml(text: str) -> str:
     """Return the text with `?` in place of each control character that XML cannot hold."""
-    return _NOT_IN_XML.sub("?", text)
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
 def _message(text: str) -> str:
@@ -184,17 +179,6 @@ JOB_FILES: Final[dict[Host, str]] = {
 """Host of the repository -> path at which it expects the CI job."""
 
 
-class _JobTemplate(Template):
-    """A template in which `@name` is filled in, because the shell and the CI system use `$`."""
-
-    delimiter = "@"
-
-
-_TORCH_FOR_CPUS: Final = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""Command that installs PyTorch for CPUs: PyPI's build brings gigabytes of CUDA, of no use on hosted runners.
-"""
-
-
 def job_text(
     host: Host, *, path: str, scenario: str, model: str, usual: str, minutes: int, extras: Sequence[str] = ()
 ) -> str:
@@ -207,12 +191,16 @@ def job_text(
     template = Path(__file__).with_name(f"{host}_job.yml").read_text(encoding="utf-8")
     package = f"batchtune[{','.join(extras)}]" if extras else "batchtune"
     install = f"pip install {shlex.quote(package)}"
-    return _JobTemplate(template.replace("@v", "@@v")).substitute(
-        path=path,
-        scenario=scenario,
-        model=model,
-        usual=usual,
-        minutes=minutes,
-        package=package,
-        install=f"{_TORCH_FOR_CPUS} && {install}" if "torch" in extras else install,
-    )
+    if "torch" in extras:  # PyPI's build brings gigabytes of CUDA, of no use on hosted runners
+        install = f"pip install torch --index-url https://download.pytorch.org/whl/cpu && {install}"
+    words = {
+        "path": path,
+        "scenario": scenario,
+        "model": model,
+        "usual": usual,
+        "minutes": str(minutes),
+        "package": package,
+        "install": install,
+    }
+    # `@name` is filled in, because the shell and the CI system use `$`; `@v4` of an action stays.
+    return re.sub(r"@([a-z]+)", lambda place: words.get(place[1], place[0]), template)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import padding_per_element
@@ -192,17 +192,6 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
             return f"{pair.variant}: not distinguishable, {tables.ratio(pair.ratio)} {what}"
 
 
-_HELPS: Final = {
-    "yes": ("Yes", "good"),
-    "hardly": ("Hardly", "open"),
-    "no": ("No, it costs", "bad"),
-    "not distinguishable": ("No measurable difference", "open"),
-    "client-limited": ("Invalid: client-limited", "bad"),
-    "not measured": ("Not measured", "bad"),
-}
-"""Whether batching helps -> (headline, tone)."""
-
-
 def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
     """Return four answers: whether batching helps (else which variant is best), by how much, how sure that
     is, and what limits."""
@@ -212,7 +201,7 @@ def comparison_facts(comparison: Comparison) -> tuple[Fact, ...]:
 
 def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
     verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
-    headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
+    headline, tone = words.headline_of(answers[0].helps) if len(verdicts) == 1 else ("It depends", "open")
     if all(map(makes_no_difference, answers)):
         headline = "No difference worth having"
     if len(answers) == 1:

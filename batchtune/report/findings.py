@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batchtune.batching.triton_words import WORDS
 from batchtune.measure.caveats import Touches, touches
@@ -39,10 +39,6 @@ def _document() -> Mapping[str, Any]:
         return tomllib.load(file)
 
 
-_TRITONS: Final = {**WORDS, "max_enqueued_batches": "default_queue_policy.max_queue_size"}
-"""Name of a batching parameter -> its name in Triton's config.pbtxt."""
-
-
 def text_of(finding: Coded) -> str:
     """Return a finding as a clause: the text of its code in findings.toml, with the figures filled in.
 
@@ -51,7 +47,8 @@ def text_of(finding: Coded) -> str:
     """
     text = _filled("{text}" if "text" in finding.figures else texts()[finding.code], finding)
     if finding.figures.get("in_tritons_words"):
-        for name, word in _TRITONS.items():
+        in_config = {**WORDS, "max_enqueued_batches": "default_queue_policy.max_queue_size"}
+        for name, word in in_config.items():
             text = text.replace(name, word)
     return text
 

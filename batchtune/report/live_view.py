@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial, TrialRequest
 
 
-_BORDER: Final = 4
 _LEFT_OF_PLOT: Final = 10
 
 Kind = Literal["kept", "missed", "best"]
@@ -68,7 +67,7 @@ def panel(
     """
     # A plot has at least and at most so many lines; where there is no room for the least there is none.
     # Lines of the panel that are neither row nor plot: border, gap, title, axis, its labels, legend.
-    around_plot = 7
+    around_plot, border = 7, 4
     plot_heights = (4, 7)
     from rich.console import Group
     from rich.panel import Panel
@@ -79,10 +78,10 @@ def panel(
     for label, text, style in rows:
         table.add_row(Text(label, style="dim"), Text(text, style=style))
     width = min(console.width, 100)
-    inside = console.options.update(width=width - _BORDER)
+    inside = console.options.update(width=width - border)
     least, most = plot_heights
     height = min(most, console.height - 1 - around_plot - len(console.render_lines(table, inside)))
-    columns = min(56, width - _BORDER - _LEFT_OF_PLOT)
+    columns = min(56, width - border - _LEFT_OF_PLOT)
     shown: list[RenderableType] = [table]
     if points and height >= least and columns >= 20:
         shown += ["", *scatter(points, limit_s=limit_s, width=columns, height=height)]

@@ -44,16 +44,6 @@ _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]
 
 Latencies are not among them: their headings are `p95 ms` and the like.
 """
-_OF_POINTS: Final = (
-    *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
-    *("mean batch", "queue ms", "compute ms", "SLO"),
-)
-"""Headings of a load point's figures."""
-_OF_STREAMS: Final = (
-    *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms", "itl_p50 ms", "itl_p99 ms"),
-    *("p50 ms", "p95 ms", "errors", "SLO"),
-)
-"""Headings of a load point's figures where answers are streamed, whose server batches continuously."""
 
 
 def figure_cells(
@@ -190,8 +180,15 @@ def _rows(
 ) -> list[list[str]]:
     """Return the table of load points, headings first; `measured`: load -> trial, `named`: heading of the
     loads."""
-    streams = any(_measurement(point).tokens is not None for point in measured.values())
-    headings = _OF_STREAMS if streams else _OF_POINTS
+    headings = [
+        *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
+        *("mean batch", "queue ms", "compute ms", "SLO"),
+    ]
+    if any(_measurement(point).tokens is not None for point in measured.values()):  # streamed answers
+        headings = [
+            *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms"),
+            *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
+        ]
     return [
         [named, *headings, "limited by"],
         *(

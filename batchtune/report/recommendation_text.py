@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
@@ -15,13 +14,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
-
-INDENT: Final = " " * len("Recommended ")
-"""Spaces for lines below the first one of a paragraph: as wide as the longest label."""
-
-DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
-"""Codes of caveats that are shown in the short answer; those of a noisy host only where the answer is not
-confirmed."""
 
 
 def print_answer(
@@ -42,10 +34,12 @@ def print_answer(
     another dialect follows. `why`: command that prints the whole argument.
     """
 
+    indent = " " * len("Recommended ")  # the longest label
+
     def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
         for text in texts:
-            line = f"{label:<{len(INDENT)}}{text}"
-            tables.print_text(line, indent=INDENT, bold=bold, whole=whole)
+            line = f"{label:<{len(indent)}}{text}"
+            tables.print_text(line, indent=indent, bold=bold, whole=whole)
             label = ""
 
     asked = words.workload(scenario, chosen, with_slo=False, brief=True)
@@ -91,9 +85,11 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence on each decisive caveat of the recommended figures and of those that they are compared
     with.
 
-    The last one says how many other caveats there are.
+    A caveat of a noisy host is decisive only where the answer is not confirmed. The last sentence says how
+    many other caveats there are.
     """
-    codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
+    codes = {"emulated_device", "errors", "growing_backlog", "not_steady"} | CLIENT_CODES
+    codes |= set() if chosen.established else HOST_CODES
     said: set[str] = set()
     of_references = (
         (caveat, f" ({words.reference_text(reference.name)})")

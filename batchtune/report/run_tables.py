@@ -35,13 +35,6 @@ _SHOWN: Final = {
     "verdict": "SLO",
 }
 """Column of a trial table -> heading, of the columns that are printed."""
-_NAMES: Final = {
-    "max_batch_size": "size",
-    "batch_timeout_micros": "µs",
-    "num_batch_threads": "threads",
-    "max_enqueued_batches": "queue",
-}
-"""Name of a batching parameter -> its short form in a table."""
 
 
 def print_runs(entries: Sequence[RunEntry], *, json: bool) -> None:
@@ -142,10 +135,16 @@ def short_label(label: str | None) -> str:
 
 def _short_part(part: str) -> str:
     model, colon, parameters = part.rpartition(": ")
+    names = {
+        "max_batch_size": "size",
+        "batch_timeout_micros": "µs",
+        "num_batch_threads": "threads",
+        "max_enqueued_batches": "queue",
+    }
     words = []
     for word in parameters.split(" "):
         name, equals, value = word.partition("=")
-        short = _NAMES.get(name, name)
+        short = names.get(name, name)
         if short == "threads":
             words.append(counted(int(value), "thread") if value.isdecimal() else f"{value} threads")
         else:

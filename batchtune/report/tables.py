@@ -74,13 +74,7 @@ def latency(estimate: Estimate | None) -> str:
     return text if text == "–" else f"{text} {unit}"
 
 
-TABLE_WIDTH: Final = 100
-"""Columns of a table where there is no terminal: CI systems wrap what is wider."""
-
 _GAP: Final = 2
-_NUMBER: Final = re.compile(r"[×≤≥+−-]?\d")
-_TIE: Final = "\N{NO-BREAK SPACE}"
-_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 
 
 def print_rows(
@@ -110,7 +104,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line of text for each row, its columns padded to one width: numbers to the right, words to the
     left."""
     columns = list(zip(*rows, strict=True))
-    to_right = [at > 0 and any(map(_NUMBER.match, cells[1:])) for at, cells in enumerate(columns)]
+    is_number = re.compile(r"[×≤≥+−-]?\d").match
+    to_right = [at > 0 and any(map(is_number, cells[1:])) for at, cells in enumerate(columns)]
     widths = [max(map(len, cells)) for cells in columns]
     return [
         (" " * _GAP)
@@ -178,8 +173,9 @@ def plain_console() -> Console:
 
 
 def table_width() -> int:
-    """Return how many columns a table may take on stdout."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else TABLE_WIDTH
+    """Return how many columns a table may take on stdout: 100 where it is no terminal, because CI systems wrap
+    what is wider."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
 
 
 def text_width() -> int:
@@ -192,11 +188,12 @@ def paragraph(text: str, *, width: int, indent: str = "  ") -> str:
 
     Words stay whole, so that a long one may exceed the width, and a number stays with its unit.
     """
+    tie = "\N{NO-BREAK SPACE}"
     filled = textwrap.fill(
-        _UNIT.sub(_TIE, text),
+        re.sub(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))", tie, text),
         width=width,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return filled.replace(_TIE, " ")
+    return filled.replace(tie, " ")

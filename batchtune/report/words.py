@@ -63,6 +63,11 @@ class Fact:
     tone: str = ""
 
 
+def headline_of(code: str) -> tuple[str, str]:
+    """Return (headline, tone) of an answer by its code, such as a verdict; one that is not listed is open."""
+    return labels("headlines").get(code, "No verdict"), labels("tones").get(code, "open")
+
+
 def limit_fact(bottleneck: Bottleneck | None) -> Fact:
     """Return the answer to "What limits it?": bottleneck, evidence and advice; `bottleneck` None: not known."""
     if bottleneck is None:

@@ -26,11 +26,10 @@ REMOVED: Final[Mapping[str, str]] = {
     "guided",
     "search.repeats": "take it out: close configurations run again, and confirmation runs check the answer",
     "target.models.flood": "take it out: `batchtune load` with the higher rate at that model says what the others get",
+    "search.strategy=guide": "set guided: it tries the tuning guide's point too",
 }
-"""Keys that older scenarios may have -> what to do instead; an item of a list has no key of its own."""
-
-REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
-"""Values of search.strategy that older scenarios may have -> what to do instead."""
+"""Keys that older scenarios may have, or `key=value` -> what to do instead; an item of a list has no key of its
+own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +216,8 @@ def _kept(path: Path) -> Document:
     """Return the document of a run's scenario, without keys that no longer exist."""
     document = parse_yaml(scenario_text(path).text, source=str(path))
     data = _left(document.data, "")
-    if isinstance(search := data.get("search"), dict) and search.get("strategy") in REMOVED_STRATEGIES:
-        search["strategy"] = "guided"
+    if section_of(data, "search").get("strategy") == "guide":
+        data["search"]["strategy"] = "guided"
     return Document(data=data, places=document.places)
 
 
@@ -304,8 +303,8 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
             return "unknown key", did_you_mean(path[-1], _known_keys(path[:-1]))
         case "missing":
             return f"missing ({_description(path)})", ""
-        case "literal_error" if path == ("search", "strategy") and str(given) in REMOVED_STRATEGIES:
-            return f"this strategy no longer exists; was {given!r}", REMOVED_STRATEGIES[str(given)]
+        case "literal_error" if (written := f"{'.'.join(map(str, path))}={given}") in REMOVED:
+            return f"this {path[-1]} no longer exists; was {given!r}", REMOVED[written]
         case "literal_error":
             choices = [
                 choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")

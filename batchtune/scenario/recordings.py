@@ -11,6 +11,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,14 @@ def read_tfrecords(path: Path) -> Iterator[bytes]:
 def masked_crc32c(content: bytes) -> int:
     """Return TFRecord's checksum of data: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h
     `Mask`)."""
-    crc = 0xFFFFFFFF
+    crc, table = 0xFFFFFFFF, _crc_table()
     for byte in content:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@cache
 def _crc_table() -> tuple[int, ...]:
     table = []
     for byte in range(256):
@@ -110,9 +112,6 @@ def _crc_table() -> tuple[int, ...]:
             byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
         table.append(byte)
     return tuple(table)
-
-
-_CRC_TABLE = _crc_table()
 
 
 def _checksum(content: bytes) -> int:

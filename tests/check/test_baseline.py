@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
 from batchtune.check.gate import Gate
-from batchtune.cli.commands.check_course import CheckRequest
-from batchtune.cli.commands.stored_check import StoredRequest, comparability, update_baseline, widened
+from batchtune.cli.arguments.options import CheckRequest
+from batchtune.cli.commands.stored_check import comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.scenario.spec.request import FileInputs, MixSpec
 from batchtune.tune.compare.blocks import Variant
@@ -76,7 +77,8 @@ def test_a_slow_drift_is_refused_and_force_accepts_it(tmp_path, capsys):
             relaunches=False,
             run=SimpleNamespace(path=run),
         )
-        return update_baseline(course, path, CheckRequest(scenario=path), provenance=HOST, blocks=6, **asked)
+        wanted = CheckRequest(scenario=path, **asked)
+        return update_baseline(course, path, wanted, provenance=HOST, blocks=6)
 
     assert [update(1000.0), update(985.0), update(970.5)] == [0, 0, 0]
     kept = path.read_bytes()
@@ -181,7 +183,9 @@ def test_the_memory_of_an_old_baseline_was_none_at_its_peak(kept):
 
 def test_runs_that_launched_their_servers_are_never_compared_with_runs_that_did_not(kept):
     same = Variant(name="candidate", scenario=SCENARIO)
-    refusal, _ = comparability(read_baseline(kept), same, HOST, StoredRequest(path=None), relaunches=True)
+    refusal, _ = comparability(
+        read_baseline(kept), same, HOST, CheckRequest(scenario=Path("s.yaml")), relaunches=True
+    )
     assert "server_launches: once against every run" in refusal
 
 
@@ -203,7 +207,7 @@ def test_a_baseline_of_a_git_ref_keeps_its_commit_and_says_which_it_is(tmp_path,
 
 def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire():
     other = scenario_of(load={"arrivals": "closed", "concurrency": 7})
-    asked = StoredRequest(path=None)
+    asked = CheckRequest(scenario=Path("s.yaml"))
     candidate = Variant(name="candidate", scenario=other)
     refusal, _ = comparability(KEPT, candidate, HOST, asked, relaunches=False)
     assert "another workload" in refusal

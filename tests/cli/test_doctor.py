@@ -201,7 +201,7 @@ def test_results_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": free}))
     check = doctor.room_for_results(tmp_path)
     assert check.state == state
-    assert bool(check.advice) == (free < doctor.DISK_BYTES)
+    assert bool(check.advice) == (free < 2**30)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from batchtune.report.check_text import print_history
 from batchtune.report.comparison import print_comparison, print_noise
 from batchtune.report.load_points import print_points
 from batchtune.report.run_tables import brief_labels, print_runs, print_trials
-from batchtune.report.tables import TABLE_WIDTH, aligned, latency, print_rows, rows_that_fit
+from batchtune.report.tables import aligned, latency, print_rows, rows_that_fit
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
@@ -133,4 +133,4 @@ def test_no_table_is_wider_than_a_log_where_there_is_no_terminal(name: str, tmp_
         tables_of(tmp_path)[name]()
     lines = stream.getvalue().splitlines()
     assert any(set(line) == {"─"} for line in lines)
-    assert max(map(len, lines)) <= TABLE_WIDTH == 100, stream.getvalue()
+    assert max(map(len, lines)) <= 100, stream.getvalue()

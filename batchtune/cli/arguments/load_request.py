@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
@@ -34,7 +34,6 @@ from batchtune.tune.trials.trial import TrialRequest
 from batchtune.units import parse_rate_rps
 
 _RANGE_MAX = 10_000
-_FEW = f" and at most {_RANGE_MAX:,} values"
 
 
 def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
@@ -121,7 +120,7 @@ def parse_range(text: str) -> tuple[float, ...]:
     if multiplied:
         return _multiplied(start, end, step, expected)
     if step <= 0 or (end - start) / step >= _RANGE_MAX:
-        raise UsageError(f"{text!r}: expected a step above 0{_FEW}")
+        raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
     return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))
 
 
@@ -129,7 +128,7 @@ def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple
     if start <= 0 or factor <= 1:
         raise UsageError(expected)
     if math.log(end / start) >= _RANGE_MAX * math.log(factor):
-        raise UsageError(f"x{factor}: expected a larger factor{_FEW}")
+        raise UsageError(f"x{factor}: expected a larger factor and at most {_RANGE_MAX:,} values")
     values = [start]
     while values[-1] * factor < end * (1 + 1e-9):
         values.append(values[-1] * factor)
@@ -179,11 +178,6 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
     if points > 1:
         option = "--concurrency" if rate is None else "--rate"
         raise UsageError(f"{option}: one value, not {points}", hint="`batchtune load` takes a range")
-
-
-COUNTED_LIMIT_S: Final = 600.0
-"""Longest duration, in seconds, of a fixed number of requests where the scenario names none: a job that hangs
-must end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,14 +471,14 @@ def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
 
 
 def _with_time_for_all(scenario: Scenario) -> Scenario:
-    """Return the scenario with COUNTED_LIMIT_S as duration where it has a number of requests and no duration.
+    """Return the scenario with a duration of 10 minutes where it has a number of requests and no duration.
 
-    The load then ends with the last answer, not after the default duration.
+    The load then ends with the last answer, not after the default duration; a job that hangs must end.
     """
     load = scenario.load
     if load.requests is None or "duration_s" in load.model_fields_set:
         return scenario
-    return scenario.with_load(duration_s=COUNTED_LIMIT_S)
+    return scenario.with_load(duration_s=600.0)
 
 
 def _key_of(override: str) -> str:

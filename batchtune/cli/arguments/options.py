@@ -5,13 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from batchtune.errors import UsageError
+
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Make an option that takes a value; `text`: its help; `names`: where they are not the parameter's own."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def flag(text: str, *names: str) -> Any:
+    """Make an option without a value, off where it is not given; `text`: its help."""
+    return typer.Option(*names, help=text)
+
 
 ScenarioArgument = Annotated[
     Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
@@ -36,27 +47,23 @@ SubjectArgument = Annotated[
     ),
 ]
 RestOption = Annotated[
-    bool, typer.Option("--rest", help="Send requests by REST. Default: the scenario's protocol, or gRPC.")
+    bool, flag("Send requests by REST. Default: the scenario's protocol, or gRPC.", "--rest")
 ]
 RowsOption = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Rows in a request.")]
 ShapeOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "NAME=128|NAME=224x224x3",
+        "Dimensions of one row of an input, if the model leaves them open.",
         "--shape",
-        metavar="NAME=128|NAME=224x224x3",
-        help="Dimensions of one row of an input, if the model leaves them open.",
     ),
 ]
 RangeOption = Annotated[
-    list[str] | None,
-    typer.Option("--range", metavar="NAME=LOW:HIGH", help="Values of an input, from LOW to below HIGH."),
+    list[str] | None, option("NAME=LOW:HIGH", "Values of an input, from LOW to below HIGH.", "--range")
 ]
-OneRateOption = Annotated[
-    str | None, typer.Option("--rate", metavar="R", help="Lowest latency at R requests/s, such as 500/s.")
-]
+OneRateOption = Annotated[str | None, option("R", "Lowest latency at R requests/s, such as 500/s.", "--rate")]
 OneConcurrencyOption = Annotated[
-    str | None,
-    typer.Option("--concurrency", metavar="N", help="Most requests/s of N clients in a closed loop."),
+    str | None, option("N", "Most requests/s of N clients in a closed loop.", "--concurrency")
 ]
 
 
@@ -70,49 +77,44 @@ def _keys_beginning(incomplete: str) -> list[str]:
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE",
+        "Override a key of the scenario, e.g. search.budget.time=30s.",
         "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the scenario, e.g. search.budget.time=30s.",
         autocompletion=_keys_beginning,
     ),
 ]
 ConcurrencyOption = Annotated[
-    str | None,
-    typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
+    str | None, option("N|START:END:STEP|START:END:xK", "Closed loop with N clients, or a range.")
 ]
 RateOption = Annotated[
-    str | None,
-    typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
+    str | None, option("R|START:END:STEP|START:END:xK", "Open loop at R requests/s, or a range.")
 ]
 BatchingFileOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "FILE",
+        "Read parameters from a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of "
+        "Cortex or Kubernetes, a script with docker run, flags. Searched parameters stay searched; the file's "
+        "values are tried too.",
         "--batching-parameters-file",
-        metavar="FILE",
-        help="Read parameters from a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of "
-        "Cortex or Kubernetes, a script with docker run, flags. Searched parameters stay searched; the file's values "
-        "are tried too.",
     ),
 ]
-RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Directory of the results.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+RootOption = Annotated[Path, option("DIR", "Directory of the results.", "--results")]
+JsonOption = Annotated[bool, flag("Print one JSON document on stdout.", "--json")]
 WhyOption = Annotated[
-    bool,
-    typer.Option(
-        "--why", help="Print the reasoning: all that was tried, the search, warnings, alternatives."
-    ),
+    bool, flag("Print the reasoning: all that was tried, the search, warnings, alternatives.", "--why")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+QuietOption = Annotated[bool, flag("No progress on stderr.", "--quiet", "-q")]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(metavar="RUN", help="A run's directory. Default: the latest sweep under --results."),
 ]
 ServerOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The argument is an app, or a model, of this server: bentoml, fastapi, infinity, litserve, mlserver, "
+    option(
+        "NAME",
+        "The argument is an app, or a model, of this server: bentoml, fastapi, infinity, litserve, mlserver, "
         "ray-serve, sglang, tei, transformers-serve, vllm.",
     ),
 ]
@@ -131,10 +133,10 @@ def _parameters_beginning(incomplete: str) -> list[str]:
 
 ParameterOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE[,VALUE…]",
+        "A batching parameter. Several values give one row each, several --set all combinations.",
         "--set",
-        metavar="KEY=VALUE[,VALUE…]",
-        help="A batching parameter. Several values give one row each, several --set all combinations.",
         autocompletion=_parameters_beginning,
     ),
 ]
@@ -147,11 +149,11 @@ def _keys_and_parameters_beginning(incomplete: str) -> list[str]:
 
 LoadSetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE",
+        "A batching parameter of the launched server, e.g. max_batch_size=8, whether the scenario searches it "
+        "or not; or a key of the scenario, e.g. load.duration=10s.",
         "--set",
-        metavar="KEY=VALUE",
-        help="A batching parameter of the launched server, e.g. max_batch_size=8, whether the scenario searches it or "
-        "not; or a key of the scenario, e.g. load.duration=10s.",
         autocompletion=_keys_and_parameters_beginning,
     ),
 ]
@@ -159,14 +161,29 @@ LoadSetOption = Annotated[
 
 MaxRegressOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "FIGURE=MARGIN,…",
+        "How much worse a figure may get, e.g. p95=5%,throughput=3%; replaces the scenario's margins. "
+        "Figures: throughput, capacity, p50, p95, p99, errors, cpu, gpu, memory, gpu_memory, startup.",
         "--max-regress",
         "--max-regression",
-        metavar="FIGURE=MARGIN,…",
-        help="How much worse a figure may get, e.g. p95=5%,throughput=3%; replaces the scenario's margins. Figures: "
-        "throughput, capacity, p50, p95, p99, errors, cpu, gpu, memory, gpu_memory, startup.",
     ),
 ]
+
+
+def takes(name: str, made: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that adds the annotated fields of a dataclass as options to a typer command, whose
+    parameter `name` gets an instance made of them."""
+    hints = get_type_hints(made, include_extras=True)
+    options = {
+        field.name: (
+            hints[field.name],
+            inspect.Parameter.empty if field.default is MISSING else field.default,
+        )
+        for field in fields(made)
+        if get_origin(hints[field.name]) is Annotated
+    }
+    return _takes(name, options, lambda values: made(**values))
 
 
 def _takes(
@@ -247,8 +264,7 @@ def examples(*lines: str) -> str:
 
 # Which words say how the two sides of a check differ?
 
-BASELINE, CANDIDATE = "baseline", "candidate"
-SIDES: Final = (BASELINE, CANDIDATE)
+Side = Literal["baseline", "candidate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +302,7 @@ _WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
 
 def _side_option(side: str, word: str) -> Any:
     kind, metavar, text = _WORDS[word]
-    help_text = text.format(side=side, ref="main" if side == BASELINE else "HEAD")
+    help_text = text.format(side=side, ref="main" if side == "baseline" else "HEAD")
     return Annotated[kind, typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)]
 
 
@@ -322,10 +338,72 @@ def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> S
 
 takes_sides = _takes(
     "sides",
-    {f"{side}_{word}": (_side_option(side, word), None) for side in SIDES for word in _WORDS},
+    {f"{side}_{word}": (_side_option(side, word), None) for side in get_args(Side) for word in _WORDS},
     lambda values: {
-        side: _side_words(side, {word: values[f"{side}_{word}"] for word in _WORDS}) for side in SIDES
+        side: _side_words(side, {word: values[f"{side}_{word}"] for word in _WORDS})
+        for side in get_args(Side)
     },
 )
 """Decorator that adds --baseline-model to --candidate-set; the command's parameter `sides` gets side ->
 `SideWords`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the command line of `batchtune check` asks for; None or empty: as the scenario says.
+
+    Annotated fields are its options. `overrides`: of the scenario, `KEY=VALUE`. `baseline_set`,
+    `candidate_set`: of one side; with either, the scenario's variants do not count. `note`: which commits the
+    sides are of. `commit`: the candidate's, None: the working tree's.
+    """
+
+    scenario: ScenarioArgument
+    candidate: Annotated[str | None, option("NAME", "The variant to check. Default: the second of two.")] = (
+        None
+    )
+    paired: Annotated[
+        bool,
+        flag("Measure both sides in this job, side by side. The default without --baseline.", "--paired"),
+    ] = False
+    baseline: Annotated[
+        Path | None, option("RUN|FILE", "Compare with stored figures instead of side by side.")
+    ] = None
+    update_baseline: Annotated[
+        bool, flag("Measure the baseline anew and write the file of --baseline.", "--update-baseline")
+    ] = False
+    force: Annotated[
+        bool,
+        flag(
+            "With --update-baseline: write it even if it is worse than the best earlier baseline.", "--force"
+        ),
+    ] = False
+    allow_missing: Annotated[bool, flag("Exit with 0 if there is no baseline yet.", "--allow-missing")] = (
+        False
+    )
+    allow_mismatch: Annotated[
+        bool, flag("Compare with another host's baseline by margins of 25 % and more.", "--allow-mismatch")
+    ] = False
+    max_regress: MaxRegressOption = None
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=6, max=200, help="Most runs of each side; a check stops sooner once it is clear. Default: 36."
+        ),
+    ] = None
+    junit: Annotated[Path | None, option("FILE", "Write a JUnit report.")] = None
+    markdown: Annotated[
+        Path | None, option("FILE", "Append Markdown. Default: $GITHUB_STEP_SUMMARY, if set.")
+    ] = None
+    comment: Annotated[
+        Path | None,
+        option("FILE", "Write a comment for the pull request, with a marker to update it."),
+    ] = None
+    code_quality: Annotated[Path | None, option("FILE", "Write GitLab's code quality report.")] = None
+    results: RootOption = Path("results")
+    json: JsonOption = False
+    quiet: QuietOption = False
+    overrides: Sequence[str] = ()
+    baseline_set: Sequence[str] = ()
+    candidate_set: Sequence[str] = ()
+    note: str = ""
+    commit: str | None = None

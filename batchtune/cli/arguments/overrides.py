@@ -44,8 +44,6 @@ def of_option(name: str, *, hint: str | None = None, otherwise: str = "") -> Ite
 
 # Which promise do the options `--slo-p50` to `--slo-p99.9` and `--slo-errors` make?
 
-ERRORS = "errors"
-
 
 def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
     """Make an SLO of the --slo-… options, given as name -> text, with no other limit; None: none was given.
@@ -56,9 +54,9 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
     given = {name: text for name, text in slo.items() if text is not None}
     if not given:
         return None
-    values = {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != ERRORS}
-    if ERRORS in given:
-        values[ERRORS] = _error_ratio(given[ERRORS])
+    values = {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != "errors"}
+    if "errors" in given:
+        values["errors"] = _error_ratio(given["errors"])
     try:
         return SloSpec.model_validate(values)
     except ValidationError as error:
@@ -91,8 +89,8 @@ def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
     if promise is None:
         return []
     overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if promise.limits() else []
-    errors = slo.get(ERRORS)
-    return overrides if errors is None else [*overrides, f"slo.{ERRORS}={errors}"]
+    errors = slo.get("errors")
+    return overrides if errors is None else [*overrides, f"slo.errors={errors}"]
 
 
 def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:

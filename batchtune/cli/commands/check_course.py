@@ -19,7 +19,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
 from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
-from batchtune.cli.arguments.options import BASELINE, CANDIDATE, SideWords
+from batchtune.cli.arguments.options import CheckRequest, SideWords
 from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
@@ -52,44 +52,6 @@ if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFiles:
-    """Files that a check writes for a CI job; None: not written.
-
-    `markdown` is appended to, by default to the summary of a GitHub job; the others are replaced.
-    """
-
-    junit: Path | None = None
-    markdown: Path | None = None
-    comment: Path | None = None
-    code_quality: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRequest:
-    """What the command line of `batchtune check` asks for; None or empty: as the scenario says.
-
-    `overrides`: of the scenario, `KEY=VALUE`. `baseline_set`, `candidate_set`: of one side; with either, the
-    scenario's variants do not count. `candidate`: variant to check. `max_regress`: texts of gates. `note`:
-    which commits the sides are of. `commit`: the candidate's, None: the working tree's. `results`: folder of
-    all runs.
-    """
-
-    scenario: Path
-    overrides: Sequence[str] = ()
-    baseline_set: Sequence[str] = ()
-    candidate_set: Sequence[str] = ()
-    candidate: str | None = None
-    max_regress: Sequence[str] = ()
-    blocks: int | None = None
-    note: str = ""
-    commit: str | None = None
-    files: CheckFiles = CheckFiles()
-    results: Path = Path("results")
-    json: bool = False
-    quiet: bool = False
 
 
 # What the words of one side change in the scenario: its model, a git commit, an image, a command, flags.
@@ -125,10 +87,10 @@ def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) ->
             changes[side] = [*model, *_server(said), *_batching(wanted, said), *said.set]
         yield replace(
             wanted,
-            baseline_set=changes.get(BASELINE, ()),
-            candidate_set=changes.get(CANDIDATE, ()),
+            baseline_set=changes.get("baseline", ()),
+            candidate_set=changes.get("candidate", ()),
             note="; ".join(notes),
-            commit=commits.get(CANDIDATE),
+            commit=commits.get("candidate"),
         )
 
 
@@ -307,13 +269,13 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
     return scenario.model_copy(update={"load": closed, "objective": "throughput", "slo": SloSpec()})
 
 
-def require_writable(files: CheckFiles) -> None:
+def require_writable(wanted: CheckRequest) -> None:
     """Check that the report files can be written, before minutes are spent; existing ones are not changed.
 
     Raises:
         UsageError: one cannot be written.
     """
-    for path in (files.junit, files.markdown, files.comment, files.code_quality):
+    for path in (wanted.junit, wanted.markdown, wanted.comment, wanted.code_quality):
         try:
             if path is None or path.is_fifo():
                 continue
@@ -326,20 +288,19 @@ def require_writable(files: CheckFiles) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
+def hand_on(account: Account, wanted: CheckRequest) -> None:
     """Write the report files, append to the CI job's summary, and print annotations where a GitHub runner
     reads them.
 
-    A file that cannot be written is named in a note on stderr. `scenario`: the file that annotations point
-    to.
+    Annotations point to the scenario's file. A file that cannot be written is named in a note on stderr.
     """
-    summary = files.markdown
+    summary, file = wanted.markdown, str(wanted.scenario)
     if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
         summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
     texts: tuple[tuple[Path | None, Literal["w", "a"], Callable[[], str]], ...] = (
-        (files.junit, "w", lambda: junit_xml(account)),
-        (files.comment, "w", lambda: comment(account)),
-        (files.code_quality, "w", lambda: code_quality(account, file=str(scenario))),
+        (wanted.junit, "w", lambda: junit_xml(account)),
+        (wanted.comment, "w", lambda: comment(account)),
+        (wanted.code_quality, "w", lambda: code_quality(account, file=file)),
         (summary, "a", lambda: markdown(account)),
     )
     for path, mode, text in texts:
@@ -352,7 +313,7 @@ def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
         except OSError as error:  # the verdict is valid without it
             print(f"note: cannot write {path}: {error.strerror}", file=sys.stderr)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in github_annotations(account, file=str(scenario)):
+        for line in github_annotations(account, file=file):
             print(line, file=sys.stderr)
 
 

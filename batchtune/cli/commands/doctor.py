@@ -166,9 +166,6 @@ def _asked_apart(question: Question) -> SimpleQueue[Check]:
 WATCHED_WINDOWS: Final = 8
 WINDOW_S: Final = 0.5
 
-DISK_BYTES: Final = 2**30
-"""With less free disk space than this, doctor advises to make room."""
-
 
 def cpus(root: Path = Path("/")) -> Check:
     """Check how many CPUs this process may use, by affinity and by the quota of its control groups; fewer
@@ -287,7 +284,7 @@ def room_for_results(results: Path) -> Check:
     least_disk_bytes = 2**26  # The quickstart's results are 10 MB.
     if free_bytes < least_disk_bytes:
         return Check("problem", f"{text}, too little for a sweep", elsewhere)
-    return Check("ok", text, "" if free_bytes >= DISK_BYTES else f"make room, or {elsewhere}")
+    return Check("ok", text, "" if free_bytes >= 2**30 else f"make room, or {elsewhere}")
 
 
 def open_files() -> Check:
@@ -392,17 +389,6 @@ BACKENDS: Final = {
         module="torch", gpus="module.cuda.device_count()", install="pip install 'batchtune[torch]'"
     ),
 }
-_IMPORT: Final = """\
-import json
-import {module} as module
-print(json.dumps({{"version": module.__version__, "gpus": {gpus}}}))
-"""
-_SIMULATOR: Final = """\
-import json
-import numba
-from batchtune.twin.simulator.event_kernel import simulate
-print(json.dumps({"version": numba.__version__, "cache": simulate.stats.cache_path}))
-"""
 
 
 def backend(
@@ -412,8 +398,12 @@ def backend(
     the machine's GPU."""
     if find_spec(wanted.module) is None:
         return Check("missing", "not installed", f"to serve its models: {wanted.install}")
-    code = _IMPORT.format(module=wanted.module, gpus=wanted.gpus)
-    answer, values = _asked(code, python=python, limit_s=limit_s)
+    answer, values = _asked(
+        f"import {wanted.module} as module",
+        f'{{"version": module.__version__, "gpus": {wanted.gpus}}}',
+        python=python,
+        limit_s=limit_s,
+    )
     if values is None:
         return Check("problem", f"import fails: {answer.failure}", f"reinstall it: {wanted.install}")
     version, count = str(values["version"]), int(values["gpus"])
@@ -430,7 +420,12 @@ def backend(
 def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
     """Check whether numba can be imported by `python` within `limit_s` seconds, and can save the simulator
     that it compiles."""
-    answer, values = _asked(_SIMULATOR, python=python, limit_s=limit_s)
+    answer, values = _asked(
+        "import numba; from batchtune.twin.simulator.event_kernel import simulate",
+        '{"version": numba.__version__, "cache": simulate.stats.cache_path}',
+        python=python,
+        limit_s=limit_s,
+    )
     if values is None:
         return Check("problem", f"import fails: {answer.failure}", "reinstall it: pip install numba")
     version, folder = str(values["version"]), values["cache"]
@@ -450,9 +445,10 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
     return Check("ok", f"{version}, {then}", version=version)
 
 
-def _asked(code: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:
-    """Run code in a Python process; return (answer, values): its output or failure, and the JSON of its last
-    line or None."""
+def _asked(imports: str, values: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:
+    """Run imports in a Python process and ask it for `values`, an expression; return (answer, values): its
+    output or failure, and the values or None."""
+    code = f"import json\n{imports}\nprint(json.dumps({values}))"
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     answer = ask([python, "-P", "-c", code], limit_s=limit_s, environment=quiet)
     if answer.failure:

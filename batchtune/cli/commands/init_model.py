@@ -6,14 +6,12 @@ import math
 import os.path
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
-from batchtune.cli.arguments.options import BASELINE, CANDIDATE
 from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.check_course import check_seconds, without_search
 from batchtune.cli.commands.doctor import watch_host
@@ -109,25 +107,6 @@ def _written(text: str, write: Path | None) -> int:
     write_new(write, text)
     print(f"next: batchtune sweep {shlex.quote(str(write))}", file=sys.stderr)
     return 0
-
-
-_COMMENTS: Final[Mapping[str, str]] = {
-    "name": "results go to results/<name>/",
-    "target.cpus": "that the server may run on",
-    "request.protocol": "or rest",
-    "request.rows": "in a request: a batch is made of several requests",
-    "load.concurrency": "clients: at most so many requests can meet in a batch",
-    "load.rate": "requests per second",
-    "load.warm_up": "of a trial: sent, and not counted",
-    "load.duration": "of a trial: counted; longer ones are more precise, and fewer",
-    "search.budget": "for everything, confirmation runs included",
-    "search.grow": "the space is a guess: where the best lies on its edge, the next step outward is tried",
-    "search.space.max_batch_size": "rows in a batch at most; 1 runs every request by itself",
-    "search.space.batch_timeout_micros": "how long the first request of a batch may wait for others",
-    "search.space.num_batch_threads": "batches that run at the same time",
-    "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
-}
-"""Key of a scenario -> the comment beside it in a file that `init` writes."""
 
 
 def run_init_model(
@@ -226,7 +205,20 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
         "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
     }
     comments = {
-        **_COMMENTS,
+        "name": "results go to results/<name>/",
+        "target.cpus": "that the server may run on",
+        "request.protocol": "or rest",
+        "request.rows": "in a request: a batch is made of several requests",
+        "load.concurrency": "clients: at most so many requests can meet in a batch",
+        "load.rate": "requests per second",
+        "load.warm_up": "of a trial: sent, and not counted",
+        "load.duration": "of a trial: counted; longer ones are more precise, and fewer",
+        "search.budget": "for everything, confirmation runs included",
+        "search.grow": "the space is a guess: where the best lies on its edge, the next step outward is tried",
+        "search.space.max_batch_size": "rows in a batch at most; 1 runs every request by itself",
+        "search.space.batch_timeout_micros": "how long the first request of a batch may wait for others",
+        "search.space.num_batch_threads": "batches that run at the same time",
+        "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
         "target.model": f"takes {inputs_of(looked.signature)}",
         "load.arrivals": arrivals.get(scenario.load.arrivals, ""),
         "objective": wants_of(scenario) if "search" in looked.document else "",
@@ -295,7 +287,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     _require_launched(path)
     name = Path(os.path.relpath(path)).as_posix()
     model = _model_of(path)
-    asked = read_arms(path, {CANDIDATE: ()})[CANDIDATE]
+    asked = read_arms(path, {"candidate": ()})["candidate"]
     usual_s, minutes = _times(asked)
     text = job_text(
         host,
@@ -392,11 +384,11 @@ def _times(scenario: Scenario) -> tuple[float, int]:
     """
     margins = scenario.check.gates
     (scenario,) = without_search([scenario], margins)
-    variants = [Variant(name=name, scenario=scenario) for name in (BASELINE, CANDIDATE)]
+    variants = [Variant(name=name, scenario=scenario) for name in ("baseline", "candidate")]
     # Of both servers with their first requests.
     usual_s, most_s = check_seconds(
         variants,
-        dict.fromkeys((BASELINE, CANDIDATE), Pace()),
+        dict.fromkeys(("baseline", "candidate"), Pace()),
         guarded=gates_of(margins, objective=scenario.objective),
         blocks=scenario.check.blocks,
         launch_s=10.0,

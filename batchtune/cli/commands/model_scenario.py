@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -41,9 +41,6 @@ from batchtune.units import counted, format_duration, rounded_duration
 from batchtune.wire.signature import Signature, TensorSpec
 
 Command = Literal["sweep", "load", "compare", "init"]
-
-CLIENTS: Final = 32
-"""Clients of a load test or a comparison of a bare model where the command line has no load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +212,7 @@ def _begun(model: str, *, command: Command) -> dict[str, Any]:
         "objective": "capacity",
     }
     if command in ("load", "compare"):
-        base |= {"load": {"arrivals": "closed", "concurrency": CLIENTS}, "objective": "throughput"}
+        base |= {"load": {"arrivals": "closed", "concurrency": 32}, "objective": "throughput"}
     if command == "compare":
         base["variants"] = {"no_batching": {"fixed": {"enable_batching": False}}, "batching": {}}
     return base

@@ -15,10 +15,9 @@ from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired_check import paired_figures
-from batchtune.cli.arguments.options import BASELINE, CANDIDATE
+from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import (
-    CheckRequest,
     Course,
     closed,
     hand_on,
@@ -50,7 +49,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
-    margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
+    margins = parse_margins(wanted.max_regress or ()) or pair[0].scenario.check.gates
     loaded = without_search([scenario, *(variant.scenario for variant in pair)], margins)
     is_loop = loaded[0].objective != scenario.objective
     scenario = loaded[0]
@@ -59,7 +58,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
     models = [arm.model for arm in arms if arm.model]
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
     blocks_max = wanted.blocks or scenario.check.blocks
-    require_writable(wanted.files)
+    require_writable(wanted)
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
     with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
@@ -106,7 +105,7 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
     """
     if wanted.baseline_set or wanted.candidate_set:
         refuse_variant(wanted.candidate)
-        sides = {BASELINE: wanted.baseline_set, CANDIDATE: wanted.candidate_set}
+        sides = {"baseline": wanted.baseline_set, "candidate": wanted.candidate_set}
         return chosen_variants(read_arms(wanted.scenario, sides, overrides=wanted.overrides))
     if not scenario.variants:
         raise UsageError(
@@ -179,7 +178,7 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_check(account)
-    hand_on(account, wanted.files, scenario=wanted.scenario)
+    hand_on(account, wanted)
     if course.trials:
         report_at_end(run, quiet=wanted.quiet)
     if fault is not None:

@@ -10,7 +10,7 @@ import json as json_text
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +26,9 @@ from batchtune.check.baseline import (
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.history import read_history, series_of, track_record
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
-from batchtune.cli.arguments.options import CANDIDATE
+from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import (
-    CheckRequest,
     Course,
     closed,
     loop_text,
@@ -92,25 +91,9 @@ Hosted runners of one kind differ by some per cent, and by far more under load.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredRequest:
-    """The stored baseline to compare with, and what to do with it.
-
-    `path`: its file, or a run that has one. `update`: measure it anew and write it. `force`: also where it is
-    worse than the best earlier one. `allow_missing`: exit with 0 where there is none. `allow_mismatch`:
-    compare with another host's too.
-    """
-
-    path: Path
-    update: bool = False
-    force: bool = False
-    allow_missing: bool = False
-    allow_mismatch: bool = False
-
-
-def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
-    """Run `batchtune check --baseline FILE`: measure the candidate, compare with stored figures. Returns the
-    exit code.
+def run_stored_check(wanted: CheckRequest, path: Path) -> int:
+    """Run `batchtune check --baseline FILE`: measure the candidate, compare with the stored figures in `path`, a
+    file or a run that has one. Returns the exit code.
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
@@ -124,29 +107,29 @@ def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
         )
     asked, scenario, gates = _asked(wanted)
     baseline: Baseline | None = None
-    if stored.update:
-        stored = replace(stored, path=_made_place(stored.path))
+    if wanted.update_baseline:
+        path = _made_place(path)
     else:
         try:
-            baseline = read_baseline(stored.path)
+            baseline = read_baseline(path)
         except BaselineError as error:
-            if not (stored.allow_missing and not stored.path.exists()):
+            if not (wanted.allow_missing and not path.exists()):
                 raise
             return _passed(error, json=wanted.json)
-    require_writable(wanted.files)
+    require_writable(wanted)
     started_s = time.monotonic()
     with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
         view = current.view
         if scenario.objective != asked.objective:
             view.event(loop_text(scenario))
-        (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=scenario)], view)
+        (variant,) = placed_variants([Variant(name="candidate", scenario=scenario)], view)
         check_targets([variant], view)
         provenance = collect(variant.scenario.load.seed)
         blocks_max = wanted.blocks or variant.scenario.check.blocks
         relaunches = needs_relaunches(gates)
         refusal, note = "", ""
         if baseline is not None:
-            refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
+            refusal, note = comparability(baseline, variant, provenance, wanted, relaunches=relaunches)
         if not refusal:
             blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
         run = current.require_run(variant.scenario, provenance=provenance)
@@ -158,14 +141,7 @@ def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
             relaunches=relaunches,
         )
         if baseline is None:
-            return update_baseline(
-                course,
-                stored.path,
-                wanted,
-                provenance=provenance,
-                blocks=blocks_max,
-                force=stored.force,
-            )
+            return update_baseline(course, path, wanted, provenance=provenance, blocks=blocks_max)
         if refusal:
             conclusion = _incomparable(refusal, blocks_max)
         else:
@@ -178,7 +154,7 @@ def run_stored_check(wanted: CheckRequest, stored: StoredRequest) -> int:
     account = Account(
         scenario=variant.scenario.name,
         baseline=f"baseline of {baseline.utc[:10]}",
-        candidate=CANDIDATE,
+        candidate="candidate",
         conclusion=conclusion,
         attribution=None,
         seconds=time.monotonic() - started_s,
@@ -196,11 +172,11 @@ def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
         UsageError: --candidate, several models, or no such gate.
     """
     refuse_variant(wanted.candidate)
-    asked = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)[
-        CANDIDATE
+    asked = read_arms(wanted.scenario, {"candidate": wanted.candidate_set}, overrides=wanted.overrides)[
+        "candidate"
     ]
     refuse_several_models(asked)
-    margins = parse_margins(wanted.max_regress) or asked.check.gates
+    margins = parse_margins(wanted.max_regress or ()) or asked.check.gates
     (scenario,) = without_search([asked], margins)
     return asked, scenario, gates_of(margins, objective=scenario.objective)
 
@@ -218,7 +194,7 @@ def comparability(
     baseline: Baseline,
     variant: Variant,
     provenance: Mapping[str, Any],
-    stored: StoredRequest,
+    wanted: CheckRequest,
     *,
     relaunches: bool,
 ) -> tuple[str, str]:
@@ -230,7 +206,7 @@ def comparability(
     workload, host = differences(baseline, variant.scenario, provenance, relaunches=relaunches)
     if workload:
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
-    if host and not stored.allow_mismatch:
+    if host and not wanted.allow_mismatch:
         differing = "; ".join(host)
         return f"the baseline is of another host ({differing}); --allow-mismatch compares by wide margins", ""
     if host:
@@ -275,12 +251,11 @@ def update_baseline(
     *,
     provenance: Mapping[str, Any],
     blocks: int,
-    force: bool = False,
 ) -> int:
     """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
 
     Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
-    `blocks`: how many runs. `force`: write it even if it drifted.
+    `blocks`: how many runs.
 
     Raises:
         TargetError: no run was complete.
@@ -300,7 +275,7 @@ def update_baseline(
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
     baseline = baseline.after(_kept_before(path, course.variants[0].scenario, provenance, course) or baseline)
-    drifts = [] if force else baseline.drifts(course.variants[0].scenario.objective)
+    drifts = [] if wanted.force else baseline.drifts(course.variants[0].scenario.objective)
     if drifts:
         print(
             f"REGRESSED  {', '.join(drifts)} against the best earlier baseline; {path} is not replaced\n"
@@ -308,7 +283,7 @@ def update_baseline(
             file=sys.stderr,
         )
         return REGRESSION_EXIT_CODE
-    if force:
+    if wanted.force:
         baseline = replace(baseline, best={})
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from batchtune.archive.run import Run
 from batchtune.check.account import Account, read_account
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, series_of
-from batchtune.check.paired_check import Verdict
 from batchtune.errors import ArchiveError
 from batchtune.measure.quantiles import Estimate
 from batchtune.report import check_text
@@ -27,20 +26,12 @@ from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
 from batchtune.report.html.shell.drawing import Figure, Panel, Section, Table, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
-from batchtune.report.words import Fact, capitalised, models_text, sentence, shortened
+from batchtune.report.words import Fact, capitalised, headline_of, models_text, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, figures_of
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted, percentage, rounded
-
-_STATES: Final = {
-    "regressed": ("regressed", "@limit", "x"),
-    "improved": ("improved", "@defaults", "circle"),
-    "ok": ("ok", "@chosen", "circle"),
-    "open": ("undecided", "@unbatched", "circle-open"),
-}
-"""State of a gate -> (name, colour, symbol)."""
 
 
 def gate_changes(account: Account) -> Section:
@@ -49,6 +40,12 @@ def gate_changes(account: Account) -> Section:
     if not shown:
         return drawing.section("gates", None)
     names = [_short_name(finding) for finding in shown]
+    looks = {
+        "regressed": ("regressed", "@limit", "x"),
+        "improved": ("improved", "@defaults", "circle"),
+        "ok": ("ok", "@chosen", "circle"),
+        "open": ("undecided", "@unbatched", "circle-open"),
+    }
     rows = [
         (finding.state, name, drawing.scaled(_drawn(finding.change), 100), _hover(finding))
         for finding, name in zip(shown, names, strict=True)
@@ -71,7 +68,7 @@ def gate_changes(account: Account) -> Section:
     }
     return drawing.section(
         "gates",
-        Figure(data=[*drawing.intervals(rows, _STATES), margins], layout=layout, height_px=height_px),
+        Figure(data=[*drawing.intervals(rows, looks), margins], layout=layout, height_px=height_px),
         counting=_counting(account),
         runs="of two sessions, one of them stored" if account.stored else "made in turns",
     )
@@ -126,7 +123,7 @@ def _counting(account: Account) -> str:
 
 def _hover(finding: Finding) -> str:
     change, margin = check_text.change_text(finding), margin_text(finding.gate, finding.margin)
-    state, *_ = _STATES.get(finding.state, (finding.state,))
+    state = check_text.STATES.get(finding.state, finding.state)
     text = f"{finding.gate.name} {change}\nmargin {margin}, {finding.blocks} blocks: {state}"
     return drawing.safe(text).replace("\n", "<br>")
 
@@ -178,17 +175,6 @@ def _one_history(series: Series, utc: str | None) -> list[Trace]:
 
 def _tick(series: Series) -> int:
     return max(1, math.ceil(len(series.values) / 12))
-
-
-_VERDICTS: Final[Mapping[Verdict, tuple[str, str]]] = {
-    "OK": ("Yes", "good"),
-    "IMPROVED": ("Yes, better", "good"),
-    "REGRESSED": ("No: regressed", "bad"),
-    "SLO MISSED": ("No: SLO missed", "bad"),
-    "INCONCLUSIVE": ("No verdict", "open"),
-    "INVALID": ("Invalid", "bad"),
-    "INCOMPARABLE": ("Not comparable", "bad"),
-}
 
 
 def check_document(run: Run) -> Report:
@@ -271,7 +257,7 @@ def _history(run: Run, account: Account) -> Section:
 
 def _answers(account: Account) -> tuple[Fact, ...]:
     conclusion = account.conclusion
-    verdict, tone = _VERDICTS[conclusion.verdict]
+    verdict, tone = headline_of(conclusion.verdict)
     why = f"{account.candidate} against {account.baseline}"
     if conclusion.reason is not None:
         why = text_of(conclusion.reason)

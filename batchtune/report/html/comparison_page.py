@@ -32,13 +32,6 @@ from batchtune.tune.compare.result import Comparison, Pair, summarise
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
 
-_OUTCOMES: Final = {
-    "different": ("a measurable difference", "@chosen", "circle"),
-    "not distinguishable": ("no measurable difference", "@muted", "circle-open"),
-    "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
-}
-"""Outcome of a pair -> (name, colour, symbol)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -66,6 +59,11 @@ def factors(comparison: Comparison) -> Section:
     metrics = list(dict.fromkeys([*(pair.metric for pair in pairs), "p95"]))
     names = [_pair_name(pair) for pair in pairs][::-1]
     height_px = 190 + 42 * len(names)
+    looks = {
+        "different": ("a measurable difference", "@chosen", "circle"),
+        "not distinguishable": ("no measurable difference", "@muted", "circle-open"),
+        "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
+    }
     panels = []
     for at, (title, metrics_shown) in enumerate(_panels(metrics)):
         shown = [(pair, factor) for pair in pairs if (factor := _factor(pair, metrics_shown)) is not None]
@@ -75,7 +73,7 @@ def factors(comparison: Comparison) -> Section:
         ]
         beside = {"showticklabels": False} if at else {}
         panel = Panel(
-            traces=drawing.intervals(rows, _OUTCOMES, showlegend=not at),
+            traces=drawing.intervals(rows, looks, showlegend=not at),
             x=_factor_axis([factor for _, factor in shown]),
             y=drawing.categories("", names, range=[-0.6, len(names) - 0.4], **beside),
             title=title,

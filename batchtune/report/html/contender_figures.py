@@ -30,7 +30,6 @@ from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, without_superseded
 from batchtune.units import counted, percentage, rounded
 
 NEAREST: Final = "nearest to the SLO"
-MISSES: Final = "misses the SLO"
 ROLE_LOOKS: Final = {
     RECOMMENDED: LineStyle(colour="@chosen", symbol="star", dash="solid"),
     NEAREST: LineStyle(colour="@queue", symbol="hexagon", dash="solid"),
@@ -277,7 +276,7 @@ def _hover(contender: Recommendation | Compared, account: SweepResults) -> str:
 
 def pareto(account: SweepResults) -> Section:
     """Draw throughput against p95 under the scenario's own load, a point for each configuration."""
-    kept = {contender.configuration for contender, _ in keeping(account)}
+    kept, missing = {contender.configuration for contender, _ in keeping(account)}, "misses the SLO"
     data: list[Trace] = []
     known = []
     for at, contender in enumerate(account.contenders):
@@ -288,7 +287,7 @@ def pareto(account: SweepResults) -> Section:
         look = account.look(contender.configuration)
         misses = contender.configuration not in kept
         is_cross = misses and look is OTHER
-        shown_missing = any(drawn["name"] == MISSES for drawn in data)
+        shown_missing = any(drawn["name"] == missing for drawn in data)
         colour = "@limit" if is_cross else look.colour
         drawn = drawing.trace(
             [contender.throughput_rps],
@@ -300,7 +299,7 @@ def pareto(account: SweepResults) -> Section:
                 "line": {"width": 1.5, "color": colour if is_cross else "@surface"},
             },
             hover="%{text}",
-            name=account.names.get(contender.configuration, MISSES if misses else "tried"),
+            name=account.names.get(contender.configuration, missing if misses else "tried"),
             showlegend=look is not OTHER or (misses and not shown_missing),
             customdata=[at],
             text=[_hover(contender, account)],

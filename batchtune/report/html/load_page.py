@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from batchtune.archive.run import Run
 from batchtune.measure.measurement import Measurement
@@ -18,23 +18,12 @@ from batchtune.report.html.shell.latency_figures import distribution, sizes, spl
 from batchtune.report.load_points import plain_rows, points_by_load, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
 from batchtune.report.words import Fact
-from batchtune.scenario.spec.check import GOODPUT, limit_words, value_words
+from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import served_name
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded
-
-_KINDS: Final = {
-    "best": ("best", "@chosen", "star", 15),
-    "PASS": ("meets the SLO", "@chosen", "circle", 9),
-    "UNSURE": ("no verdict", "@queue", "diamond-open", 10),
-    "FAIL": ("misses the SLO", "@limit", "x-thin", 10),
-    "none": ("measured", "@chosen", "circle", 9),
-    "client": ("invalid: client-limited", "@muted", "circle-x-open", 11),
-    "host": ("invalid: noisy host", "@muted", "square-x-open", 11),
-}
-"""Kind of a point -> (name, colour, symbol, size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +56,7 @@ def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: s
     open_loop = in_order[0].measured.concurrency is None
     title = "offered requests/s" if open_loop else "clients"
     loads = [point.load for point in in_order]
-    wide = min(loads) > 0.0 and max(loads) > drawing.WIDE * min(loads)
-    across = drawing.log_axis(title, loads) if wide else drawing.axis(title, rangemode="tozero")
+    across = drawing.spread_axis(title, loads)
     latency_traces = _latency(in_order, quantile)
     latencies = [y for drawn in latency_traces for y in drawn["y"]]
     panels = [
@@ -139,10 +127,19 @@ def _against(
     points: Sequence[LoadPoint], shown: Sequence[Estimate], scale: float, **more: Any
 ) -> list[Trace]:
     """Return the line through the points that count, and a trace of points for each kind."""
+    looks = {
+        "best": ("best", "@chosen", "star", 15),
+        "PASS": ("meets the SLO", "@chosen", "circle", 9),
+        "UNSURE": ("no verdict", "@queue", "diamond-open", 10),
+        "FAIL": ("misses the SLO", "@limit", "x-thin", 10),
+        "none": ("measured", "@chosen", "circle", 9),
+        "client": ("invalid: client-limited", "@muted", "circle-x-open", 11),
+        "host": ("invalid: noisy host", "@muted", "square-x-open", 11),
+    }
     traces = [_joined(points, shown, scale)]
     for kind in dict.fromkeys(point.kind for point in points):
         mine = [pair for pair in zip(points, shown, strict=True) if pair[0].kind == kind]
-        name, colour, symbol, size = _KINDS[kind]
+        name, colour, symbol, size = looks[kind]
         thin = symbol.endswith(("thin", "open"))
         edge = {"width": 1.8, "color": colour} if thin else {"width": 1.2, "color": "@surface"}
         drawn = drawing.trace(
@@ -187,14 +184,6 @@ def _hover(point: LoadPoint, kind: str) -> str:
         f"<br>p95 {drawing.safe(milliseconds(measured.latency_s.get('p95')))} ms"
         f"<br>p99 {drawing.safe(milliseconds(measured.latency_s.get('p99')))} ms<br>trial {point.trial.number}"
     )
-
-
-_EACH: Final = "The run of each load"
-_VERDICTS: Final = {
-    "PASS": ("Met", "good"),
-    "FAIL": ("Missed", "bad"),
-    "UNSURE": ("No verdict", "open"),
-}
 
 
 def load_document(run: Run) -> Report:
@@ -272,7 +261,7 @@ def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
 def _sections(
     run: Run, trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scenario
 ) -> list[Section]:
-    slo = scenario.slo
+    slo, which = scenario.slo, "The run of each load"
     limits = list(slo.limits())
     quantiles = ["p95" if "p95" in limits or not limits else limits[0]]
     if any(point.measured.tokens is not None for point in points):
@@ -283,10 +272,10 @@ def _sections(
         *(against_load(points, scenario, quantile=quantile) for quantile in quantiles),
         drawing.section("points", _table(trials, points, scenario), anchor="figures"),
         drawing.section("void", _notes(trials), anchor="words"),
-        distribution(curves, slo, which=_EACH),
-        timeline(few, slo, which=_EACH),
-        split(_shown(sorted(points, key=lambda point: point.load), run), which=_EACH),
-        sizes(few, which=_EACH),
+        distribution(curves, slo, which=which),
+        timeline(few, slo, which=which),
+        split(_shown(sorted(points, key=lambda point: point.load), run), which=which),
+        sizes(few, which=which),
     ]
 
 
@@ -389,7 +378,7 @@ def _gives(point: LoadPoint) -> Fact:
 def _value(name: str, measured: Measurement) -> str:
     estimate = measured.latency_s.get(name)
     return (
-        value_words(name, estimate.value) if name == GOODPUT and estimate is not None else latency(estimate)
+        value_words(name, estimate.value) if name == "goodput" and estimate is not None else latency(estimate)
     )
 
 
@@ -409,5 +398,5 @@ def _kept(point: LoadPoint, points: Sequence[LoadPoint], scenario: Scenario) -> 
         lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(point.name for point in void)}.")
     if measured.verdict is None:
         return Fact(question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines))
-    headline, tone = _VERDICTS.get(measured.verdict, ("No verdict", "open"))
+    headline, tone = words.headline_of(measured.verdict)
     return Fact(question=question, headline=headline, lines=tuple(lines), tone=tone)

@@ -18,7 +18,6 @@ from batchtune.report.html.shell.document import Report, TrialTable
 from batchtune.report.html.shell.drawing import Figure, Panel, Section, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.words import Fact
-from batchtune.scenario.spec.check import GOODPUT
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import parts_of
@@ -406,7 +405,7 @@ def _sections(account: SweepResults) -> list[Section]:
     shown, slo = account.shown, account.scenario.slo
     against = [contender_figures.pareto(account)]
     if account.scenario.objective == "capacity" or account.scenario.target.models:
-        limited = [name for name in slo.limits() if account.scenario.streams and name != GOODPUT]
+        limited = [name for name in slo.limits() if account.scenario.streams and name != "goodput"]
         against = [contender_figures.rates(account, name) for name in limited or ["p95"]]
     return [
         contender_figures.brackets(account),

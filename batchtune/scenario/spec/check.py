@@ -11,15 +11,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from batchtune.scenario.spec.section import PositiveSeconds, Ratio, Spec, problem
 from batchtune.units import percentage, rounded_duration
 
-GOODPUT: Final = "goodput"
-
 
 def limit_words(name: str, limit: float) -> str:
     """Write a limit of an SLO as text, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`.
 
     `limit`: seconds for a latency; for goodput the share of requests, 0 to 1, that may miss the limits.
     """
-    return f"{name} {'≥' if name == GOODPUT else '≤'} {value_words(name, limit)}"
+    return f"{name} {'≥' if name == 'goodput' else '≤'} {value_words(name, limit)}"
 
 
 def value_words(name: str, value: float) -> str:
@@ -27,7 +25,7 @@ def value_words(name: str, value: float) -> str:
 
     `value`: seconds for a latency; for goodput the share of requests, 0 to 1, that misses the limits.
     """
-    return percentage(1.0 - value) if name == GOODPUT else rounded_duration(value)
+    return percentage(1.0 - value) if name == "goodput" else rounded_duration(value)
 
 
 class SloSpec(Spec):
@@ -70,7 +68,7 @@ class SloSpec(Spec):
         `goodput` as the share that may miss."""
         fields = type(self).model_fields.items()
         limits = {field.alias: getattr(self, name) for name, field in fields if name.endswith("_s")}
-        limits[GOODPUT] = None if self.goodput is None else 1.0 - self.goodput
+        limits["goodput"] = None if self.goodput is None else 1.0 - self.goodput
         return {str(name): limit for name, limit in limits.items() if limit is not None}
 
     def stream_limits(self) -> dict[str, float]:

@@ -30,7 +30,6 @@ from batchtune.errors import BatchingParametersError
 # in config.pbtxt (`instance_group: {count: [1, 2]}`) or dotted.
 
 _SHARED: Final = ("max_batch_size", *WORDS)
-_KNOWN: Final = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching")
 
 
 def in_house_words(knobs: Any) -> Any:
@@ -111,11 +110,12 @@ def misspelt_triton_knob(name: str, *, attached: bool) -> tuple[str, str] | None
         return None
     if name in MISSING:
         return "Triton has no such parameter", MISSING[name]
-    near = get_close_matches(name.lower().replace("-", "_"), _KNOWN, n=1, cutoff=0.8)
+    known = ("max_batch_size", *WORDS.values(), *SETTINGS, "enable_batching")
+    near = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.8)
     if near and not name.startswith("--"):
         return "unknown batching parameter", f"did you mean {near[0]!r}? (write --{name} for a server flag)"
     if attached:
-        return "a server that runs already takes no flags", f"Triton's own are: {', '.join(_KNOWN)}"
+        return "a server that runs already takes no flags", f"Triton's own are: {', '.join(known)}"
     return None
 
 

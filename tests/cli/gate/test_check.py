@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.cli.commands.check_course import CheckRequest
+from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.commands.run_check import (
     asked_pair,
     run_paired_check,

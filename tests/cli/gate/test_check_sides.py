@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.arguments.options import SideWords
-from batchtune.cli.commands.check_course import CheckRequest, with_words_of_sides
+from batchtune.cli.arguments.options import CheckRequest, SideWords
+from batchtune.cli.commands.check_course import with_words_of_sides
 from batchtune.cli.commands.run_check import asked_pair
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario

@@ -12,13 +12,17 @@ from lxml import etree
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed
-from batchtune.cli.commands.check_course import CheckFiles, hand_on, require_writable
+from batchtune.cli.arguments.options import CheckRequest
+from batchtune.cli.commands.check_course import hand_on, require_writable
 from batchtune.errors import UsageError
 from batchtune.plain_values import as_text
 from batchtune.report.ci_files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
 OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(2))
+
+
+SCENARIO_FILE = Path("scenario.yaml")
 
 
 def test_junit_has_a_case_for_each_gate_and_counts_them():
@@ -36,7 +40,7 @@ def test_junit_has_a_case_for_each_gate_and_counts_them():
 
 def test_reports_are_written_into_folders_that_are_not_there_yet(tmp_path):
     junit, summary = tmp_path / "reports/batchtune.xml", tmp_path / "pages/batchtune.md"
-    hand_on(account(), CheckFiles(junit=junit, markdown=summary), scenario=Path("scenario.yaml"))
+    hand_on(account(), CheckRequest(scenario=SCENARIO_FILE, junit=junit, markdown=summary))
     assert "<testsuite" in junit.read_text()
     assert "p95" in summary.read_text()
 
@@ -64,8 +68,8 @@ def test_of_a_void_check_no_gate_fails_in_junit():
 
 def test_a_report_that_cannot_be_written_is_noted_and_costs_no_other(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    files = CheckFiles(junit=tmp_path, comment=tmp_path / "comment.md")
-    hand_on(account(), files, scenario=Path("scenario.yaml"))
+    files = CheckRequest(scenario=SCENARIO_FILE, junit=tmp_path, comment=tmp_path / "comment.md")
+    hand_on(account(), files)
     assert (tmp_path / "comment.md").read_text().startswith("<!-- batchtune:")
     assert capsys.readouterr().err.count(f"note: cannot write {tmp_path}: Is a directory") == 2
 
@@ -73,15 +77,15 @@ def test_a_report_that_cannot_be_written_is_noted_and_costs_no_other(tmp_path, c
 def test_files_are_tried_beforehand_and_left_as_they_were(tmp_path):
     kept, new = tmp_path / "kept.xml", tmp_path / "reports/new.md"
     kept.write_text("kept")
-    require_writable(CheckFiles(junit=kept, markdown=new))
+    require_writable(CheckRequest(scenario=SCENARIO_FILE, junit=kept, markdown=new))
     assert kept.read_text() == "kept"
     assert not new.exists()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "later")
-    require_writable(CheckFiles(junit=link))
+    require_writable(CheckRequest(scenario=SCENARIO_FILE, junit=link))
     assert link.is_symlink()
     with pytest.raises(UsageError, match=f"cannot write {tmp_path}: Is a directory"):
-        require_writable(CheckFiles(comment=tmp_path))
+        require_writable(CheckRequest(scenario=SCENARIO_FILE, comment=tmp_path))
 
 
 @pytest.fixture(scope="module")

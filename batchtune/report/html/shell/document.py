@@ -155,9 +155,6 @@ def write_page(document: Report, path: Path) -> Path:
     return path
 
 
-_BEFORE_UNIT: Final = re.compile(r"(?<=[\d\]]) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))")
-
-
 def render(document: Report) -> str:
     """Return the page as HTML; text from a scenario or a server is escaped."""
     import jinja2
@@ -244,7 +241,7 @@ def flat_rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 def unbroken(text: str) -> str:
     """Return the text with a no-break space between each number and its unit."""
-    return _BEFORE_UNIT.sub("\u00a0", text)
+    return re.sub(r"(?<=[\d\]]) (?=(?:%|(?:ms|µs|s|min|[KMG]iB|points)\b))", "\u00a0", text)
 
 
 def _coded(text: str) -> Markup:

@@ -22,8 +22,6 @@ from batchtune.units import percentage
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
 """Why a batch closed -> colour; a reason that is not known here is drawn behind these, in another."""
-_SIZES_PX: Final = 190
-_GAP_PX: Final = 96
 
 
 def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
@@ -31,11 +29,9 @@ def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
 
     `which`: a phrase that says which run of a variant is shown.
     """
-    # The names of more bars than that are rotated on a phone.
-    # Of bars side by side; more are summed up between powers of two.
-    most_sizes = 20
-    slanted_px = 50
-    upright = 6
+    most_sizes = 20  # Of bars side by side; more are summed up between powers of two.
+    upright = 6  # The names of more bars than that are rotated on a phone.
+    sizes_px, gap_px, slanted_px = 190, 96, 50
     activities = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
     if not activities:
         return drawing.section("batches", None)
@@ -46,14 +42,14 @@ def sizes(shown: Sequence[PlottedRun], *, which: str) -> Section:
     data = [_bars_of(curve, activity, names) for curve, activity in activities]
     closed = [(curve, activity) for curve, activity in activities if sum(activity.close_reasons.values())]
     bars_px = 34 * len(closed)
-    gap_px = _GAP_PX if len(set(names.values())) <= upright else _GAP_PX + slanted_px
-    area_px = _SIZES_PX + (gap_px + bars_px if closed else 0)
+    gap_px += 0 if len(set(names.values())) <= upright else slanted_px
+    area_px = sizes_px + (gap_px + bars_px if closed else 0)
     height_px = area_px + 110
     layout: dict[str, Any] = {
         "barmode": "group",
         "bargap": 0.2 if len(set(names.values())) > 4 else 0.6,
         "xaxis": drawing.categories("", dict.fromkeys(names.values())),
-        "yaxis": drawing.axis("% of the batches", rangemode="tozero", domain=[1 - _SIZES_PX / area_px, 1]),
+        "yaxis": drawing.axis("% of the batches", rangemode="tozero", domain=[1 - sizes_px / area_px, 1]),
         "annotations": [drawing.panel_title("rows in a batch")],
         "legend": drawing.legend_above(height_px),
     }
@@ -176,12 +172,6 @@ def _closings(name: str, activity: ServerActivity, configuration: Configuration)
 
 
 TIMELINE_BINS: Final = 60
-_TICKS: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
-_PARTS: Final = (
-    ("in the batching queue", "@queue"),
-    ("in the model", "@compute"),
-    ("network, front end, client", "@other"),
-)
 
 
 def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
@@ -190,7 +180,7 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
     `which`: a phrase that says which run of a variant is shown.
     """
     data: list[Trace] = []
-    kept = True
+    kept, ticks = True, (0.5, 0.9, 0.95, 0.99, 0.999)
     for curve in shown:
         measured, samples = curve.measured, curve.samples()
         if measured is None:
@@ -218,8 +208,8 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
         "xaxis": drawing.axis(
             "share of the requests that are faster, %",
             type="log",
-            tickvals=[1.0 / (1.0 - share) for share in _TICKS],
-            ticktext=[f"{100 * share:g}" for share in _TICKS],
+            tickvals=[1.0 / (1.0 - share) for share in ticks],
+            ticktext=[f"{100 * share:g}" for share in ticks],
             range=[math.log10(1.0), math.log10(1.0 / (1.0 - 0.999)) + 0.05],
         ),
         "yaxis": drawing.axis("latency, ms", rangemode="tozero"),
@@ -278,6 +268,11 @@ def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
     if not known:
         return drawing.section("split", None)
     names = list(known)[::-1]
+    parts = (
+        ("in the batching queue", "@queue"),
+        ("in the model", "@compute"),
+        ("network, front end, client", "@other"),
+    )
     data = [
         {
             "type": "bar",
@@ -288,7 +283,7 @@ def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
             "marker": {"color": colour, "line": {"width": 1, "color": "@surface"}},
             "hovertemplate": f"%{{x:,.3~r}} ms {words}<extra>%{{y}}</extra>",
         }
-        for at, (words, colour) in enumerate(_PARTS)
+        for at, (words, colour) in enumerate(parts)
     ]
     silent = [name for name in measured if name not in known]
     notes = [f"Of {' and '.join(silent)} the server reports no parts."] if silent else []

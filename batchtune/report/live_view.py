@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Self, TextIO
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Self, TextIO, TypeAlias
 
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.findings import text_of
@@ -44,13 +43,8 @@ _MARKS: Final[Mapping[Kind, tuple[str, str]]] = {
 """Kind of a point -> (character, style); later ones are drawn over earlier ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One trial under the scenario's own load, as the plot shows it."""
-
-    throughput_rps: float
-    p95_s: float
-    kind: Kind
+Point: TypeAlias = tuple[float, float, Kind]
+"""One trial under the scenario's own load, as the plot shows it: (requests/s, p95 in seconds, kind)."""
 
 
 def panel(
@@ -111,18 +105,18 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
     limit_shown = 4.0
     from rich.text import Text
 
-    slowest_s = max(point.p95_s for point in points)
+    rates, latencies_s, kinds = zip(*points, strict=True)
+    slowest_s = max(latencies_s)
     is_limit_shown = limit_s is not None and limit_s <= limit_shown * slowest_s
-    seconds = [*(point.p95_s for point in points), *([limit_s] if limit_s and is_limit_shown else [])]
-    rates = [point.throughput_rps for point in points]
+    seconds = [*latencies_s, *([limit_s] if limit_s and is_limit_shown else [])]
     grid = [[(" ", "") for _ in range(width)] for _ in range(height)]
     if limit_s is not None and is_limit_shown:
         grid[_place(limit_s, seconds, height, logarithmic=True)] = [("┄", "dim")] * width
     for kind, mark in _MARKS.items():
-        for point in points:
-            if point.kind == kind:
-                row = _place(point.p95_s, seconds, height, logarithmic=True)
-                grid[row][_place(point.throughput_rps, rates, width)] = mark
+        for rate_rps, p95_s, own in points:
+            if own == kind:
+                row = _place(p95_s, seconds, height, logarithmic=True)
+                grid[row][_place(rate_rps, rates, width)] = mark
     edges = {0: rounded_duration(min(seconds)), height - 1: rounded_duration(max(seconds))}
     lines = [Text("p95", style="dim")]
     for row in reversed(range(height)):
@@ -133,12 +127,11 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
     lines.append(Text(f"{'':>8} └{'─' * width}", style="dim"))
     low, high = rounded(min(rates)), f"{rounded(max(rates))} requests/s"
     lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{low}{high:>{max(1, width - len(low))}}", style="dim"))
-    lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{_legend(points, limit_s, is_limit_shown)}", style="dim"))
+    lines.append(Text(f"{'':>{_LEFT_OF_PLOT}}{_legend(kinds, limit_s, is_limit_shown)}", style="dim"))
     return lines
 
 
-def _legend(points: Sequence[Point], limit_s: float | None, is_limit_shown: bool) -> str:
-    kinds = {point.kind for point in points}
+def _legend(kinds: Collection[Kind], limit_s: float | None, is_limit_shown: bool) -> str:
     names = {"kept": "measured", "missed": "misses the SLO", "best": "best so far"}
     entries = [f"{_MARKS[kind][0]} {name}" for kind, name in names.items() if kind in kinds]
     if limit_s is not None:
@@ -417,8 +410,7 @@ def _points(trials: Sequence[Trial], best: Trial | None) -> list[Point]:
             else measured.latency_s["p95"].value
         )
         if measured is not None and math.isfinite(p95_s) and not _own_load(trial):
-            rate_rps = measured.throughput_rps.value
-            points.append(Point(throughput_rps=rate_rps, p95_s=p95_s, kind=_kind(trial, best)))
+            points.append((measured.throughput_rps.value, p95_s, _kind(trial, best)))
     return points
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -118,32 +118,24 @@ def server_scenario(server: str, app: str) -> str:
     return _with_words(text, words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningPreset:
-    """A running server that a preset's scenario describes."""
+def running_scenario(server: str, model: str, places: Mapping[str, str], others: Sequence[Any] = ()) -> str:
+    """Return the text of a preset's scenario for a running server, without what launches that.
 
-    # Name of the preset, as `--server` takes it.
-    server: str
-    model: str
-    # Text of the preset -> text that is put in its place.
-    places: Mapping[str, str]
-    # Applications that are sent along, unchanged, with each new configuration.
-    others: tuple[Any, ...] = ()
-
-    def scenario(self) -> str:
-        """Return the text of the preset's scenario, without what launches the server."""
-        words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), self.model)
-        text = _preset(self.server)
-        for place, there in self.places.items():
-            text = text.replace(place, there)
-        document = yaml.safe_load(_with_words(text, words))
-        target = document["target"]
-        del target["launch"]
-        target.pop("grpc_url", None)
-        if self.server == "ray-serve":
-            del target["set"]["file"]  # what launches it
-            target["set"]["request"]["body"]["applications"] += self.others
-        return yaml.safe_dump(document, sort_keys=False)
+    `server`: the preset's name, as `--server` takes it. `places`: text of the preset -> text that is put in its
+    place. `others`: applications that are sent along, unchanged, with each new configuration.
+    """
+    text = _preset(server)
+    for place, there in places.items():
+        text = text.replace(place, there)
+    words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), model)
+    document = yaml.safe_load(_with_words(text, words))
+    target = document["target"]
+    del target["launch"]
+    target.pop("grpc_url", None)
+    if server == "ray-serve":
+        del target["set"]["file"]  # what launches it
+        target["set"]["request"]["body"]["applications"] += others
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def _preset(server: str) -> str:

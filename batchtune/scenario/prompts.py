@@ -4,9 +4,8 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -28,13 +27,9 @@ _WORDS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """One prompt: `content` is a text, or the messages of a chat; `output_tokens` its max_tokens, None:
-    drawn."""
-
-    content: str | list[dict[str, Any]]
-    output_tokens: int | None
+_Content: TypeAlias = str | list[dict[str, Any]]
+_Prompt: TypeAlias = tuple[_Content, int | None]
+"""(a text or the messages of a chat, its max_tokens, None: drawn)."""
 
 
 def build_prompts(
@@ -82,8 +77,7 @@ def _asked(request: RequestSpec) -> OpenAiSpec:
 
 
 def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_name: str) -> dict[str, Any]:
-    asked = _asked(request)
-    content = prompt.content
+    asked, (content, own_tokens) = _asked(request), prompt
     if asked.prefix == "unique":
         content = _marked(content)
     if asked.api == "embeddings":
@@ -98,7 +92,7 @@ def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_n
     return {
         "model": model_name,
         **text,
-        "max_tokens": prompt.output_tokens or output_tokens,
+        "max_tokens": own_tokens or output_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"ignore_eos": True} if asked.ignore_eos else {}),
@@ -106,7 +100,7 @@ def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_n
     }
 
 
-def _marked(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _marked(content: _Content) -> _Content:
     """Return the content with UNIQUE_MARK before the first text, so that nothing before it can be cached."""
     mark = UNIQUE_MARK.decode()
     if isinstance(content, str):
@@ -130,7 +124,7 @@ def _prompts(
     own = 8 if _asked(request).prefix == "unique" else 0  # about what 16 digits of the mark cost
     for tokens in draw_lengths(kind.lengths or LengthsSpec(constant=128), distinct, rng).tolist():
         count = max(tokens - own, 1)
-        yield _Prompt(cut(" ".join(rng.choice(_WORDS, count)), count), None)
+        yield cut(" ".join(rng.choice(_WORDS, count)), count), None
 
 
 def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
@@ -170,7 +164,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
     if not texts:
         raise ScenarioError(f"request.inputs.file: {path} holds no prompt")
     if path.suffix != ".jsonl":
-        yield from (_Prompt(text, None) for text in texts)
+        yield from ((text, None) for text in texts)
         return
     for number, _, document in json_lines(path):
         content = document.get("messages", document.get("prompt")) if isinstance(document, dict) else None
@@ -179,4 +173,4 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         most = document.get("max_tokens")
         if most is not None and (not isinstance(most, int) or most < 1):
             raise ScenarioError(f"{path}:{number}: expected max_tokens above 0; was {most!r}")
-        yield _Prompt(content, most)
+        yield content, most

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.examples import RunningPreset
+from batchtune.scenario.examples import running_scenario
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import (
     NO_GRPC,
@@ -114,9 +114,9 @@ def attachable(address: Address) -> dict[str, Any] | None:
     }
 
 
-def preset_at(text: str) -> RunningPreset | None:
-    """Return which server with a preset answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its dashboard, or
-    an MLServer of this machine; None: neither.
+def preset_at(text: str) -> str | None:
+    """Return the scenario of the server with a preset that answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its
+    dashboard, or an MLServer of this machine; None: neither.
 
     Raises:
         UsageError: there are several models and none is named, or the server cannot be given parameters.
@@ -135,8 +135,8 @@ def preset_at(text: str) -> RunningPreset | None:
     return None
 
 
-def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> RunningPreset:
-    """Return the preset of an application of Ray Serve. A PUT replaces all applications, so that the others
+def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> str:
+    """Return the scenario of an application of Ray Serve. A PUT replaces all applications, so that the others
     are sent as they are."""
     applications = status["applications"]
     name = next(iter(applications)) if name is None and len(applications) == 1 else name
@@ -160,21 +160,21 @@ def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: 
             hint="what it needs: `batchtune init my_app.py:app --server ray-serve`",
         )
     proxy = replace(dashboard, rest_port=int((status.get("http_options") or {}).get("port") or 8000))
-    return RunningPreset(
-        server="ray-serve",
-        model=name,
-        places={
+    return running_scenario(
+        "ray-serve",
+        name,
+        {
             "http://127.0.0.1:8000/": f"{proxy.rest_url}{applications[name].get('route_prefix') or '/'}",
             "http://127.0.0.1:8265": dashboard.rest_url,
             "applications.default": f"applications.{name}",
             "deployments.0": f"deployments.{at}",
         },
-        others=tuple(config for other, config in deployed.items() if other != name),
+        [config for other, config in deployed.items() if other != name],
     )
 
 
-def _mlserver(text: str, endpoint: Endpoint, name: str) -> RunningPreset:
-    """Return the preset of a model of MLServer, whose settings lie in the folder that it was started with."""
+def _mlserver(text: str, endpoint: Endpoint, name: str) -> str:
+    """Return the scenario of a model of MLServer, whose settings lie in the folder that it was started with."""
     for folder in _folders_listening(endpoint.rest_port):
         for file in folder.rglob("model-settings.json"):
             if _named(file) == name:
@@ -182,7 +182,7 @@ def _mlserver(text: str, endpoint: Endpoint, name: str) -> RunningPreset:
                     "http://127.0.0.1:{port}": endpoint.rest_url,
                     "{scratch}/model-settings.json": str(file),
                 }
-                return RunningPreset(server="mlserver", model=name, places=places)
+                return running_scenario("mlserver", name, places)
     raise UsageError(
         f"{text}: an MLServer reads its parameters from model-settings.json, and that of {name} is not found here",
         hint="run batchtune beside the server, as its user; `batchtune load` measures it as it is from anywhere",

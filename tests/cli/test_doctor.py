@@ -20,7 +20,7 @@ from batchtune.measure.caveats import HostNoise
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
 BUSY = HostNoise(steal_ratio=0.0, pressure_ratio=0.9, canary_change=0.0, foreign_ratio=0.43)
 STOLEN = HostNoise(steal_ratio=0.04, pressure_ratio=0.0, canary_change=0.12)
-FAKE = Backend(module="fake_framework", gpus="module.gpus()", install="pip install fake")
+FAKE = ("fake_framework", "module.gpus()", "pip install fake")
 OK = Check(state="ok", text="1.0", version="1.0")
 MISSING = Check(state="missing", text="not installed")
 PROBLEM = Check(state="problem", text="import fails")
@@ -69,7 +69,7 @@ def test_answers_keep_their_order_and_nothing_that_hangs_is_waited_for() -> None
 
 
 def test_a_framework_that_is_not_installed_is_missing() -> None:
-    check = backend(Backend(module="no_such_framework", gpus="0", install="pip install it"))
+    check = backend(("no_such_framework", "0", "pip install it"))
     assert (check.state, check.text) == ("missing", "not installed")
     assert check.advice.endswith("pip install it")
 
@@ -305,7 +305,7 @@ def test_the_whole_check_is_a_table_and_a_document(
     assert lines[-1].startswith("Ready: ")
     assert "watching this machine" in shown.stderr
 
-    monkeypatch.setattr(doctor, "BACKENDS", dict.fromkeys(kept, Backend(module="none", gpus="", install="x")))
+    monkeypatch.setattr(doctor, "BACKENDS", dict.fromkeys(kept, ("none", "", "x")))
     asked = CliRunner().invoke(app, ["doctor", "--json", "--quiet", "--results", str(tmp_path)])
     assert asked.exit_code == 0
     document = json.loads(asked.stdout)

@@ -128,13 +128,13 @@ def test_only_trials_under_the_scenarios_load_are_plotted() -> None:
     probe = asked(probe, concurrency=256)
     failed = planted(3, batching={"max_batch_size": 8}, throughput=0, p95_s=math.nan, failure="broken")
     silent = replace(own, measurement=replace(own.measurement, latency_s={}))
-    assert [point.throughput_rps for point in live._points([own, probe, failed, silent], None)] == [900.0]
-    assert [point.kind for point in live._points([own], own)] == ["best"]
-    assert live._points([replace(own, feasible=False)], None)[0].kind == "missed"
+    assert [rate_rps for rate_rps, _, _ in live._points([own, probe, failed, silent], None)] == [900.0]
+    assert live._points([own], own) == [(900.0, 0.02, "best")]
+    assert live._points([replace(own, feasible=False)], None) == [(900.0, 0.02, "missed")]
 
 
 def point(throughput_rps: float, p95_s: float, kind: Any = "kept") -> Point:
-    return Point(throughput_rps=throughput_rps, p95_s=p95_s, kind=kind)
+    return throughput_rps, p95_s, kind
 
 
 def plotted(points: list[Point], limit_s: float | None = None, width: int = 40) -> list[str]:

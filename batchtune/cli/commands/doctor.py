@@ -128,7 +128,7 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
     else:
         shown = (
             "Ready for servers that run already. The bundled server has no framework to run a model: "
-            f"{BACKENDS['TensorFlow'].install} (or onnx, or torch)"
+            f"{BACKENDS['TensorFlow'][-1]} (or onnx, or torch)"
         )
     console.print(shown, markup=False, soft_wrap=True)
 
@@ -361,33 +361,21 @@ IMPORT_LIMIT_S: Final = 45.0
 """Longest time for an import, in seconds: TensorFlow takes 3 s from memory, 20 s from a slow disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
-    """A framework that the bundled server runs models with.
-
-    `module`: what to import. `gpus`: a Python expression for the number of GPUs that the imported `module`
-    sees. `install`: the command that installs it.
-    """
-
-    module: str
-    gpus: str
-    install: str
-
-
-BACKENDS: Final = {
-    "TensorFlow": Backend(
-        module="tensorflow",
-        gpus="len(module.config.list_physical_devices('GPU'))",
-        install="pip install 'batchtune[tensorflow]'",
+Backend: TypeAlias = tuple[str, str, str]
+"""A framework that the bundled server runs models with: (module to import, a Python expression for the number of
+GPUs that the imported `module` sees, command that installs it)."""
+BACKENDS: Final[Mapping[str, Backend]] = {
+    "TensorFlow": (
+        "tensorflow",
+        "len(module.config.list_physical_devices('GPU'))",
+        "pip install 'batchtune[tensorflow]'",
     ),
-    "ONNX Runtime": Backend(
-        module="onnxruntime",
-        gpus="int('CUDAExecutionProvider' in module.get_available_providers())",
-        install="pip install 'batchtune[onnx]'",
+    "ONNX Runtime": (
+        "onnxruntime",
+        "int('CUDAExecutionProvider' in module.get_available_providers())",
+        "pip install 'batchtune[onnx]'",
     ),
-    "PyTorch": Backend(
-        module="torch", gpus="module.cuda.device_count()", install="pip install 'batchtune[torch]'"
-    ),
+    "PyTorch": ("torch", "module.cuda.device_count()", "pip install 'batchtune[torch]'"),
 }
 
 
@@ -396,16 +384,17 @@ def backend(
 ) -> Check:
     """Check whether a framework is installed, can be imported by `python` within `limit_s` seconds, and sees
     the machine's GPU."""
-    if find_spec(wanted.module) is None:
-        return Check("missing", "not installed", f"to serve its models: {wanted.install}")
+    module, count_gpus, install = wanted
+    if find_spec(module) is None:
+        return Check("missing", "not installed", f"to serve its models: {install}")
     answer, values = _asked(
-        f"import {wanted.module} as module",
-        f'{{"version": module.__version__, "gpus": {wanted.gpus}}}',
+        f"import {module} as module",
+        f'{{"version": module.__version__, "gpus": {count_gpus}}}',
         python=python,
         limit_s=limit_s,
     )
     if values is None:
-        return Check("problem", f"import fails: {answer.failure}", f"reinstall it: {wanted.install}")
+        return Check("problem", f"import fails: {answer.failure}", f"reinstall it: {install}")
     version, count = str(values["version"]), int(values["gpus"])
     if count == 0 and any((root / "proc/driver/nvidia/gpus").glob("*")):
         return Check(

@@ -132,7 +132,7 @@ def run_init_model(
         )
     running = preset_at(argument) if kind == "address" else None
     if running is not None:
-        return _written(running.scenario(), write)
+        return _written(running, write)
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

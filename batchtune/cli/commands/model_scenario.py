@@ -449,7 +449,7 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
         return replace(wanted, scenario=looked.text(argument))
     running = preset_at(argument)
     if running is not None:
-        return replace(wanted, scenario=ScenarioText(text=running.scenario(), source=argument))
+        return replace(wanted, scenario=ScenarioText(text=running, source=argument))
     address = answering_at(argument)
     looked = look(argument, of_scenario, command="load", address=address, batched=False, quiet=quiet)
     return replace(
@@ -509,7 +509,7 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
             )
         running = preset_at(argument)
         if running is not None:
-            return _with_loop(wanted, ScenarioText(text=running.scenario(), source=argument))
+            return _with_loop(wanted, ScenarioText(text=running, source=argument))
         address = answering_at(argument)
         target = attachable(address)
         if target is None:

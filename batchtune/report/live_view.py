@@ -253,13 +253,15 @@ def _numbered(trial: Trial) -> str:
 
 
 def measured_load(measured: Measurement) -> str:
-    """Return the load under which a trial was measured: `8 clients` or `500/s offered`; `its own arrivals`
-    without a mean rate."""
-    if measured.concurrency is not None:
-        return counted(measured.concurrency, "client")
-    return (
-        "its own arrivals" if measured.offered_rps is None else f"{rounded(measured.offered_rps)}/s offered"
-    )
+    """Return the load under which a trial was measured, as `load_text`."""
+    return load_text(measured.concurrency, measured.offered_rps)
+
+
+def load_text(clients: int | None, rate_rps: float | None) -> str:
+    """Return a load as text: `8 clients` or `500/s offered`; `its own arrivals` without a mean rate."""
+    if clients is not None:
+        return counted(clients, "client")
+    return "its own arrivals" if rate_rps is None else f"{rounded(rate_rps)}/s offered"
 
 
 def _own_load(trial: Trial) -> bool:
@@ -425,16 +427,12 @@ def plan_load(plan: Plan, scenario: Scenario | None) -> str:
     capacity."""
     if scenario is not None and scenario.target.models:
         return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
-    if plan.request.rate_rps is not None:
-        return f"{rounded(plan.request.rate_rps)}/s offered"
-    load = None if scenario is None else scenario.load
-    clients = plan.request.concurrency or (load.concurrency if load is not None else None)
-    if clients is not None:
-        return counted(clients, "client")
-    if scenario is not None and scenario.objective == "capacity":
+    request, load = plan.request, None if scenario is None else scenario.load
+    if scenario is None or load is None or request.rate_rps is not None or request.concurrency is not None:
+        return load_text(request.concurrency, request.rate_rps)
+    if scenario.objective == "capacity" and load.concurrency is None:
         return "at rising rates"
-    rate_rps = None if load is None else load.rate_rps
-    return "its own arrivals" if rate_rps is None else f"{rounded(rate_rps)}/s offered"
+    return load_text(load.concurrency, load.rate_rps)
 
 
 def models_load(request: TrialRequest) -> str:

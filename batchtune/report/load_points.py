@@ -16,12 +16,13 @@ from batchtune.plain_values import to_plain
 from batchtune.report import tables
 from batchtune.report.comparison import bucket_text
 from batchtune.report.findings import Marks, labels, text_of, worded
+from batchtune.report.live_view import measured_load
 from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
-from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.tune.trials.trial import Trial, parts_of
+from batchtune.units import percentage, rounded, rounded_duration
 
 _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]]] = {
     "requests/s": ("throughput", lambda measured: tables.interval(measured.throughput_rps)),
@@ -89,12 +90,18 @@ _CSV_COLUMNS: Final = {
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
     """Return load points for --json: `{"points": […], "best": {number, why}}`; `best` is null where no point
-    counts.
+    counts. Of several models `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
 
     Each point is a trial as in trials.jsonl with two keys more: `bottleneck`, `{kind, text, advice,
     evidence}` or null, and `spoilt_by`, "client" or "host" where the figures are not the server's, else null.
     `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
     """
+    if scenario is not None and scenario.target.models:
+        models: dict[str, dict[str, Any]] = {}
+        for part in parts_of(points):
+            of_model = models.setdefault(part.model, {"together": None, "alone": None})
+            of_model["alone" if part.request.models else "together"] = worded(part.to_dict())
+        return {"models": models, "server": to_plain(points[0].server if points else None)}
     best = best_point(points)
     return {
         "points": [_point_dict(point, scenario) for point in points],
@@ -105,40 +112,38 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
 def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -> None:
     """Print a table with a row for each load point, then the best point, what limits the server, and caveats.
 
-    `scenario`: as in `points_dict`.
+    Of several models a row for each beside the others and one alone, then what the others cost it, and what the
+    server did meanwhile. `scenario`: as in `points_dict`.
     """
     # Left out in this order where the terminal is too narrow.
-    dispensable = (
-        "compute ms",
-        "queue ms",
-        "p90 ms",
-        "rows/s",
-        "p50 ms",
-        "mean batch",
-        "errors",
-        "p99 ms",
-    )
+    dispensable = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "mean batch", "errors", "p99 ms")
     measured = points_by_load(points)
-    named = "clients" if any(point.concurrency for point in measured.values()) else "rate"
-    limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
+    models = any(point.parts for point in points)
+    named = _named(measured)
+    limits = {load: None if models else trial_bottleneck(point, scenario) for load, point in measured.items()}
     marks = Marks(caveats={load: _measurement(point).caveats for load, point in measured.items()})
     if measured:
-        rows = _rows(
-            measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
-        )
+        rows = _rows(measured, named=named, limits=limits, marks=marks)
         tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
         letters = "; marks such as [a] refer to the warnings below" if marks.lines() else ""
         tables.print_text(f"Brackets are 95 % intervals{letters}.", "")
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     tables.print_text(
         *_endpoint_lines(measured, named),
-        *_best_lines(measured, named),
+        *(() if models else _best_lines(measured, named)),
         *_limit_lines(telling, named, points=len(measured)),
         *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
+        *_parameter_lines(measured),
+        *_cost_lines(measured),
+        *_shared_server_lines(points[0].server if points else None),
     )
     tables.print_text(*marks.lines(named=named), indent="    ")
-    failures = (f"failed: {point.failure}" for point in points if point.failure is not None)
+    failures = (
+        f"failed: {point.model}: {point.failure}" if point.model else f"failed: {point.failure}"
+        for point in parts_of(points)
+        if point.failure is not None
+    )
     tables.print_text(*failures, whole=True)
 
 
@@ -159,9 +164,16 @@ def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> 
     `scenario`: as in `points_dict`.
     """
     measured = points_by_load(points)
-    named = "clients" if any(point.concurrency for point in measured.values()) else "offered /s"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
-    return _rows(measured, named=named, limits=limits, marks=Marks(caveats=dict.fromkeys(measured, ())))
+    marks = Marks(caveats=dict.fromkeys(measured, ()))
+    return _rows(measured, named=_named(measured), limits=limits, marks=marks)
+
+
+def _named(measured: Mapping[str, Trial]) -> str:
+    """Return what the keys of `points_by_load` are: `model`, `clients`, or `rate`."""
+    if any(point.model for point in measured.values()):
+        return "model"
+    return "clients" if any(point.concurrency for point in measured.values()) else "rate"
 
 
 def spoilt_message(points: Sequence[Trial]) -> str | None:
@@ -178,8 +190,7 @@ def spoilt_message(points: Sequence[Trial]) -> str | None:
 def _rows(
     measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
 ) -> list[list[str]]:
-    """Return the table of load points, headings first; `measured`: load -> trial, `named`: heading of the
-    loads."""
+    """Return the table of load points, headings first; `measured`: load -> trial, `named`: what a load is."""
     headings = [
         *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
         *("mean batch", "queue ms", "compute ms", "SLO"),
@@ -189,11 +200,13 @@ def _rows(
             *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms"),
             *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
         ]
+    several = named == "model"
     return [
-        [named, *headings, "limited by"],
+        ["offered /s" if named == "rate" else named, *(["load"] if several else []), *headings, "limited by"],
         *(
             [
                 marks.head(load),
+                *([measured_load(_measurement(point))] if several else []),
                 *figure_cells(
                     _measurement(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None
                 ),
@@ -291,12 +304,14 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
 
 def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
     """Return the points that were measured by a text of their load, clients or requests/s; a second one of a
-    load has a `'`."""
+    load has a `'`. Of several models `MODEL` is that one beside the others, `MODEL alone` by itself."""
     measured: dict[str, Trial] = {}
-    for point in points:
+    for point in parts_of(points):
         if point.measurement is not None:
             rate = point.measurement.offered_rps or 0.0
             load = str(point.measurement.concurrency or f"{rate:,.6g}")
+            if point.model:
+                load = f"{point.model} alone" if point.request.models else point.model
             while load in measured:
                 load += "'"
             measured[load] = point
@@ -316,82 +331,35 @@ def _measurement(point: Trial) -> Measurement:
 
 # A load of several models: a row each beside the others and alone.
 
-_OF_MODELS: Final = ("requests/s", "p50 ms", "p95 ms", "p99 ms", "errors", "SLO")
-Trials = Mapping[str, Trial]
-"""Name of a model -> its trial."""
 
-
-def print_models(together: Trials, alone: Trials, server: ServerActivity | None) -> None:
-    """Print a row for each of several models, what the load of the others costs it, and what the server did
-    meanwhile.
-
-    `together`: model -> its trial while the others were loaded; `alone`: model -> its trial by itself.
-    `server`: counters over all models, None where not known.
-    """
-    measured = measured_of(together)
-    marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
-    if measured:
-        rows = [
-            ["model", "load", *_OF_MODELS, "p95 ms alone"],
-            *(
-                [
-                    marks.head(name),
-                    _load(run),
-                    *figure_cells(run, _OF_MODELS, marks=marks, whose=name),
-                    _alone(alone.get(name)),
-                ]
-                for name, run in measured.items()
-            ),
-        ]
-        tables.print_rows(rows, dispensable=("p50 ms", "errors", "p99 ms"))
-        tables.print_text("")
-    lines = (*parameter_lines(together), *cost_lines(measured, alone), *_server(server))
-    tables.print_text(*lines)
-    tables.print_text(*marks.lines(), indent="    ")
-    tables.print_text(
-        *(
-            f"failed: {name}: {trial.failure}"
-            for name, trial in (*together.items(), *alone.items())
-            if trial.failure is not None
-        ),
-        whole=True,
-    )
-
-
-def measured_of(trials: Trials) -> dict[str, Measurement]:
-    """Return model -> measurement for the trials that did not fail."""
-    return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
-
-
-def parameter_lines(together: Trials) -> Iterator[str]:
+def _parameter_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
     """Yield a line with each model's batching parameters; nothing where all have the same."""
-    labels = {name: trial.configuration.label() for name, trial in together.items()}
+    labels = {point.model: point.configuration.label() for point in measured.values() if point.model}
     if len(set(labels.values())) > 1:
         yield from (f"{name} with {label}." for name, label in labels.items())
 
 
-def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
+def _cost_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
     """Yield a sentence for each model on its p95 beside the other models and alone; nothing for a model that
-    was not measured alone."""
-    for name, measurement in measured.items():
-        trial = alone.get(name)
-        apart = None if trial is None else trial.measurement
-        if apart is None:
+    was not measured both ways."""
+    for name in dict.fromkeys(point.model for point in measured.values() if point.model):
+        if not {name, f"{name} alone"} <= measured.keys():
             continue
-        here, there = measurement.latency_s["p95"], apart.latency_s["p95"]
+        beside, apart = _measurement(measured[name]), _measurement(measured[f"{name} alone"])
+        here, there = beside.latency_s["p95"], apart.latency_s["p95"]
         text = f"p95 {rounded_duration(here.value)} beside the others, {rounded_duration(there.value)} alone"
         overloaded = math.isinf(here.value) and math.isfinite(there.value)
         if not overloaded and here.low <= there.high and there.low <= here.high:
             text += ", with no measurable difference"
         elif there.value > 0.0 and not overloaded:
             text += f" (×{rounded(here.value / there.value)})"
-        if measurement.concurrency is not None:
-            rates = (rounded(run.throughput_rps.value) for run in (measurement, apart))
+        if beside.concurrency is not None:
+            rates = (rounded(run.throughput_rps.value) for run in (beside, apart))
             text += "; {} requests/s beside them, {} alone".format(*rates)
         yield f"{name}: {text}."
 
 
-def _server(server: ServerActivity | None) -> Iterator[str]:
+def _shared_server_lines(server: ServerActivity | None) -> Iterator[str]:
     """Yield sentences on what the server did over all models: batches, rows in each, time in the queue, share
     of each model."""
     if server is None or not server.batches:
@@ -412,15 +380,3 @@ def _server(server: ServerActivity | None) -> Iterator[str]:
             for name, batches in server.model_batches.items()
         )
         yield f"Of the time of all batches {'; '.join(shares)}."
-
-
-def _alone(trial: Trial | None) -> str:
-    if trial is None or trial.measurement is None:
-        return "–"
-    return tables.milliseconds(trial.measurement.latency_s.get("p95"))
-
-
-def _load(measured: Measurement) -> str:
-    if measured.concurrency is not None:
-        return counted(measured.concurrency, "client")
-    return f"{rounded(measured.offered_rps or 0.0)}/s"

@@ -9,6 +9,7 @@ import math
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,13 +20,13 @@ from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.live_view import trial_line
 from batchtune.report.load_points import (
     points_dict,
-    print_models,
     print_points,
     print_points_csv,
     spoilt_message,
 )
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
+from batchtune.tune.trials.trial import Trial
 from tests.report.pages import Terminal, load_trial, rising_rates
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
@@ -290,39 +291,59 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
     assert "adding" not in said([point(8, server=SERVER)])
 
 
+def loaded(points: dict[str, Trial], *models: str, server: ServerActivity | None = None) -> Trial:
+    """One load of these models; `models`: named where only these were loaded."""
+    parts = {name: asked(replace(part, model=name), models=models) for name, part in points.items()}
+    first = next(iter(parts.values()))
+    return replace(first, model="", measurement=None, parts=parts, server=server)
+
+
 def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_the_server():
-    stream = io.StringIO()
     together = {"ranker": point(8), "reader": point(4, verdict="FAIL", rate=30.0)}
-    alone = {name: point(8, rate=30.0) for name in together}
+    alone = [loaded({name: point(8, rate=30.0)}, name) for name in together]
     server = replace(
         SERVER,
         model_batches={"ranker": 100, "reader": 50},
         model_batch_rows={"ranker": 400, "reader": 50},
         model_batch_micros={"ranker": 250_000, "reader": 750_000},
     )
-    with redirect_stdout(stream):
-        print_models(together, alone, server)
-    text = re.sub(r"\s+", " ", stream.getvalue())
-    assert row_of(stream.getvalue(), "ranker").split()[1:3] == ["8", "clients"]
-    assert row_of(stream.getvalue(), "reader").split()[1] == "30/s"
-    assert "FAIL" in row_of(stream.getvalue(), "reader")
+    shown = table([loaded(together, server=server), *alone])
+    text = re.sub(r"\s+", " ", shown)
+    assert row_of(shown, "ranker").split()[1:3] == ["8", "clients"]
+    assert row_of(shown, "reader").split()[1] == "30/s"
+    assert row_of(shown, "reader alone").split()[2] == "30/s"
+    assert "FAIL" in row_of(shown, "reader")
     alike = "ranker: p95 10 ms beside the others, 10 ms alone, with no measurable difference; 800 requests/s"
     assert alike in text
-    measured = together["reader"].measurement
-    latency_s = {**measured.latency_s, "p95": Estimate(value=0.03, low=0.029, high=0.031)}
-    slower = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
-    again = io.StringIO()
-    with redirect_stdout(again):
-        print_models({"reader": slower}, alone, None)
-    assert "reader: p95 30 ms beside the others, 10 ms alone (×3)." in re.sub(r"\s+", " ", again.getvalue())
-    latency_s["p95"] = Estimate(value=math.inf, low=math.inf, high=math.inf)
-    drowned = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
-    again = io.StringIO()
-    with redirect_stdout(again):
-        print_models({"reader": drowned}, alone, None)
-    assert "reader: p95 unbounded beside the others, 10 ms alone." in re.sub(r"\s+", " ", again.getvalue())
+    assert "Best:" not in text
     assert "The server, all models together: 164 batches, 13.6 rows on average" in text
     assert (
         "Of the time of all batches ranker 25 % in batches of 4 rows on average, padding included; reader 75 %"
         in text
     )
+
+
+@pytest.mark.parametrize(
+    ("p95_s", "words"),
+    [
+        (0.03, "30 ms beside the others, 10 ms alone (×3)."),
+        (math.inf, "unbounded beside the others, 10 ms alone."),
+    ],
+)
+def test_what_the_others_cost_a_model_is_told(p95_s: float, words: str):
+    slow = point(4, verdict="FAIL", rate=30.0)
+    low, high = (p95_s, p95_s) if math.isinf(p95_s) else (0.029, 0.031)
+    latency_s = {**slow.measurement.latency_s, "p95": Estimate(value=p95_s, low=low, high=high)}
+    slow = replace(slow, measurement=replace(slow.measurement, latency_s=latency_s))
+    text = said([loaded({"reader": slow}), loaded({"reader": point(8, rate=30.0)}, "reader")])
+    assert f"reader: p95 {words}" in text
+
+
+def test_a_document_of_several_models_has_each_beside_the_others_and_alone():
+    points = [loaded({"ranker": point(8), "reader": point(4)}), loaded({"ranker": point(8)}, "ranker")]
+    several = SimpleNamespace(target=SimpleNamespace(models=("ranker", "reader")))
+    document = json.loads(json.dumps(points_dict(points, scenario=several), allow_nan=False))
+    assert document["models"]["ranker"]["alone"]["measurement"]["verdict"] == "PASS"
+    assert document["models"]["reader"]["together"]["model"] == "reader"
+    assert document["models"]["reader"]["alone"] is None
+    assert document["server"] is None

@@ -32,13 +32,12 @@ from batchtune.errors import (
 )
 from batchtune.load.cluster.ray_hosts import AnyFleet
 from batchtune.measure.caveats import HostGuard
-from batchtune.plain_values import as_text, to_plain
+from batchtune.plain_values import as_text
 from batchtune.report.check_text import limit_text
-from batchtune.report.findings import text_of, worded
-from batchtune.report.live_view import live_line, plan_load, trial_line
+from batchtune.report.findings import text_of
+from batchtune.report.live_view import live_line, load_text, plan_load, trial_line
 from batchtune.report.load_points import (
     points_dict,
-    print_models,
     print_points,
     print_points_csv,
     spoilt_message,
@@ -92,16 +91,11 @@ def run_load(
     points = current.trials
     best = best_point(points)
     findings = [] if best is None else judge_limits(limits, best.point)
-    if several:
-        _print_models(current, output=output)
-    else:
-        _print(current, question.scenario, findings, output=output)
+    _print(current, question.scenario, findings, output=output)
     if current.run is not None and len(points) > 1 and not several:
         report_at_end(current.run, quiet=quiet)
     if current.fault is not None:
         return current.exit_code(0)
-    if several:
-        return current.exit_code(_exit_code_of_models(points))
     codes = {_exit_code(points, question.scenario), _gate_code(findings)}
     return current.exit_code(gravest(codes))
 
@@ -142,63 +136,16 @@ def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) ->
             raise UsageError(f"{option}: not of several models at once", hint=hint)
 
 
-def _apart(points: Sequence[Trial]) -> tuple[dict[str, Trial], dict[str, Trial]]:
-    """Return (together, alone): each model's trial under the load of all, and under its own load alone, by
-    model."""
-    together = {
-        name: part for point in points if not point.request.models for name, part in point.parts.items()
-    }
-    alone = {name: part for point in points if point.request.models for name, part in point.parts.items()}
-    return together, alone
-
-
-def _print_models(current: MeasuringSession, *, output: str) -> None:
-    """Print the trials of several models, as text or as JSON.
-
-    The JSON is `{"run": …, "models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
-    """
-    together, alone = _apart(current.trials)
-    server = current.trials[0].server if current.trials else None
-    if output != "json":
-        print_models(together, alone, server)
-        return
-    models = {
-        name: {"together": trial.to_dict(), "alone": alone[name].to_dict() if name in alone else None}
-        for name, trial in together.items()
-    }
-    run = None if current.run is None else str(current.run.path)
-    print(json_text.dumps({"run": run, "models": worded(models), "server": to_plain(server)}, indent=2))
-
-
-def _exit_code_of_models(points: Sequence[Trial]) -> int:
-    """Return the exit code of a load test of several models: the most serious verdict of those loaded at
-    once.
-
-    Verdicts other than PASS are printed.
-    """
-    if any(point.failure for point in points):
-        return TargetError.exit_code
-    together, _ = _apart(points)
-    codes = set()
-    for name, trial in together.items():
-        measured = trial.measurement
-        code = 0 if measured is None else _code_of(measured.verdict)
-        if measured is not None and code:
-            print(f"{name}: {measured.verdict}: {text_of(measured.verdict_reason)}", file=sys.stderr)
-        codes.add(code)
-    return gravest(codes)
-
-
-def _code_of(verdict: str | None) -> int:
-    """Return the exit code of a measurement's verdict; 0 for PASS and for none."""
-    match verdict:
-        case "INVALID" | "NOISY":
-            return MeasurementInvalidError.exit_code
-        case "FAIL":
-            return NoFeasibleConfigurationError.exit_code
-        case "UNSURE":
-            return InconclusiveError.exit_code
-    return 0
+def _code_of(trial: Trial) -> int:
+    """Return the exit code of the verdict on one of several models; one other than PASS is printed."""
+    measured = trial.measurement
+    if measured is None or measured.verdict in (None, "PASS"):
+        return 0
+    print(f"{trial.model}: {measured.verdict}: {text_of(measured.verdict_reason)}", file=sys.stderr)
+    if measured.verdict in ("INVALID", "NOISY"):
+        return MeasurementInvalidError.exit_code
+    is_missed = measured.verdict == "FAIL"
+    return NoFeasibleConfigurationError.exit_code if is_missed else InconclusiveError.exit_code
 
 
 def _gate_code(findings: Sequence[LimitFinding]) -> int:
@@ -213,9 +160,12 @@ def _gate_code(findings: Sequence[LimitFinding]) -> int:
 
 
 def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
-    """Return the exit code of a load test of one model, and print why where it is not 0."""
+    """Return the exit code of a load test, and print why where it is not 0; of several models the most serious
+    one of those that were loaded at once."""
     if any(point.failure for point in points):
         return TargetError.exit_code
+    if scenario.target.models:
+        return gravest({_code_of(part) for part in parts_of(points) if not part.request.models})
     void = spoilt_message(points)
     if void is not None:
         print(f"invalid: {void}", file=sys.stderr)
@@ -393,6 +343,5 @@ def _load_of(point: Trial) -> str | None:
     """
     if point.model:
         return f"{point.model} alone" if point.request.models else point.model
-    if point.rate_rps is not None:
-        return f"{point.rate_rps:,.6g} requests/s offered"
-    return None if point.concurrency is None else counted(point.concurrency, "client")
+    is_own = point.rate_rps is None and point.concurrency is None
+    return None if is_own else load_text(point.concurrency, point.rate_rps)

@@ -204,10 +204,7 @@ def check_document(run: Run) -> Report:
             lambda trial: scenarios.get(trial.reason, scenario),
             lambda trial: f"{trial.reason}, block {trial.block}",
         ),
-        intervals=(
-            "Intervals of gates are one-sided bounds at the levels of the last look; those of single trials come from "
-            "order statistics, widened because requests of one batch finish together."
-        ),
+        intervals=drawing.page_texts()["intervals"]["check"],
     )
 
 

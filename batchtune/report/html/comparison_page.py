@@ -227,10 +227,7 @@ def comparison_document(run: Run) -> Report:
             lambda trial: by_name.get(trial.reason, scenario),
             lambda trial: f"{trial.reason}, block {trial.block}",
         ),
-        intervals=(
-            "Intervals are 95 % intervals from the spread between blocks; those of single trials come from order "
-            "statistics, widened because requests of one batch finish together."
-        ),
+        intervals=drawing.page_texts()["intervals"]["compare"],
     )
 
 

@@ -204,10 +204,7 @@ def load_document(run: Run) -> Report:
         caveats=document.gathered_caveats({point.name: point.measured.caveats for point in points}),
         provenance=document.provenance_rows(run, scenario),
         trials=document.table_of_single_trials(trials, lambda _: scenario, _name_of),
-        intervals=(
-            "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch "
-            "finish together; they do not include differences between runs."
-        ),
+        intervals=drawing.page_texts()["intervals"]["load"],
     )
 
 

@@ -393,11 +393,7 @@ def sweep_document(
         caveats=document.gathered_caveats(_caveats_by_role(account)),
         provenance=document.provenance_rows(account.run, account.scenario),
         trials=_trials(account),
-        intervals=(
-            "A range holds the runs named beside it; from five confirmation runs on it holds 95 % of further runs. "
-            "A gain is the ratio of two brackets, from the rate held to the rate missed. In the list of trials an "
-            "interval is the 95 % interval of one run, from order statistics."
-        ),
+        intervals=drawing.page_texts()["intervals"]["sweep"],
     )
 
 

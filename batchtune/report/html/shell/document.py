@@ -20,6 +20,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.plain_values import Coded
 from batchtune.report.findings import advice_of, text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
+from batchtune.report.live_view import measured_load
 from batchtune.report.load_points import figure_cells
 from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
@@ -91,14 +92,9 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
     head = [str(trial.number), source, label(configuration)]
     if measured is None:
         return [*head, *["–"] * (len(COLUMNS) - len(head) - 1), trial.failure or trial.state]
-    load = (
-        f"{measured.concurrency} clients"
-        if measured.concurrency is not None
-        else f"{rounded(measured.offered_rps)}/s"
-    )
     return [
         *head,
-        load,
+        measured_load(measured),
         *figure_cells(measured, COLUMNS[4:10]),
         limit_word(trial_bottleneck(trial, scenario)),
         measured.verdict or "–",

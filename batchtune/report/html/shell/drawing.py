@@ -158,7 +158,8 @@ MERITS: Final = {
 
 
 @cache
-def _texts() -> Mapping[str, Mapping[str, str]]:
+def page_texts() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts of sections.toml: key of a section -> name of a text -> text."""
     with Path(__file__).with_name("sections.toml").open("rb") as file:
         return tomllib.load(file)
 
@@ -177,7 +178,7 @@ def section(
     `content` None or empty: a section that says why it is missing. `variant`: of each text the one named
     `…_VARIANT`, where there is one. `anchor`, `clickable`: as in `Section`.
     """
-    texts = _texts()[key]
+    texts = page_texts()[key]
 
     def text(name: str) -> str:
         return texts.get(f"{name}_{variant}", texts.get(name, "")).format(**figures)

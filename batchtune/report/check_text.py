@@ -301,7 +301,9 @@ def print_history(lines: Sequence[Mapping[str, Any]], series: Sequence[Series]) 
     rows = [[*heads, "commit"]]
     for line in lines:
         when = line["utc"][:16].replace("T", " ")
-        rows.append([when, line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)])
+        rows.append(
+            [when, line["scenario"], line["verdict"], *_cells(line, metrics), (line.get("commit") or "–")[:9]]
+        )
     print_rows(rows, dispensable=_dispensable(heads))
     print_text(*change_lines(series), *record_lines(track_record(lines)))
 
@@ -371,7 +373,3 @@ def _cells(line: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
         after = line["gates"].get(metric, {}).get("after")
         cells.append(rounded(float(after) * unit_of(metric)[1]) if after is not None else "–")
     return cells
-
-
-def _commit(line: Mapping[str, Any]) -> str:
-    return (line.get("commit") or "–")[:9]

@@ -67,14 +67,13 @@ def bucket_text(server: ServerActivity) -> str:
     text = f"length padding: {padding_share(whole)} of the elements computed"
     shares = [
         f"{bucket}: {padding_share(server.bucket_padding_elements.get(bucket, 0) / sent)}"
-        for bucket, sent in sorted(server.bucket_sent_elements.items(), key=lambda item: _boundary(item[0]))
+        for bucket, sent in sorted(
+            server.bucket_sent_elements.items(),
+            key=lambda item: float(item[0]) if item[0].isdecimal() else math.inf,
+        )
         if bucket
     ]
     return f"{text} (bucket {', '.join(shares)})" if shares else text
-
-
-def _boundary(bucket: str) -> float:
-    return float(bucket) if bucket.isdecimal() else float("inf")
 
 
 def print_comparison(comparison: Comparison, *, path: Path) -> None:
@@ -315,7 +314,8 @@ def _p95(figures: VariantFigures) -> str:
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
     """Whether batching is known to change the figure by at most HARDLY, a share of it."""
-    return answer.helps == "not distinguishable" and _within(answer.pair.ratio, HARDLY)
+    ratio, is_open = answer.pair.ratio, answer.helps == "not distinguishable"
+    return is_open and ratio is not None and ratio.low > 1.0 - HARDLY and ratio.high < 1.0 + HARDLY
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
@@ -446,8 +446,3 @@ def bounded(estimate: Estimate | None) -> Estimate | None:
     if estimate is None or math.isfinite(estimate.high):
         return estimate
     return replace(estimate, low=math.nan, high=math.nan)
-
-
-def _within(estimate: Estimate | None, share: float) -> bool:
-    """Whether the whole interval is closer to 1 than `share`."""
-    return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share

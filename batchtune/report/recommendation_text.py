@@ -263,12 +263,13 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
     names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
+    rate_headings = ["held /s", "missed /s"] if objective == "capacity" else ["requests/s"]
     of_models = [name for name in contenders[0].latency_s if ":" in name]
     quantiles = [name for name in of_models if name.endswith(":p95")] or ["p50", "p95", "p99"]
     return {
         "named by": names,
         "configuration": labels,
-        **dict(zip(_rate_headings(objective), map(list, rates), strict=True)),
+        **dict(zip(rate_headings, map(list, rates), strict=True)),
         **{
             f"{name} ms": [tables.span(contender.latency_s.get(name), scale=1e3) for contender in contenders]
             for name in quantiles
@@ -292,10 +293,6 @@ def outside_text(others: Iterable[Compared]) -> str:
 
 def _name(other: Compared) -> str:
     return f"{words.names_text(other.names)}{'*' if other.outside else ''}"
-
-
-def _rate_headings(objective: str) -> list[str]:
-    return ["held /s", "missed /s"] if objective == "capacity" else ["requests/s"]
 
 
 def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:

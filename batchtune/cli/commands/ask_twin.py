@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
@@ -36,14 +36,11 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibrate import calibrate, observation_of
-from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, long_run
+from batchtune.twin.replicas import Failing, MeasuredRates, Replicas, held_to, long_run
 from batchtune.twin.simulator.replica import Routing, batcher_of, left_out
 from batchtune.twin.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.twin import Twin
 from batchtune.units import counted, parse_rate_rps, parse_ratio
-
-if TYPE_CHECKING:
-    from batchtune.twin.replicas import Failing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,35 +431,23 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
 
 
 def failing_of(failing: str | None) -> Failing | None:
-    """Parse the text of --failing into the replicas that may be down at once; None: none may.
+    """Parse the text of --failing, `N` or `N%`, into the replicas that may be down at once; None: none may.
 
     Raises:
         UsageError: no number of replicas and no share of them.
     """
-    from batchtune.twin.replicas import Failing
-
     if failing is None:
         return None
-    count, share = _down(failing.strip())
-    return Failing(count=count, share=share)
-
-
-def _down(text: str) -> tuple[int, float]:
-    """Parse `N` or `N%` into (number of replicas, share of all), the other one 0.
-
-    Raises:
-        UsageError: neither.
-    """
-    hint = "write --failing 1 for one replica, or --failing 5% of the fleet"
+    text, hint = failing.strip(), "write --failing 1 for one replica, or --failing 5% of the fleet"
     if text.endswith("%"):
         with of_option("--failing", hint=hint):
             share = parse_ratio(text)
         if not 0.0 < share < 1.0:
             raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=hint)
-        return 0, share
+        return Failing(count=0, share=share)
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
         raise UsageError(f"--failing {text}: expected replicas (1 or more) or a percentage", hint=hint)
-    return int(text), 0.0
+    return Failing(count=int(text), share=0.0)
 
 
 def run_plan(
@@ -521,16 +506,13 @@ def run_plan(
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
-    return max(trusted(calibrated.twin), _held(plan))
-
-
-def _held(plan: ReplicaPlan) -> int:
-    """Return the exit code of a plan beside the runs: 5, with a warning, where none held the limits and the
-    twin says one could."""
-    if plan.measured is None or plan.measured.held_rps or not plan.contradicted:
-        return 0
-    print("warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr)
-    return InconclusiveError.exit_code
+    code = trusted(calibrated.twin)
+    if plan.measured is not None and not plan.measured.held_rps and plan.contradicted:
+        print(
+            "warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr
+        )
+        return InconclusiveError.exit_code
+    return code
 
 
 def _rate_rps(rate: str | None) -> float:

@@ -198,7 +198,10 @@ def speed_of(tries: FirstTries) -> str:
 
 def inputs_of(signature: Signature) -> str:
     """Describe the model's inputs: `x float32 [?, 28, 28], mask int32 [?, ?]`."""
-    return ", ".join(f"{spec.name} {_dtype(spec)} {_shape(spec)}" for spec in signature.inputs)
+    types = {"object": "string"}
+    return ", ".join(
+        f"{spec.name} {types.get(spec.dtype, spec.dtype)} {_shape(spec)}" for spec in signature.inputs
+    )
 
 
 def _begun(model: str, *, command: Command) -> dict[str, Any]:
@@ -360,10 +363,6 @@ def _scenario_name(name: str) -> str:
         letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name
     )
     return plain.strip("._-") or "model"
-
-
-def _dtype(spec: TensorSpec) -> str:
-    return "string" if spec.dtype == "object" else spec.dtype
 
 
 def _shape(spec: TensorSpec) -> str:

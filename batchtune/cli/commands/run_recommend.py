@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -161,20 +162,8 @@ def conclude(
         if dialect == own_dialect:
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
-        if why:
-            print_recommendation(
-                chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer
-            )
-        else:
-            print_answer(
-                chosen,
-                scenario=scenario,
-                deployment=command,
-                run=of_run,
-                next_step=step,
-                offer=offer,
-                why=f"{again}--why",
-            )
+        show = print_recommendation if why else partial(print_answer, why=f"{again}--why")
+        show(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer)
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code

@@ -69,7 +69,7 @@ def gate_changes(account: Account) -> Section:
     return drawing.section(
         "gates",
         Figure(data=[*drawing.intervals(rows, looks), margins], layout=layout, height_px=height_px),
-        counting=_counting(account),
+        variant="void" if account.conclusion.is_void else "",
         runs="of two sessions, one of them stored" if account.stored else "made in turns",
     )
 
@@ -90,12 +90,8 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
     panels = [
         Panel(
             traces=_one_history(figure, utc),
-            x=drawing.axis(
-                "check" if figure is shown[-1] else "",
-                dtick=_tick(figure),
-                tick0=1,
-                range=[0.5, most + 0.5],
-                showticklabels=figure is shown[-1],
+            x=drawing.count_axis(
+                "check" if figure is shown[-1] else "", most, showticklabels=figure is shown[-1]
             ),
             y=drawing.axis(""),
             title=check_text.unit_of(figure.metric)[0],
@@ -112,13 +108,6 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         least=SIDE_MIN,
         error_rate=percentage(ERROR_RATE),
     )
-
-
-def _counting(account: Account) -> str:
-    """Return a sentence on what a bar means for the verdict."""
-    if account.conclusion.is_void:
-        return "The check is void, so that no bar counts."
-    return "A bar that lies beyond its margin fails the check; one that crosses it is undecided."
 
 
 def _hover(finding: Finding) -> str:
@@ -171,10 +160,6 @@ def _one_history(series: Series, utc: str | None) -> list[Trace]:
         for (start, end), median in zip(pairwise(edges), medians, strict=False)
     ]
     return [points, *steps]
-
-
-def _tick(series: Series) -> int:
-    return max(1, math.ceil(len(series.values) / 12))
 
 
 def check_document(run: Run) -> Report:

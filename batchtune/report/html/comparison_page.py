@@ -97,7 +97,7 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
     for at, name in enumerate(shown):
         merit = drawing.MERITS[name]
         traces = [_line(arm, figure_of(name), merit, legend=at == 0) for arm in arms if arm.runs]
-        blocks = drawing.axis("block", **_whole_numbers(arms))
+        blocks = drawing.count_axis("block", max(block for arm in arms for block in arm.runs))
         panels.append(Panel(traces=traces, x=blocks, y=drawing.axis(merit.title, rangemode="tozero")))
     figure = drawing.in_panels(panels, height_px=360)
     layout = drawing.limited(slo, figure.layout, panel="" if len(shown) == 1 else "2")
@@ -112,12 +112,9 @@ def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Sectio
 
 def typical_run(runs: Mapping[int, Trial]) -> Trial | None:
     """Return the run with the median p95, whose single requests are shown for all runs; None without runs."""
-    ranked = sorted(runs.values(), key=lambda trial: _rank(figure_of("p95")(trial)))
+    p95_of = figure_of("p95")
+    ranked = sorted(runs.values(), key=lambda trial: (math.isnan(p95_of(trial)), p95_of(trial)))
     return ranked[(len(ranked) - 1) // 2] if ranked else None
-
-
-def _rank(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _panels(metrics: Sequence[Metric]) -> list[tuple[str, tuple[Metric, ...]]]:
@@ -185,11 +182,6 @@ def _line(arm: Arm, figure: Callable[[Trial], float], merit: Merit, *, legend: b
         customdata=[arm.places[trial.number] for trial in trials],
         text=[f"trial {trial.number}" for trial in trials],
     )
-
-
-def _whole_numbers(arms: Sequence[Arm]) -> dict[str, Any]:
-    last = max((block for arm in arms for block in arm.runs), default=1)
-    return {"dtick": max(1, math.ceil(last / 12)), "tick0": 1, "range": [0.6, last + 0.4]}
 
 
 TYPICAL: Final = "Of each the run with the median p95"

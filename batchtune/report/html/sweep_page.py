@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import Coded
 from batchtune.report import words
 from batchtune.report.findings import labels, text_of
 from batchtune.report.html import contender_figures
@@ -390,7 +389,9 @@ def sweep_document(
             (words.parameters_of(other.configuration), text_of(other.trade)) for other in chosen.alternatives
         ],
         sections=_sections(account),
-        caveats=document.gathered_caveats(_caveats_by_role(account)),
+        caveats=document.gathered_caveats(
+            {name: contender.caveats for name, contender in account.roles.items()}
+        ),
         provenance=document.provenance_rows(account.run, account.scenario),
         trials=_trials(account),
         intervals=drawing.page_texts()["intervals"]["sweep"],
@@ -432,10 +433,6 @@ def _subtitle(account: SweepResults) -> str:
     if chosen is not None:
         parts.append(f"{rounded_duration(chosen.seconds)} of measuring")
     return " · ".join(parts)
-
-
-def _caveats_by_role(account: SweepResults) -> dict[str, tuple[Coded, ...]]:
-    return {name: contender.caveats for name, contender in account.roles.items()}
 
 
 def _trials(account: SweepResults) -> TrialTable:

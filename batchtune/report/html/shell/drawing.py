@@ -313,6 +313,11 @@ def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, An
     return axis(title, type="category", categoryorder="array", categoryarray=[*map(str, names)], **more)
 
 
+def count_axis(title: str, last: int, **more: Any) -> dict[str, Any]:
+    """Make an axis of whole numbers from 1 to `last`, with at most twelve ticks."""
+    return axis(title, dtick=max(1, math.ceil(last / 12)), tick0=1, range=[0.5, last + 0.5], **more)
+
+
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
     """Make a logarithmic axis; its key `span`, by which the page's script places the ticks, is greatest over
     least value."""

@@ -132,7 +132,7 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
 
 
 def _legend(kinds: Collection[Kind], limit_s: float | None, is_limit_shown: bool) -> str:
-    names = {"kept": "measured", "missed": "misses the SLO", "best": "best so far"}
+    names: dict[Kind, str] = {"kept": "measured", "missed": "misses the SLO", "best": "best so far"}
     entries = [f"{_MARKS[kind][0]} {name}" for kind, name in names.items() if kind in kinds]
     if limit_s is not None:
         entries.append(

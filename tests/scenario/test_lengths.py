@@ -13,7 +13,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.reader import format_scenario, parse_scenario
-from batchtune.scenario.spec.request import LengthsSpec
+from batchtune.scenario.spec.request import DISTINCT_LENGTHS, LengthsSpec
 from batchtune.tune.trials.space import Space, lies_inside
 from tests.scenario.test_payloads import arrays_in, build, request, signature
 from tests.scenario.test_reader import SMALL, changed
@@ -82,7 +82,7 @@ def test_the_same_seed_draws_the_same_lengths_in_an_order_of_its_own() -> None:
 def test_each_request_has_one_length_in_every_open_dimension() -> None:
     called = signature(("ids", "int32", (None, None)), ("mask", "int32", (None, None, 2)))
     requests = build(request(rows=2, lengths=LOGNORMAL), called)
-    assert len(requests.bodies) == 256
+    assert len(requests.bodies) == DISTINCT_LENGTHS
     shapes = [(one["ids"].shape, one["mask"].shape) for one in map(arrays_in, requests.bodies)]
     assert all(ids == (2, mask[1]) and mask == (2, ids[1], 2) for ids, mask in shapes)
     assert len({ids for ids, _ in shapes}) > 50
@@ -178,7 +178,7 @@ def test_a_part_that_gives_recorded_requests_lengths_is_told_by_its_own_key(
 
 def test_a_scenario_with_lengths_reads_back_as_it_was_written() -> None:
     scenario = parse_scenario(WITH_LENGTHS.replace("LENGTHS", "{lognormal: {median: 4, sigma: 1, max: 9}}"))
-    assert scenario.request.distinct == 256
+    assert scenario.request.distinct == DISTINCT_LENGTHS
     assert parse_scenario(format_scenario(scenario)) == scenario
 
 

@@ -294,13 +294,13 @@ def hand_on(account: Account, wanted: CheckRequest) -> None:
 
     Annotations point to the scenario's file. A file that cannot be written is named in a note on stderr.
     """
-    summary, file = wanted.markdown, str(wanted.scenario)
+    summary, place = wanted.markdown, str(wanted.scenario)
     if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
         summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
     texts: tuple[tuple[Path | None, Literal["w", "a"], Callable[[], str]], ...] = (
         (wanted.junit, "w", lambda: junit_xml(account)),
         (wanted.comment, "w", lambda: comment(account)),
-        (wanted.code_quality, "w", lambda: code_quality(account, file=file)),
+        (wanted.code_quality, "w", lambda: code_quality(account, file=place)),
         (summary, "a", lambda: markdown(account)),
     )
     for path, mode, text in texts:
@@ -313,7 +313,7 @@ def hand_on(account: Account, wanted: CheckRequest) -> None:
         except OSError as error:  # the verdict is valid without it
             print(f"note: cannot write {path}: {error.strerror}", file=sys.stderr)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in github_annotations(account, file=file):
+        for line in github_annotations(account, file=place):
             print(line, file=sys.stderr)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -64,6 +64,9 @@ Shapes = Annotated[
         examples=[{"ids": [200]}],
     ),
 ]
+DISTINCT_LENGTHS: Final = 256
+"""Distinct payloads for a distribution of lengths: one for each 256th part of it."""
+
 Lengths = Annotated[
     LengthsSpec,
     Field(
@@ -300,7 +303,7 @@ class RequestSpec(Spec):
                 path: tuple[str | int, ...] = ("mix", at, "lengths") if own else ("lengths",)
                 raise problem("recorded requests have their own lengths", at=path, hint="set inputs: random")
         if "distinct" not in self.model_fields_set:
-            object.__setattr__(self, "distinct", 256)  # one for each 256th part of the distribution
+            object.__setattr__(self, "distinct", DISTINCT_LENGTHS)
 
     @property
     def signatures(self) -> tuple[str, ...]:

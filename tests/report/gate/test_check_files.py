@@ -45,6 +45,14 @@ def test_reports_are_written_into_folders_that_are_not_there_yet(tmp_path):
     assert "p95" in summary.read_text()
 
 
+def test_code_quality_and_annotations_point_to_the_scenario(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    report = tmp_path / "quality.json"
+    hand_on(account(), CheckRequest(scenario=SCENARIO_FILE, code_quality=report))
+    assert {issue["location"]["path"] for issue in json.loads(report.read_text())} == {"scenario.yaml"}
+    assert "::error file=scenario.yaml," in capsys.readouterr().err
+
+
 def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
     (suite,) = ET.fromstring(junit_xml(account(OPEN, attribution=None)))
     assert suite.get("skipped") == "1"

@@ -17,6 +17,7 @@ from batchtune.archive.run import Run, create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app, main
 from batchtune.cli.commands import ask_twin as cli_calibrated
+from batchtune.errors import TwinError
 from batchtune.report.twin_text import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -490,6 +491,27 @@ def test_a_run_of_continuous_batching_has_no_twin(ask: Ask, tmp_path: Path, word
     assert code == 5
     assert "batches continuously" in err
     assert "batchtune load" in err
+
+
+def test_a_server_whose_batch_rows_nobody_named_has_no_twin(tmp_path: Path) -> None:
+    """Of kind http: which of its parameters the rows are only `means` says."""
+    scenario = scenario_of(
+        target={
+            "kind": "http",
+            "url": "http://h/score",
+            "set": {"env": {"size": "SIZE"}},
+            "launch": ["true"],
+        },
+        request={"body": {"x": "{{row}}"}},
+        load={"arrivals": "poisson"},
+        slo={"p95": "50ms"},
+        objective="capacity",
+        search={"space": {"size": [1, 8]}},
+    )
+    run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
+    with pytest.raises(TwinError, match=r"without target\.means\.rows, which a twin does not know") as told:
+        cli_calibrated.calibrated_run(run.path, results=tmp_path, quiet=True)
+    assert "add means: {rows: PARAMETER} to target" in told.value.hint
 
 
 def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:

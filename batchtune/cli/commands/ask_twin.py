@@ -85,12 +85,13 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     """
     run = asked_run(path, results=results)
     scenario = run.scenario()
-    if scenario.target.models or scenario.streams:
+    if scenario.target.models or not scenario.sizes_batches:
         whose = "several models" if scenario.target.models else "a server that batches continuously"
-        raise TwinError(
-            f"{run.path} is of {whose}, which a twin does not know",
-            hint="name the run of a sweep of one model; `batchtune load` measures any other",
-        )
+        hint = "name the run of a sweep of one model; `batchtune load` measures any other"
+        if not scenario.target.models and not scenario.streams:
+            whose = "a server of kind http without target.means.rows"
+            hint = "add means: {rows: PARAMETER} to target, with the parameter for the rows of a batch; then sweep"
+        raise TwinError(f"{run.path} is of {whose}, which a twin does not know", hint=hint)
     trials = kept_trials(run)
     measured = [
         trial

@@ -132,6 +132,7 @@ class ServerProcess:
         self._container: Container | None = None
         self._serves_elsewhere = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._apart: set[psutil.Process] = set()
         self._why = TargetError("the server has not been launched yet")
 
     def launch(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
@@ -145,6 +146,7 @@ class ServerProcess:
         self.stop()
         self.launches += 1
         self._serves_elsewhere = False
+        self._apart.clear()
         self._container = container_of(command, self.log_path.with_name(f"container-{self.launches}"))
         try:
             self._process = self._started(command, environment)
@@ -255,14 +257,16 @@ class ServerProcess:
         A script that starts a container, or a client of a service manager, only waits for the server: its CPU
         time is not the server's, which is then unknown.
         """
+        self._note_apart()
         if self._process is not None and self._container is None and port is not None:
             self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
     def stop(self) -> None:
-        """End all processes of its session: SIGTERM, after `grace_s` SIGKILL; then remove its container. More
-        than once is fine."""
+        """End all processes of its session and its children in other sessions: SIGTERM, after `grace_s` SIGKILL;
+        then remove its container. More than once is fine."""
         if self._process is None:
             return
+        self._note_apart()
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -273,10 +277,21 @@ class ServerProcess:
         if self._container is not None:
             self._container.remove()
 
+    def _note_apart(self) -> None:
+        """Note the children that have left the process group, which only their own ids reach."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                for child in psutil.Process(self._process.pid).children(recursive=True):
+                    if os.getpgid(child.pid) != self._process.pid:
+                        self._apart.add(child)
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
+        for child in self._apart:
+            with contextlib.suppress(psutil.Error):
+                child.send_signal(number)
 
 
 @contextlib.contextmanager

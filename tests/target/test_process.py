@@ -27,6 +27,21 @@ def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
     wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_stopping_ends_children_with_a_session_of_their_own(tmp_path: Path, dies: bool) -> None:
+    """Also where the server died before, but for those that it started after it was ready."""
+    start = f"subprocess.Popen([sys.executable, '-c', {FOREVER!r}], start_new_session=True)"
+    parent = f"import subprocess, sys\n{start}\n{FOREVER}"
+    with running_process([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
+        wait_until(lambda: (tmp_path / "log").read_text().count("ready") == 2)
+        (child,) = psutil.Process(server.pid).children()
+        if dies:
+            server.look_for_listener(1)
+            os.kill(server.pid or 0, signal.SIGKILL)
+            wait_until(lambda: not server.running)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_a_server_is_kept_on_its_cpus_and_we_are_not(tmp_path: Path) -> None:
     ours = os.sched_getaffinity(0)
     one = min(ours)

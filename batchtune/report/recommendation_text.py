@@ -58,7 +58,9 @@ def print_answer(
     resumed = "`confirm` continues this sweep; --budget is the total time."
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
-    tell("Warning", *filter(None, [" ".join([*words.qualifying_sentences(chosen), *_warnings(chosen)])]))
+    failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code == "some_failed")
+    warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
+    tell("Warning", *filter(None, [" ".join(warnings)]))
     commands = {"confirm": next_step, "deploy": deployment, "explain": why}
     tell("Next", *_steps(commands), whole=True)
 

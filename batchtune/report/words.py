@@ -439,6 +439,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
     """Return a clause on one thing that keeps the answer from being confirmed."""
     met = _met(chosen)
     match question.code:
+        case "server_gone":
+            return "the server ended during the sweep"
         case "no_run":
             return f"no run at a fixed rate {met}, only closed loops did"
         case "unconfirmed":

@@ -24,7 +24,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.failures import explain_failure
+from batchtune.tune.trials.failures import commonest_error, explain_failure
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 from batchtune.units import counted, percentage, rounded
@@ -228,6 +228,8 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     tried = len({by_number[run.trial].configuration for run in runs})
     wanted = limit_text(limits, slo.error_ratio)
     missed_by = _miss(nearest, limits, slo.error_ratio)
+    if nearest.error_ratio > slo.error_ratio and (error := commonest_error(by_number[nearest.trial])):
+        missed_by = f"{missed_by}, most often {error}"
     why = f"no configuration of {tried} measured meets {wanted}; nearest: {label}, {missed_by}"
     open_question = _open_question(trials, scenario=scenario, slo=slo)
     if open_question is not None:

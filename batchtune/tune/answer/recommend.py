@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, coded
@@ -19,6 +20,7 @@ from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.reason import (
     absence_of_batching,
     explain_gain,
+    failure_with_batching,
     nothing_to_recommend,
     padding_note,
     violation,
@@ -31,6 +33,7 @@ from batchtune.tune.answer.recommendation import (
     Compared,
     Helps,
     ModelResult,
+    OpenQuestion,
     Promise,
     Recommendation,
     range_of,
@@ -41,7 +44,7 @@ from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.failures import explain_failure
+from batchtune.tune.trials.failures import explain_failure, out_of_memory
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
 
@@ -164,8 +167,13 @@ def recommend(
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
         InconclusiveError: none met the SLO, but too little was tried to say that none does.
         MeasurementInvalidError: the client limited every load of several models.
-        TargetError: every trial failed.
+        TargetError: every trial failed, or the server took no parameters.
     """
+    if search is not None and search.stop_reason.code == "nothing_set":
+        raise TargetError(
+            "the server took none of the parameters that it was given",
+            hint="check by hand that it applies what target.set sends",
+        )
     promised = slo or scenario.slo
     account = _accounts(trials, scenario, promised)
     chosen = account.chosen()
@@ -225,6 +233,7 @@ class _Answer:
         self._account, self._chosen, self._trials = account, chosen, trials
         self._scenario, self._slo, self._search = scenario, slo, search
         self._by_number = {trial.number: trial for trial in trials}
+        self._stop_reason = "" if search is None else search.stop_reason.code
         self._state: Search = account.search
 
     def nearest_first(self) -> tuple[Compared, ...]:
@@ -266,7 +275,9 @@ class _Answer:
         rivals = [c for c in contenders if account.is_open(c, chosen)]
         if self._state.of_models:  # without a curve whom nobody tried may hold anything
             rivals += self._untried_beside()
-        questions = account.questions(chosen, rivals)
+        questions = [*account.questions(chosen, rivals)]
+        if self._stop_reason == "server_gone":
+            questions.insert(0, OpenQuestion(code="server_gone"))
         latency_s = self._latency(runs)
         capacity = account.capacity(chosen)
         last = self._by_number[runs[-1].trial]
@@ -545,6 +556,10 @@ class _Answer:
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
     def _notes(self) -> Iterable[Coded]:
+        failed = [t for t in self._trials if t.state == "failed" and out_of_memory(t) is None]
+        if failed and failure_with_batching(self._trials) is None:  # which the reason says
+            counts = {"failed": len(failed), "trials": len(self._trials)}
+            yield coded("some_failed", **counts, why=explain_failure(failed) or "without a word")
         if self._scenario.streams:
             yield coded("no_twin_of_streams")
         elif not can_be_off(self._scenario.target):

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 3
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
-Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
+Question = Literal["no_run", "unconfirmed", "wide", "rivals", "server_gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +184,7 @@ class OpenQuestion:
     `wide`: the rate missed is `high` times the stated one (None: no rate was missed).
     `rivals`: the configurations `labels` may be better by more than a tenth, the first up to `high` times (None:
     without bound).
+    `server_gone`: the server ended during the sweep.
     """
 
     code: Question
@@ -267,6 +268,11 @@ class Recommendation:
     def of_limit(self) -> Estimate:
         """Largest ratio latency / limit, with its interval; NaN without limits."""
         return tightest(self.latency_s, self.slo)
+
+    @property
+    def lost_server(self) -> bool:
+        """Whether the server ended during the sweep, so that nothing should be deployed before it goes on."""
+        return any(question.code == "server_gone" for question in self.open_questions)
 
     @property
     def scale(self) -> float:

@@ -13,6 +13,7 @@ from batchtune.plain_values import is_number
 from batchtune.target.endpoint import meaning_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import percentage
 
 # Did a trial fail because its batches were too large for the memory, and from which size on?
 
@@ -143,6 +144,19 @@ def explain_failure(trials: Sequence[Trial]) -> str:
     return f"{text.rstrip('.')}: {meaning}" if meaning else text
 
 
+def commonest_error(trial: Trial) -> str:
+    """Return what the most frequent error of a measured trial with a text says, in one line of at most 90 characters,
+    and its share of all requests: `(20 % of all) by HTTP 503: busy`; "" where no error has a text."""
+    measured = trial.measurement
+    counts = {} if measured is None else measured.errors
+    text_max_chars = 90
+    for name, count in counts.items():
+        if measured is not None and trial.error_texts.get(name):
+            share = percentage(measured.error_ratio * count / sum(counts.values()))
+            return f"({share} of all) by {_in_a_line(trial.error_texts[name], text_max_chars)}"
+    return ""
+
+
 def _only_errors(trial: Trial) -> bool:
     measured = trial.measurement
     return measured is not None and measured.error_ratio > 0.5 and bool(_texts_of_model(trial))
@@ -157,15 +171,14 @@ def _words(trial: Trial) -> str:
 
     In one line of at most 200 characters, without the meaning that `unanswered` appends in brackets.
     """
-    failure = (trial.failure or "").removesuffix(f" ({_meaning(trial)})")
+    failure = (trial.failure or "").removesuffix(f" ({_meaning(trial)})").replace("; its last words:", "", 1)
     texts: Iterable[str] = _texts_of_model(trial) or failure.splitlines()[:1]
     return next((_in_a_line(text) for text in texts if text.strip()), "")
 
 
-def _in_a_line(text: str) -> str:
+def _in_a_line(text: str, max_chars: int = 200) -> str:
     line = " ".join(text.split())
-    words_max = 200
-    return line if len(line) <= words_max else f"{line[: words_max - 1]}…"
+    return line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"
 
 
 def _meaning(trial: Trial) -> str:

@@ -365,3 +365,37 @@ def test_a_confirmation_run_that_missed_the_rate_of_those_that_held_counts() -> 
     answer = recommend(trials, scenario=scenario)
     text = " ".join(texts_of(answer, scenario))
     assert "met in 2 of 3 confirmation runs" in " ".join(text.split())
+
+
+def test_where_requests_fail_the_missing_answer_quotes_the_commonest_error_once() -> None:
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "60ms"})
+    page = f"HTTP 503: {'busy ' * 40}"
+    trials = []
+    for number, size in enumerate((None, 4, 8, 16), 1):
+        trial = at_rate(number, 200.0, 0.03, batching=size and {"max_batch_size": size})
+        assert trial.measurement is not None
+        counts = {"queue_full": 150, "server_error": 50}
+        measured = replace(trial.measurement, error_ratio=0.2, errors=counts)
+        texts = {"server_error": "HTTP 500: other", "queue_full": page}
+        trials.append(replace(trial, measurement=measured, error_texts=texts))
+    message = nothing_to_recommend(trials, scenario=scenario, slo=scenario.slo).message
+    assert message.count("HTTP 503: busy") == 1
+    assert "20 % of requests fail where 1 % may, most often (15 % of all) by HTTP 503: busy busy" in message
+    assert "other" not in message
+    assert len(message) < 260
+
+
+def test_trials_that_failed_beside_others_are_a_warning_with_the_commonest_reason() -> None:
+    said = "PUT http://h/settings: wait is 0 after it, not 0.002"
+    trials = [
+        planted(1, throughput=100.0, p95_s=0.01, batching=None, source="no_batching"),
+        planted(2, throughput=300.0, p95_s=0.01, batching={"max_batch_size": 8}),
+        planted(3, throughput=1.0, p95_s=1.0, batching={"max_batch_size": 4}, failure=said),
+        planted(4, throughput=1.0, p95_s=1.0, batching={"max_batch_size": 16}, failure=said),
+        planted(5, throughput=1.0, p95_s=1.0, batching={"max_batch_size": 64}, failure="out of memory"),
+    ]
+    scenario = scenario_of()
+    for text in texts_of(recommend(trials, scenario=scenario), scenario):
+        assert text.count(f"2 of 5 trials failed; most often: {said}.") == 1
+    for text in texts_of(recommend([*trials[:2], trials[-1]], scenario=scenario), scenario):
+        assert "trials failed" not in text

@@ -11,6 +11,7 @@ BatchtuneError                        70  never raised itself
 │   └── TwinError                      5  there is too little measured to calibrate the twin, or it cannot answer
 ├── MeasurementInvalidError            6  the client was the limit, or the host was noisy
 └── TargetError                        7  the server did not start, died, hung or cannot be reached
+    └── ServerGoneError                7  a running server of somebody else's refuses connections from now on
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ class MeasurementInvalidError(BatchtuneError):
 
 class TargetError(BatchtuneError):
     exit_code = 7
+
+
+class ServerGoneError(TargetError):
+    """A running server that others start has ended: no further trial can succeed."""

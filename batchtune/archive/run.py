@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -555,15 +555,22 @@ def _folder(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
-def write_original(folder: Path, original: OriginalModel) -> None:
+def write_original(folder: Path, original: OriginalModel) -> OriginalModel:
     """Write the configuration that a server had before the run into the run's folder; on disk when this
-    returns.
+    returns. Returns it with the run that changed the server first.
+
+    That is this run, where no other is named; once the server is restored, the other's file says so too.
 
     Raises:
         ArchiveError: it cannot be written.
     """
+    original = replace(original, run=original.run or str(folder.resolve()))
     document = json.dumps(to_plain(original), allow_nan=False, indent=2) + "\n"
     write_whole(folder / MODEL_CONFIG, document.encode())
+    first = Path(original.run) / MODEL_CONFIG
+    if original.restored and first.is_file():
+        write_whole(first, document.encode())
+    return original
 
 
 def read_original(run: Run) -> OriginalModel | None:

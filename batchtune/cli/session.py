@@ -38,7 +38,7 @@ from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
-from batchtune.target.claim import OriginalModel
+from batchtune.target.claim import Keep, OriginalModel
 from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from batchtune.tune.compare.blocks import Variant
     from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
 
-    Keep = Callable[[OriginalModel], None]
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
@@ -215,10 +214,9 @@ class MeasuringSession:
             return code
         return self.fault.exit_code if isinstance(self.fault, BatchtuneError) else INTERRUPTED
 
-    def _keep_original(self, original: OriginalModel) -> None:
+    def _keep_original(self, original: OriginalModel) -> OriginalModel | None:
         run = self.begin(self.scenario)
-        if run is not None:
-            write_original(run.path, original)
+        return None if run is None else write_original(run.path, original)
 
     def _tell_fault(self) -> None:
         saved = again = on = ""
@@ -229,7 +227,7 @@ class MeasuringSession:
             on = f"\nnext: batchtune sweep {self.run.path / SCENARIO} --resume {self.run.path}"
         if isinstance(self.fault, BatchtuneError):
             print(f"error: {self.fault.message}", file=sys.stderr)
-            for hint in filter(None, (self.fault.hint, f"{saved}{again}")):
+            for hint in filter(None, (self.fault.hint, f"{saved}{again}{on}")):
                 print(f"hint: {hint}", file=sys.stderr)
         elif self.fault is not None:
             first = "" if self.trials else " before the first trial"
@@ -406,7 +404,10 @@ def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
         target.restore()
     except TargetError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        print(f"hint: `batchtune restore {run.path}` tries again", file=sys.stderr)
+        original = read_original(run)
+        first = "" if original is None else original.run  # the run that changed the server
+        path = run.path if first in ("", str(run.path.resolve())) else first
+        print(f"hint: `batchtune restore {path}` tries again", file=sys.stderr)
         return False
     return True
 

@@ -37,12 +37,18 @@ class OriginalModel:
     attached: bool = True
     # Whether it was put back.
     restored: bool = False
+    # Folder of the run that changed it first; "": not known.
+    run: str = ""
 
     def words(self) -> str:
         """Describe in words what the model ran with, for a message."""
         if self.config.keys() >= {"file", "document"}:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
+
+
+Keep = Callable[[OriginalModel], OriginalModel | None]
+"""Saves a model as it is to be put back, and returns it with the run that changed it first; None: unchanged."""
 
 
 def state_folder() -> Path:
@@ -102,7 +108,8 @@ class Claim:
             return original
         left = from_plain(OriginalModel, kept)
         on_event(
-            f"an earlier sweep of {left.model} at {left.rest_url} left its trial's parameters there; "
+            f"an earlier sweep of {left.model} at {left.rest_url} left its trial's parameters there"
+            f"{f' ({left.run})' if left.run else ''}; "
             f"at the end it gets back {left.words()}"
         )
         return left

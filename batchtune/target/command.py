@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,10 +31,13 @@ from batchtune.scenario.spec.target import (
     takes_file,
 )
 from batchtune.system import ScratchFolder, interrupts_noted
-from batchtune.target.claim import Claim, OriginalModel
+from batchtune.target.claim import Claim, Keep, OriginalModel
 from batchtune.target.container import ending_with_us
 from batchtune.target.endpoint import (
     Endpoint,
+    connection_failure,
+    refuses,
+    require_there,
     running_endpoint,
     url_failure,
     wait_for,
@@ -167,7 +169,7 @@ class CommandTarget:
         original: OriginalModel | None = None,
     ) -> None:
         self._original = original
-        self._keep: Callable[[OriginalModel], None] = lambda _original: None
+        self._keep: Keep = lambda _original: None
         self._on_event = on_event
         self._kserve = kserve
         self._tells = tells
@@ -268,8 +270,10 @@ class CommandTarget:
         return self._server.signature(name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; True for one that was not launched here, since only a request can
-        show that."""
+        """Whether the launched server runs; of a running one of kind http whether it takes connections; True for one
+        that other commands start, since only a request can show that."""
+        if self._runs_already:
+            return not refuses(self.endpoint)
         return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
@@ -290,7 +294,7 @@ class CommandTarget:
         """Return the last lines of the launched server's log, or of the commands' where it said nothing."""
         return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
-    def attach(self, keep: Callable[[OriginalModel], None] | None = None) -> dict[str, Any]:
+    def attach(self, keep: Keep | None = None) -> dict[str, Any]:
         """Lock a running server of kind http and note what is to be put back at the end. Returns the
         parameters that it has now, by its own names; {} for any other server, and where the scenario does not
         say how parameters are given.
@@ -301,8 +305,10 @@ class CommandTarget:
         Raises:
             TargetError: it does not answer, or another process changes it now.
         """
-        if self._spec.kind == "http" and self._spec.launch is None and not self._changed:
+        if self._runs_already and not self._changed:
             self._wait_until_listening(ANSWERS_S)
+        elif self._runs_already and require_there(self.endpoint, self._on_event):
+            self.in_force = None
         if self._settings is None or not self._spec.attached:
             return {}
         if keep is not None:
@@ -322,9 +328,9 @@ class CommandTarget:
                 loaded=True,
                 config=self._settings.original(),
             )
-        self._claim.keep(self._original)
         if keep is not None:
-            keep(self._original)
+            self._original = keep(self._original) or self._original
+        self._claim.keep(self._original)
         return present
 
     def restore(self) -> None:
@@ -440,7 +446,7 @@ class CommandTarget:
             self._wait_until_listening(limit_s)
             return
         if ready is None and not self._kserve:
-            wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_dead)
+            wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_gone)
             return
         if ready is None:
             ready = f"{self.endpoint.rest_url}{self.endpoint.kserve_path}/ready"
@@ -449,7 +455,7 @@ class CommandTarget:
             lambda left_s: self._unready(asked, left_s),
             what="the server is not ready",
             limit_s=limit_s,
-            still_alive=self._raise_if_dead,
+            still_alive=self._raise_if_gone,
             step_s=0.2,
             hint="a big model, or a rollout, may need a longer target.ready_timeout",
         )
@@ -457,20 +463,16 @@ class CommandTarget:
     def _wait_until_listening(self, limit_s: float) -> None:
         """Wait until a server of kind http takes connections, where the scenario gives no other sign of being
         ready."""
-        address = (self.endpoint.host, self.endpoint.rest_port or 80)
 
         def failure(_left_s: float) -> str:
-            try:
-                with socket.create_connection(address, timeout=1.0):
-                    return ""
-            except OSError as error:
-                return error.strerror or "no connection"
+            error = connection_failure(self.endpoint)
+            return "" if error is None else error.strerror or "no connection"
 
         hint = "is target.url where the server listens?"
         if self._spec.launch is None:
             hint = f"start the server, or let target.launch start it; {hint}"
         what = f"nothing answers at {self._spec.url}"
-        wait_for(failure, what=what, limit_s=limit_s, still_alive=self._raise_if_dead, step_s=0.05, hint=hint)
+        wait_for(failure, what=what, limit_s=limit_s, still_alive=self._raise_if_gone, step_s=0.05, hint=hint)
 
     def _unready(self, ready: tuple[str, ...] | str | ReadySpec, limit_s: float) -> str:
         if isinstance(ready, str):
@@ -519,9 +521,21 @@ class CommandTarget:
         self._steps_log.copy()
         self._log.copy()
 
+    @property
+    def _runs_already(self) -> bool:
+        """Whether the server is of kind http and runs already; whoever started it may end it."""
+        return self._spec.kind == "http" and self._spec.launch is None
+
     def _raise_if_dead(self, *, within_s: float = 0.0) -> None:
         if self._process.pid is not None:
             self._process.raise_if_dead(within_s=within_s)
+
+    def _raise_if_gone(self) -> None:
+        """Raise TargetError where waiting for the server is pointless: what was launched has ended, or a running
+        server has."""
+        self._raise_if_dead()
+        if self._runs_already and self._changed:
+            require_there(self.endpoint, self._on_event)
 
 
 def restored(spec: TargetSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import ServerGoneError, TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec, TlsSpec
 from batchtune.wire.signature import Signature
 
@@ -53,6 +54,9 @@ def error_text(body: str) -> str:
 _OWN_JSON: Final = "a server that has no such API, but a JSON of its own, takes target.kind: http"
 _PROBE_LIMIT_S: Final = 2.0
 """A readiness probe without an answer after this is sent again."""
+
+RETURN_LIMIT_S: Final = 10.0
+"""How long a server that answered before may refuse connections: a restart by its owner, or a reload."""
 
 _ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 """Options of a channel: one request may have a large answer; grpcio's own limit is 4 MiB."""
@@ -232,6 +236,44 @@ def wait_for(
             return
         time.sleep(min(step_s, max(0.0, give_up - time.monotonic())))
     raise TargetError(f"{what} after {limit_s:g} s: {last}", hint=hint)
+
+
+def connection_failure(endpoint: Endpoint) -> OSError | None:
+    """Return why the server takes no connection; None: it takes one."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.rest_port or 80), timeout=1.0):
+            return None
+    except OSError as error:
+        return error
+
+
+def refuses(endpoint: Endpoint) -> bool:
+    """Whether nothing listens at the server's REST port."""
+    return isinstance(connection_failure(endpoint), ConnectionRefusedError)
+
+
+def require_there(endpoint: Endpoint, on_event: Callable[[str], None]) -> bool:
+    """Check that a server that answered before takes connections; one that refuses them has RETURN_LIMIT_S to
+    return, about which `on_event` is called with a message. Returns whether it was away.
+
+    Raises:
+        ServerGoneError: it still refuses them.
+    """
+    if not refuses(endpoint):
+        return False
+    on_event(
+        f"{endpoint.rest_url} refuses connections: waiting up to {RETURN_LIMIT_S:g} s for the server to return"
+    )
+    try:
+        wait_for(
+            lambda _left_s: "connection refused" if refuses(endpoint) else "",
+            what=f"the server at {endpoint.rest_url} has ended and did not return",
+            limit_s=RETURN_LIMIT_S,
+            step_s=0.2,
+        )
+    except TargetError as error:
+        raise ServerGoneError(error.message, hint="start the server again, then go on") from error
+    return True
 
 
 def wait_until_ready(

@@ -261,9 +261,8 @@ class Settings:
         for place in request.change:
             wanted = values_at(values.get(CHANGED), place)
             if wanted != (there := values_at(now[0] if now else None, place)):
-                raise TargetError(
-                    f"{request.method} {request.url}: {place} is {there} after it, not {wanted}"
-                )
+                shown, asked = (", ".join(map(str, values)) or "absent" for values in (there, wanted))
+                raise TargetError(f"{request.method} {request.url}: {place} is {shown} after it, not {asked}")
 
     def _wait(self, request: RequestSetting, until: UntilSpec, wanted: Any) -> None:
         def failure(_left_s: float) -> str:

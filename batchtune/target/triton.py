@@ -21,12 +21,14 @@ from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.system import ScratchFolder, absolute, interrupts_noted
-from batchtune.target.claim import Claim, OriginalModel
+from batchtune.target.claim import Claim, Keep, OriginalModel
 from batchtune.target.container import MODELS_INSIDE, tritons_container
 from batchtune.target.endpoint import (
     Endpoint,
     external_endpoint,
+    refuses,
     require_launched,
+    require_there,
     running_endpoint,
     url_failure,
     wait_for,
@@ -69,7 +71,7 @@ class TritonTarget:
         self._endpoint = running_endpoint(spec, served_name(spec.model)) if spec.attached else None
         self._original = original
         self._claim = Claim(self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else None
-        self._keep: Callable[[OriginalModel], None] | None = None
+        self._keep: Keep | None = None
         self._changed = original is not None
         self._is_lost = False
         self.in_force: Configuration | None = None
@@ -86,7 +88,7 @@ class TritonTarget:
         """Process id of a launched server; None: none runs."""
         return None if self._launched is None else self._launched.process.pid
 
-    def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
+    def start(self, *, before_load: Keep | None = None) -> FoundBatching:
         """Launch the server or connect to it. Returns how the model batched before the first change, by its
         configuration.
 
@@ -114,7 +116,7 @@ class TritonTarget:
                 hint="is that a Triton?",
             ) from error
 
-    def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
+    def keep_original(self, keep: Keep) -> None:
         """Call `keep` with the model as it is to be put back: now, and again once it was put back. Required
         before an attached server is changed.
 
@@ -123,7 +125,7 @@ class TritonTarget:
         """
         self.start()
         self._keep = keep
-        keep(self._found())
+        self._original = keep(self._found()) or self._original
         self._keep_in_claim()
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
@@ -136,6 +138,8 @@ class TritonTarget:
         if self._launched is None and self._keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
         started = time.monotonic()
+        if self._launched is None:
+            require_there(self.endpoint, self._on_event)
         if configuration == self.in_force and self._still_in_force(configuration):
             return ApplyRecord(how="unchanged", seconds=0.0)
         restarted = self._restart_for(configuration)
@@ -185,8 +189,8 @@ class TritonTarget:
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; True for an attached one, since only a request can show that."""
-        return self._launched is None or self._launched.process.running
+        """Whether the launched server runs, or an attached one takes connections."""
+        return not refuses(self.endpoint) if self._launched is None else self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
         """From now on copy a launched server's output to this file too, bounded in size."""
@@ -288,7 +292,7 @@ class TritonTarget:
         self.start()
         return not was_running
 
-    def _read(self, before_load: Callable[[OriginalModel], None] | None) -> OriginalModel:
+    def _read(self, before_load: Keep | None) -> OriginalModel:
         """Return the model as it is now, loaded for that where it is not served. Until that load has ended
         `_original` says that the model is not served.
 
@@ -305,7 +309,7 @@ class TritonTarget:
         )
         if not original.loaded:
             if before_load is not None:
-                before_load(original)
+                original = before_load(original) or original
                 self._keep = before_load
             self._original = original
             self._keep_in_claim()

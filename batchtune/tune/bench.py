@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
-from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.errors import BatchingParametersError, ServerGoneError, TargetError, UsageError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Status
@@ -121,6 +121,7 @@ class Bench:
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
+            ServerGoneError: a running server has ended.
         """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
         plans = self._plans(plan)
@@ -130,6 +131,8 @@ class Bench:
         try:
             startup_s = self._target.apply(plan.request.configuration).startup_s
             outcomes = self._loaded(plans)
+        except ServerGoneError:
+            raise
         except (TargetError, BatchingParametersError) as error:
             failure = error.message
         ended = Trial(

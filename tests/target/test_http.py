@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,19 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, write_original
-from batchtune.cli.session import beginning, run_restore, session
-from batchtune.errors import TargetError, UsageError
+from batchtune.cli.session import beginning, put_back, run_restore, session
+from batchtune.errors import ServerGoneError, TargetError, UsageError
 from batchtune.load.answers import require_answer
 from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target import command
+from batchtune.target import command, endpoint
 from batchtune.target.command import CommandTarget
-from batchtune.target.process import free_port
+from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
+from tests.cli.in_process import answered
 from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import KserveServer
 from tests.target.running_process import running_process
@@ -57,19 +59,30 @@ def scenario(**target: Any) -> Scenario:
     return parse_scenario(json.dumps(document), source="x")
 
 
+def wait_until_it_answers(process: ServerProcess, url: str) -> None:
+    for _ in range(500):
+        process.raise_if_dead(within_s=0.02)
+        try:
+            httpx.get(url)
+            break
+        except httpx.HTTPError:
+            continue
+
+
+@contextmanager
+def served(folder: Path, **environment: str) -> Iterator[tuple[str, ServerProcess]]:
+    """The URL of a server that somebody else started, and its process."""
+    port = free_port()
+    words = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, str(APP)]
+    with running_process([*words, str(port)], log_path=folder / "log") as process:
+        wait_until_it_answers(process, url := f"http://127.0.0.1:{port}")
+        yield url, process
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[str]:
     """The URL of a server that somebody else started."""
-    port = free_port()
-    with running_process([sys.executable, str(APP), str(port)], log_path=tmp_path / "log") as process:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(500):
-            process.raise_if_dead(within_s=0.02)
-            try:
-                httpx.get(url)
-                break
-            except httpx.HTTPError:
-                continue
+    with served(tmp_path) as (url, _):
         yield url
 
 
@@ -351,6 +364,31 @@ def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) 
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
 
 
+def test_the_run_that_changed_the_server_is_named_by_a_later_one_that_cannot_put_it_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    with served(tmp_path, CHANGES="2") as (url, process):
+        asked = attached(url)
+        first, later, last = (create_run(asked, format_scenario(asked), root=tmp_path) for _ in range(3))
+        target = CommandTarget(asked.target)
+        target.attach(partial(write_original, first.path))
+        target.apply(asked.configuration({"max_batch_size": 8}))
+        target._claim.release()
+        target = CommandTarget(asked.target, on_event=said.append)
+        target.attach(partial(write_original, later.path))
+        assert str(first.path) in said[0]
+        assert not put_back(target, later)
+        assert f"`batchtune restore {first.path}` tries again" in capsys.readouterr().err
+        target._claim.release()
+        process.launch([sys.executable, str(APP), url.rpartition(":")[2]])
+        wait_until_it_answers(process, url)
+        with CommandTarget(asked.target) as target:
+            target.attach(partial(write_original, last.path))
+    assert run_restore(first.path) == 0
+    assert "restored already" in capsys.readouterr().err
+
+
 def test_a_server_that_speaks_kserve_is_asked_by_grpc_too() -> None:
     with KserveServer() as server:
         target = {"url": f"http://127.0.0.1:{server.rest_port}", "grpc_url": f"127.0.0.1:{server.grpc_port}"}
@@ -442,4 +480,80 @@ def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
     done = batchtune("sweep", str(file), "--budget", "10s", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert "only what the server had before could be measured" in done.stderr
-    assert f"size is [{size}] after it, not [" in done.stderr
+    assert f"size is {size} after it, not " in done.stderr
+    assert "no recommendation: the server took none of the parameters" in done.stderr
+    assert not done.stdout
+    run = next((tmp_path / "results").glob("*/*"))
+    assert batchtune("recommend", str(run), cwd=tmp_path).returncode == 7
+
+
+def test_a_parameter_that_the_server_leaves_as_it_is_is_named_with_both_values(tmp_path: Path) -> None:
+    with served(tmp_path, KEEPS="wait") as (url, _):
+        asked = attached(url)
+        with CommandTarget(asked.target) as target:
+            target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 0}))
+            with pytest.raises(TargetError, match=r": wait is 0\.0 after it, not 0\.002$"):
+                target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000}))
+
+
+def test_a_running_server_that_ended_is_missed_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters cannot be put back then: the next sweep does that."""
+    monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
+    said: list[str] = []
+    with served(tmp_path) as (url, process):
+        asked = attached(url)
+        target = CommandTarget(asked.target, on_event=said.append)
+        target.apply(asked.configuration({"max_batch_size": 8}))
+        assert target.alive()
+        process.stop()
+        assert not target.alive()
+        with pytest.raises(ServerGoneError, match=f"the server at {url} .*refused"):
+            target.apply(asked.configuration({"enable_batching": False}))
+        assert f"{url} refuses connections: waiting up to" in said[-1]
+        with pytest.raises(TargetError, match="was not restored"):
+            target.close()
+        process.launch([sys.executable, str(APP), url.rpartition(":")[2]])
+        wait_until_it_answers(process, url)
+        with CommandTarget(asked.target, on_event=said.append) as later:
+            later.attach()
+        assert "an earlier sweep of" in said[-2]
+
+
+def test_a_running_server_that_returns_gets_its_parameters_again(tmp_path: Path) -> None:
+    with served(tmp_path) as (url, process):
+        asked = attached(url)
+
+        def start_again(text: str) -> None:
+            if "refuses connections" in text:
+                process.launch([sys.executable, str(APP), url.rpartition(":")[2]])
+
+        with CommandTarget(asked.target, on_event=start_again) as target:
+            configuration = asked.configuration({"max_batch_size": 8})
+            target.apply(configuration)
+            process.stop()
+            target.apply(configuration)
+            assert httpx.get(url).json()["app"]["size"] == 8
+
+
+def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
+    with served(tmp_path, CHANGES="6") as (url, _):
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump(attached(url).document()))
+        done = answered("sweep", file, "--budget", "20s", "--results", tmp_path / "r", cwd=tmp_path)
+    run = next((tmp_path / "r").glob("*/*"))
+    assert done.returncode == 7
+    assert f"error: the server at {url}" in done.stderr
+    assert "saved in" in done.stderr
+    assert f"next: batchtune sweep {run / 'scenario.yaml'} --resume {run}" in done.stderr
+    assert f"`batchtune restore {run}` tries again" in done.stderr
+    assert "Recommended" in done.stdout
+    assert "not confirmed: the server ended during the sweep" in " ".join(done.stdout.split()).lower()
+    again = answered("recommend", run, cwd=tmp_path)
+    for text in (done.stdout, again.stdout):
+        assert "(not confirmed)" in text
+        assert "deploy " not in text

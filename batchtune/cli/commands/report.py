@@ -122,7 +122,8 @@ def _of_sweep(run: Run) -> Report:
     if chosen is not None:
         again = f"batchtune recommend {shlex.quote(str(run.path))}"
         file = parameters_file(run, None, chosen)
-        command = deployment(chosen.configuration, account.scenario, file, recommend=again)
+        if not chosen.lost_server:
+            command = deployment(chosen.configuration, account.scenario, file, recommend=again)
     is_settled = account.missed or not account.trials if chosen is None else chosen.established
     step = None if is_settled else to_establish(run, account.scenario, account.trials)
     return sweep_document(account, deployment=command, step=step)

@@ -159,7 +159,7 @@ def conclude(
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)
         again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
         command = None
-        if dialect == own_dialect:
+        if dialect == own_dialect and not chosen.lost_server:
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
         show = print_recommendation if why else partial(print_answer, why=f"{again}--why")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from batchtune.errors import TargetError
+from batchtune.errors import ServerGoneError, TargetError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
 from batchtune.measure.slo import primary_limit
@@ -107,7 +107,7 @@ def sweep(
 
     Raises:
         TargetError: the first three trials failed, or those of a running server with other parameters than it had
-            before. Once a trial has worked, failures only end the search sooner.
+            before. Once a trial has worked, failures only end the search sooner. Or a running server has ended.
         MeasurementInvalidError: the load generators failed.
     """
 
@@ -176,6 +176,9 @@ class _Sweep:
         except (KeyboardInterrupt, GeneratorExit):
             self._stop_reason = coded("interrupted")
             raise
+        except ServerGoneError:
+            self._stop_reason = coded("server_gone")
+            raise
         finally:
             self._watcher.on_summary(self._summary(nodes))
 
@@ -208,7 +211,10 @@ class _Sweep:
                 self._failures = 0
             yield replace(done, trial=trial)
             if self._failures >= failures_max and not any(map(self._was_set, self._trials)):
-                only = ", and only what the server had before could be measured" if self._worked() else ""
+                only = ""
+                if self._worked():
+                    self._stop_reason = coded("nothing_set")
+                    only = ", and only what the server had before could be measured"
                 raise TargetError(
                     f"{failures_max} trials in a row failed{only}; the last: {trial.failure}",
                     hint="the failed trials are in the ledger; test the server by hand",

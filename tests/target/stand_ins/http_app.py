@@ -1,6 +1,7 @@
 """A server of nobody's protocol: answers POST /score by its variables, and takes parameters by PUT /parameters.
 
-Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does.
+Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
+the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 parameters = {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os.environ.get("WAIT", "0"))}}
 
+changes_left = int(os.environ.get("CHANGES", "0"))
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -21,7 +24,14 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(parameters))
 
     def do_PUT(self) -> None:
+        global changes_left
+        changes_left -= 1
+        if not changes_left:
+            os._exit(0)
+        kept, name = {**parameters, **parameters["app"]}, os.environ.get("KEEPS")
         parameters.update(json.loads(self._body()))
+        for place in (parameters, parameters["app"]):
+            place.update({name: kept[name]} if name in place else {})
         self._answer(200, "{}")
 
     def do_POST(self) -> None:

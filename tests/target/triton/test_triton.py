@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_config import found_batching
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import ServerGoneError, TargetError, UsageError
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target import endpoint
 from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.kserve import TritonRepository
@@ -53,6 +55,23 @@ def test_an_attached_model_is_reconfigured_and_put_back(server: FakeTriton) -> N
     assert server.config == CONFIG
     assert kept[-1].restored
     assert server.orders == ["load", "load"]
+
+
+def test_an_attached_server_that_ended_is_missed_before_the_next_load_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
+    said: list[str] = []
+    with FakeTriton() as server:
+        target = TritonTarget(spec(server), on_event=said.append)
+        target.keep_original(lambda _original: None)
+        target.apply(BATCHED)
+    assert not target.alive()
+    with pytest.raises(ServerGoneError, match=f"the server at {server.url} "):
+        target.apply(replace(BATCHED, batching=None))
+    assert f"{server.url} refuses connections" in said[-1]
+    with pytest.raises(TargetError, match="was not restored"):
+        target.close()
 
 
 def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(

@@ -6,13 +6,14 @@ from collections import Counter
 
 import pytest
 
-from batchtune.errors import NoFeasibleConfigurationError, TargetError
+from batchtune.errors import NoFeasibleConfigurationError, ServerGoneError, TargetError
 from batchtune.plain_values import Coded, coded
 from batchtune.report.findings import text_of
+from batchtune.report.words import confidence_sentence
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
 from batchtune.tune.sweep.sweep import FAILURES_TO_END, PHASES, SweepProgress, Watcher, sweep
-from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, SearchSummary, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1, 2]}
@@ -173,6 +174,24 @@ def test_six_failures_in_a_row_end_a_search_that_had_worked():
     trials = run(asked(), refuses=refuses, watcher=Watcher(on_summary=told.append))
     assert sum(one.state == "failed" for one in trials) <= FAILURES_TO_END
     assert any(one.state == "complete" for one in trials)
+
+
+def test_a_running_server_that_ended_ends_the_sweep_and_leaves_its_answer_open():
+    """Also one that all runs so far would have confirmed."""
+    whole = run(asked())
+    assert recommend(whole, scenario=asked()).established
+    said: list[SearchSummary] = []
+
+    def gone(_configuration):
+        raise ServerGoneError("the server has ended")
+
+    with pytest.raises(ServerGoneError):
+        run(asked(), refuses=gone, finished=whole[:8], watcher=Watcher(on_summary=said.append))
+    assert [one.stop_reason for one in said] == [coded("server_gone")]
+    answer = recommend(whole, scenario=asked(), search=said[0])
+    assert answer.lost_server
+    assert not answer.established
+    assert "ended during the sweep" in confidence_sentence(answer)
 
 
 def test_an_interrupt_passes_through_and_everything_measured_stays():

@@ -455,8 +455,8 @@ def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_
     }
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(asked))
-    done = batchtune("compare", str(file), "--blocks", "2", "--json", cwd=tmp_path)
-    assert done.returncode in (0, 5), done.stderr
+    done = answered("compare", file, "--blocks", "2", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5, 6), done.stderr  # 6: the host was not quiet
     labels = {
         variant["configuration"]["batching"]["max_batch_size"]
         for variant in json.loads(done.stdout)["variants"]
@@ -477,7 +477,7 @@ def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
     asked["search"] = {"space": {"size": [8, 64], "wait": [0, 0.002]}}
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(asked))
-    done = batchtune("sweep", str(file), "--budget", "10s", cwd=tmp_path)
+    done = batchtune("sweep", str(file), "--budget", "30s", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert "only what the server had before could be measured" in done.stderr
     assert f"size is {size} after it, not " in done.stderr
@@ -541,10 +541,10 @@ def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_depl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
-    with served(tmp_path, CHANGES="6") as (url, _):
+    with served(tmp_path, CHANGES="4") as (url, _):
         file = tmp_path / "s.yaml"
-        file.write_text(yaml.safe_dump(attached(url).document()))
-        done = answered("sweep", file, "--budget", "20s", "--results", tmp_path / "r", cwd=tmp_path)
+        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+        done = answered("sweep", file, "--budget", "60s", "--results", tmp_path / "r", cwd=tmp_path)
     run = next((tmp_path / "r").glob("*/*"))
     assert done.returncode == 7
     assert f"error: the server at {url}" in done.stderr

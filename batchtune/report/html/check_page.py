@@ -15,17 +15,10 @@ from batchtune.errors import ArchiveError
 from batchtune.measure.quantiles import Estimate
 from batchtune.report import check_text
 from batchtune.report.findings import text_of
-from batchtune.report.html.comparison_page import (
-    TYPICAL,
-    arms_of_runs,
-    block_values,
-    shared_slo,
-    typical_runs,
-)
+from batchtune.report.html.comparison_page import sections_of_runs, table_of_blocks
 from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
 from batchtune.report.html.shell.drawing import Figure, Panel, Section, Table, Trace
-from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.words import Fact, capitalised, headline_of, models_text, sentence, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
@@ -171,7 +164,6 @@ def check_document(run: Run) -> Report:
     account = read_account(run.path)
     scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run, scenario, trials)
-    scenarios = {variant.name: variant.scenario for variant in variants}
     workload = [models_text(scenario), document.traffic_text(scenario), *document.slo_words(scenario)]
     blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
     return Report(
@@ -184,11 +176,7 @@ def check_document(run: Run) -> Report:
             {variant.name: figures_of(variant, trials).caveats for variant in variants}
         ),
         provenance=document.provenance_rows(run, scenario),
-        trials=document.table_of_single_trials(
-            trials,
-            lambda trial: scenarios.get(trial.reason, scenario),
-            lambda trial: f"{trial.reason}, block {trial.block}",
-        ),
+        trials=table_of_blocks(trials, variants, scenario),
         intervals=drawing.page_texts()["intervals"]["check"],
     )
 
@@ -208,18 +196,13 @@ def _sections(
     run: Run, account: Account, variants: Sequence[Variant], trials: Sequence[Trial]
 ) -> list[Section]:
     scenario = variants[0].scenario
-    slo = shared_slo(variants)
-    arms = arms_of_runs([variant.name for variant in variants], trials)
-    shown = typical_runs(arms, run)
+    metric = "p95" if scenario.objective == "latency" else scenario.objective
     rows = check_text.gate_table(account)
     return [
         gate_changes(account),
         drawing.section("verdicts", Table(rows=rows) if rows else None),
         _history(run, account),
-        block_values(arms, "p95" if scenario.objective == "latency" else scenario.objective, slo=slo),
-        distribution(shown, slo, which=TYPICAL),
-        split(shown, which=TYPICAL),
-        sizes(shown, which=TYPICAL),
+        *sections_of_runs(run, variants, trials, metric),
     ]
 
 

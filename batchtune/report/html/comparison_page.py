@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
 
 from batchtune.archive.run import COMPARISON, Run
 from batchtune.measure.quantiles import BLOCKS_NEEDED, Estimate
@@ -20,28 +21,18 @@ from batchtune.report.comparison import (
 )
 from batchtune.report.findings import Marks, labels
 from batchtune.report.html.shell import document, drawing
-from batchtune.report.html.shell.document import Report
-from batchtune.report.html.shell.drawing import LineStyle, Merit, Panel, PlottedRun, Section, Table, Trace
+from batchtune.report.html.shell.document import Report, TrialTable
+from batchtune.report.html.shell.drawing import LineStyle, Panel, PlottedRun, Section, Table, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.tables import ratio, without_empty_columns
 from batchtune.report.words import models_text, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Metric, Variant, figure_of, is_noisy, runs_of
 from batchtune.tune.compare.result import Comparison, Pair, summarise
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One variant of a comparison: its runs by block, and `places`, number of a trial -> its index in the
-    page's table."""
-
-    name: str
-    look: LineStyle
-    runs: Mapping[int, Trial]
-    places: Mapping[int, int]
 
 
 def all_pairs(comparison: Comparison) -> list[Pair]:
@@ -88,20 +79,59 @@ def factors(comparison: Comparison) -> Section:
     )
 
 
-def block_values(arms: Sequence[Arm], metric: Metric, *, slo: SloSpec) -> Section:
-    """Draw each arm's figures over the blocks: the one compared, `metric`, and p95."""
-    if not any(arm.runs for arm in arms):
+def sections_of_runs(
+    run: Run, variants: Sequence[Variant], trials: Sequence[Trial], metric: Metric
+) -> list[Section]:
+    """Draw the runs of variants: their figures over the blocks, the one compared, `metric`, and p95; then the
+    requests and batches of a typical run of each.
+
+    Limits are drawn where they are equal for all variants.
+    """
+    slo = variants[0].scenario.slo
+    if any(variant.scenario.slo != slo for variant in variants):
+        slo = SloSpec()
+    looks = dict(zip((variant.name for variant in variants), cycle(drawing.LINE_STYLES), strict=False))
+    runs = {name: runs_of(trials, name) for name in looks}
+    shown = [
+        PlottedRun(name=name, look=looks[name], trial=trial, run=run)
+        for name, own in runs.items()
+        if (trial := typical_run(own)) is not None
+    ]
+    places = {trial.number: at for at, trial in enumerate(trials)}
+    which = "Of each the run with the median p95"
+    return [
+        _block_values(runs, looks, places, metric, slo=slo),
+        distribution(shown, slo, which=which),
+        split(shown, which=which),
+        sizes(shown, which=which),
+    ]
+
+
+def _block_values(
+    runs: Mapping[str, Mapping[int, Trial]],
+    looks: Mapping[str, LineStyle],
+    places: Mapping[int, int],
+    metric: Metric,
+    *,
+    slo: SloSpec,
+) -> Section:
+    """Draw figures over the blocks; `runs`: by variant and block, `places`: number of a trial -> its index in
+    the page's table."""
+    drawn = {name: own for name, own in runs.items() if own}
+    if not drawn:
         return drawing.section("blocks", None)
     shown: list[Metric] = [metric] if metric == "p95" else [metric, "p95"]
+    last = max(block for own in drawn.values() for block in own)
     panels = []
-    for at, name in enumerate(shown):
-        merit = drawing.MERITS[name]
-        traces = [_line(arm, figure_of(name), merit, legend=at == 0) for arm in arms if arm.runs]
-        blocks = drawing.count_axis("block", max(block for arm in arms for block in arm.runs))
-        panels.append(Panel(traces=traces, x=blocks, y=drawing.axis(merit.title, rangemode="tozero")))
+    for at, compared in enumerate(shown):
+        traces = [
+            _line(name, own, looks[name], places, compared, legend=at == 0) for name, own in drawn.items()
+        ]
+        y = drawing.axis(drawing.MERITS[compared].title, rangemode="tozero")
+        panels.append(Panel(traces=traces, x=drawing.count_axis("block", last), y=y))
     figure = drawing.in_panels(panels, height_px=360)
     layout = drawing.limited(slo, figure.layout, panel="" if len(shown) == 1 else "2")
-    noisy = any(is_noisy(trial) for arm in arms for trial in arm.runs.values())
+    noisy = any(is_noisy(trial) for own in drawn.values() for trial in own.values())
     return drawing.section(
         "blocks",
         replace(figure, layout=layout),
@@ -162,30 +192,33 @@ def _pair_name(pair: Pair) -> str:
     return f"{drawing.safe(pair.variant)}<br>over {drawing.safe(pair.baseline)}"
 
 
-def _line(arm: Arm, figure: Callable[[Trial], float], merit: Merit, *, legend: bool) -> Trace:
-    """Return the line of one arm over the blocks; a run that the host disturbed is an open symbol."""
-    blocks = sorted(arm.runs)
-    trials = [arm.runs[block] for block in blocks]
-    symbols = [f"{arm.look.symbol}-open" if is_noisy(trial) else arm.look.symbol for trial in trials]
-    name = drawing.safe(arm.name)
+def _line(
+    variant: str,
+    runs: Mapping[int, Trial],
+    look: LineStyle,
+    places: Mapping[int, int],
+    metric: Metric,
+    *,
+    legend: bool,
+) -> Trace:
+    """Return the line of one variant over the blocks; a run that the host disturbed is an open symbol."""
+    blocks, merit, name = sorted(runs), drawing.MERITS[metric], drawing.safe(variant)
+    trials = [runs[block] for block in blocks]
+    symbols = [f"{look.symbol}-open" if is_noisy(trial) else look.symbol for trial in trials]
     return drawing.trace(
         blocks,
-        [drawing.finite(figure(trial), merit.scale) for trial in trials],
-        colour=arm.look.colour,
+        [drawing.finite(figure_of(metric)(trial), merit.scale) for trial in trials],
+        colour=look.colour,
         marker={"symbol": symbols, "line": {"width": 1.5}},
-        line={"width": 1.6, "dash": arm.look.dash},
+        line={"width": 1.6, "dash": look.dash},
         hover=f"block %{{x}}: %{{y:,.4~r}} {merit.title}, %{{text}}",
         of=name,
         name=name,
         legendgroup=name,
         showlegend=legend,
-        customdata=[arm.places[trial.number] for trial in trials],
+        customdata=[places[trial.number] for trial in trials],
         text=[f"trial {trial.number}" for trial in trials],
     )
-
-
-TYPICAL: Final = "Of each the run with the median p95"
-"""Phrase that says which run is shown for an arm."""
 
 
 def comparison_document(run: Run) -> Report:
@@ -198,7 +231,6 @@ def comparison_document(run: Run) -> Report:
     variants = _variants(run)
     comparison = summarise(trials, variants)
     arms = [arm for variant in variants for arm in variant.arms()]
-    by_name = {arm.name: arm.scenario for arm in arms}
     said = [
         models_text(scenario),
         counted(len(variants), "variant"),
@@ -214,44 +246,19 @@ def comparison_document(run: Run) -> Report:
         sections=_sections(run, trials, arms, comparison),
         caveats=document.gathered_caveats({variant.name: variant.caveats for variant in comparison.variants}),
         provenance=document.provenance_rows(run, scenario),
-        trials=document.table_of_single_trials(
-            trials,
-            lambda trial: by_name.get(trial.reason, scenario),
-            lambda trial: f"{trial.reason}, block {trial.block}",
-        ),
+        trials=table_of_blocks(trials, arms, scenario),
         intervals=drawing.page_texts()["intervals"]["compare"],
     )
 
 
-def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
-    """Return an arm for each name, in their order, with its runs that count."""
-    places = {trial.number: at for at, trial in enumerate(trials)}
-    return [
-        Arm(
-            name=name,
-            look=drawing.LINE_STYLES[at % len(drawing.LINE_STYLES)],
-            runs=runs_of(trials, name),
-            places=places,
-        )
-        for at, name in enumerate(names)
-    ]
-
-
-def shared_slo(variants: Sequence[Variant]) -> SloSpec:
-    """Return the SLO whose limits a figure of all arms may draw: the arms' SLO where it is equal for all;
-    else an empty one."""
-    slo = variants[0].scenario.slo
-    return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
-
-
-def typical_runs(arms: Sequence[Arm], run: Run) -> list[PlottedRun]:
-    """Return one run of each arm, whose single requests are shown; arms without runs are left out."""
-    typical = [(arm, typical_run(arm.runs)) for arm in arms]
-    return [
-        PlottedRun(name=arm.name, look=arm.look, trial=trial, run=run)
-        for arm, trial in typical
-        if trial is not None
-    ]
+def table_of_blocks(trials: Sequence[Trial], variants: Sequence[Variant], scenario: Scenario) -> TrialTable:
+    """Return the page's table of trials; `scenario`: of a trial of none of the variants."""
+    scenarios = {variant.name: variant.scenario for variant in variants}
+    return document.table_of_single_trials(
+        trials,
+        lambda trial: scenarios.get(trial.reason, scenario),
+        lambda trial: f"{trial.reason}, block {trial.block}",
+    )
 
 
 def _variants(run: Run) -> list[Variant]:
@@ -267,9 +274,6 @@ def _variants(run: Run) -> list[Variant]:
 def _sections(
     run: Run, trials: Sequence[Trial], variants: Sequence[Variant], comparison: Comparison
 ) -> list[Section]:
-    slo = shared_slo(variants)
-    arms = arms_of_runs([variant.name for variant in variants], trials)
-    shown = typical_runs(arms, run)
     marks = Marks(caveats={variant.name: () for variant in comparison.variants})
     rows = without_empty_columns(comparison_rows(comparison, marks))
     metric = comparison.pairs[0].metric if comparison.pairs else "throughput"
@@ -277,8 +281,5 @@ def _sections(
         factors(comparison),
         drawing.section("variants", Table(rows=rows), anchor="figures"),
         drawing.section("words", small_print(comparison)),
-        block_values(arms, metric, slo=slo),
-        distribution(shown, slo, which=TYPICAL),
-        split(shown, which=TYPICAL),
-        sizes(shown, which=TYPICAL),
+        *sections_of_runs(run, variants, trials, metric),
     ]

@@ -380,22 +380,12 @@ def small_print(comparison: Comparison) -> list[str]:
         named.setdefault(variant.configuration.label(), []).append(variant.name)
     lines = [f"With {label}: {', '.join(names)}." for label, names in named.items() if len(named) > 1]
     lines += [*_padding_lines(comparison), *stage_lines(comparison.variants)]
-    alike: dict[tuple[str, str], list[VariantFigures]] = {}
-    limited_by = {
-        words.limit_word(variant.bottleneck) for variant in comparison.variants if variant.bottleneck
-    }
-    for variant in comparison.variants if len(limited_by) > 1 else ():
-        if variant.bottleneck is not None:
-            alike.setdefault((variant.bottleneck.kind, text_of(variant.bottleneck.advice)), []).append(
-                variant
-            )
-    for limited in alike.values():
-        bottleneck = limited[0].bottleneck
-        if bottleneck is not None:
-            limits = ", ".join(variant.name for variant in limited)
-            lines.append(
-                f"Limited by {words.limit_word(bottleneck)} ({limits}): {text_of(bottleneck.advice)}"
-            )
+    limits = {variant.name: variant.bottleneck for variant in comparison.variants}
+    if len({words.limit_word(bottleneck) for bottleneck in limits.values() if bottleneck}) > 1:
+        lines += [
+            f"Limited by {words.limit_word(bottleneck)} ({', '.join(names)}): {text_of(bottleneck.advice)}"
+            for names, bottleneck in words.alike(limits)
+        ]
     requests = {variant.requests for variant in comparison.variants if variant.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")

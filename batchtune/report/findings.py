@@ -137,14 +137,8 @@ class Marks:
         """
         lines: list[str] = []
         first_with: dict[str, str] = {}
-        for code, letter in self._letters().items():
-            concerned = {
-                whose: caveat
-                for whose, many in self.caveats.items()
-                for caveat in many
-                if caveat.code == code
-            }
-            caveat = list(concerned.values())[-1]
+        for code, concerned in self.concerned().items():
+            letter, caveat = self._letters()[code], list(concerned.values())[-1]
             advice = advice_of(caveat)
             names = f"{named} {', '.join(concerned)}".strip()
             whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
@@ -153,7 +147,14 @@ class Marks:
             lines.append(f"[{letter}] {whose}{text_of(caveat)} — {shown}")
         return lines
 
+    def concerned(self) -> dict[str, dict[str, Coded]]:
+        """Return code of a caveat -> row or column -> its caveat, in the order in which the codes first occur."""
+        by_code: dict[str, dict[str, Coded]] = {}
+        for whose, many in self.caveats.items():
+            for caveat in many:
+                by_code.setdefault(caveat.code, {})[whose] = caveat
+        return by_code
+
     def _letters(self) -> dict[str, str]:
-        """Return code of a caveat -> its letter, in the order in which the codes first occur."""
-        codes = dict.fromkeys(caveat.code for many in self.caveats.values() for caveat in many)
-        return dict(zip(codes, string.ascii_lowercase, strict=False))
+        """Return code of a caveat -> its letter."""
+        return dict(zip(self.concerned(), string.ascii_lowercase, strict=False))

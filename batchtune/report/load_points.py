@@ -17,10 +17,10 @@ from batchtune.report import tables
 from batchtune.report.comparison import bucket_text
 from batchtune.report.findings import Marks, labels, text_of, worded
 from batchtune.report.live_view import measured_load
-from batchtune.report.words import bottleneck_sentence, capitalised, limit_word
+from batchtune.report.words import alike, bottleneck_sentence, capitalised, limit_word
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.evidence.best_point import best_point, spoilt_by, trial_bottleneck
+from batchtune.tune.evidence.best_point import best_point, measurement_of, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import percentage, rounded, rounded_duration
 
@@ -121,7 +121,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
     models = any(point.parts for point in points)
     named = _named(measured)
     limits = {load: None if models else trial_bottleneck(point, scenario) for load, point in measured.items()}
-    marks = Marks(caveats={load: _measurement(point).caveats for load, point in measured.items()})
+    marks = Marks(caveats={load: measurement_of(point).caveats for load, point in measured.items()})
     if measured:
         rows = _rows(measured, named=named, limits=limits, marks=marks)
         tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
@@ -195,7 +195,7 @@ def _rows(
         *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
         *("mean batch", "queue ms", "compute ms", "SLO"),
     ]
-    if any(_measurement(point).tokens is not None for point in measured.values()):  # streamed answers
+    if any(measurement_of(point).tokens is not None for point in measured.values()):  # streamed answers
         headings = [
             *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms"),
             *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
@@ -206,9 +206,9 @@ def _rows(
         *(
             [
                 marks.head(load),
-                *([measured_load(_measurement(point))] if several else []),
+                *([measured_load(measurement_of(point))] if several else []),
                 *figure_cells(
-                    _measurement(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None
+                    measurement_of(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None
                 ),
                 limit_word(limits[load]),
             ]
@@ -221,7 +221,7 @@ def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     """Yield a line with the figures of each endpoint, where a load went to several."""
     for load, point in measured.items():
         of_load = f"{named} {load}, " if len(measured) > 1 else ""
-        for replica in _measurement(point).endpoints:
+        for replica in measurement_of(point).endpoints:
             p50, p95 = (tables.milliseconds(estimate) for estimate in (replica.p50_s, replica.p95_s))
             yield (
                 f"{of_load}{replica.endpoint}: {rounded(replica.throughput_rps)} requests/s, p50 {p50} ms, "
@@ -243,23 +243,19 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
 
     Loads without a bottleneck need no advice to raise the load where another load has one.
     """
-    alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
-    for load, bottleneck in limits.items():
-        if bottleneck is not None:
-            alike.setdefault((bottleneck.kind, text_of(bottleneck.advice)), []).append((load, bottleneck))
-    is_limited = any(kind != "none" for kind, _ in alike)
-    for (kind, _), limited in alike.items():
-        loads = ", ".join(load for load, _ in limited)
-        where = "" if len(limited) == points else f" ({named} {loads})"
-        at = "" if len(limited) == 1 else f"at {limited[-1][0]} "
-        sentence = bottleneck_sentence(limited[-1][1], at=at, advises=kind != "none" or not is_limited)
-        yield f"Bottleneck{where}: {sentence}"
+    groups = alike(limits)
+    is_limited = any(bottleneck.kind != "none" for _, bottleneck in groups)
+    for loads, bottleneck in groups:
+        where = "" if len(loads) == points else f" ({named} {', '.join(loads)})"
+        at = "" if len(loads) == 1 else f"at {loads[-1]} "
+        advises = bottleneck.kind != "none" or not is_limited
+        yield f"Bottleneck{where}: {bottleneck_sentence(bottleneck, at=at, advises=advises)}"
 
 
 def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     """Yield a line on the length padding of each load, where inputs differ in length."""
     for load, point in measured.items():
-        server = _measurement(point).server
+        server = measurement_of(point).server
         where = f" ({named} {load})" if len(measured) > 1 else ""
         text = "" if server is None else bucket_text(server)
         if text:
@@ -318,17 +314,6 @@ def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
     return measured
 
 
-def _measurement(point: Trial) -> Measurement:
-    """Return the point's measurement.
-
-    Raises:
-        ValueError: it failed; callers pass measured points only.
-    """
-    if point.measurement is None:
-        raise ValueError("only points that were measured have figures")
-    return point.measurement
-
-
 # A load of several models: a row each beside the others and alone.
 
 
@@ -345,7 +330,7 @@ def _cost_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
     for name in dict.fromkeys(point.model for point in measured.values() if point.model):
         if not {name, f"{name} alone"} <= measured.keys():
             continue
-        beside, apart = _measurement(measured[name]), _measurement(measured[f"{name} alone"])
+        beside, apart = measurement_of(measured[name]), measurement_of(measured[f"{name} alone"])
         here, there = beside.latency_s["p95"], apart.latency_s["p95"]
         text = f"p95 {rounded_duration(here.value)} beside the others, {rounded_duration(there.value)} alone"
         overloaded = math.isinf(here.value) and math.isfinite(there.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -46,6 +46,16 @@ def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "", advises: bool =
     """
     advice = f" {capitalised(text_of(bottleneck.advice))}." if advises else ""
     return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}.{advice}"
+
+
+def alike(bottlenecks: Mapping[str, Bottleneck | None]) -> list[tuple[list[str], Bottleneck]]:
+    """Return (names, bottleneck) for each bottleneck with its advice, of which the figures are those of the last
+    name; `bottlenecks`: name of what was measured -> what limits it, None where nothing is known."""
+    groups: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
+    for name, own in bottlenecks.items():
+        if own is not None:
+            groups.setdefault((own.kind, text_of(own.advice)), []).append((name, own))
+    return [([name for name, _ in group], group[-1][1]) for group in groups.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,7 @@ def best_point(points: Sequence[Trial]) -> BestPoint | None:
     if not counting:
         return None
     by_verdict = {
-        verdict: [point for point in counting if _measured(point).verdict == verdict]
+        verdict: [point for point in counting if measurement_of(point).verdict == verdict]
         for verdict in ("PASS", "UNSURE", "FAIL", None)
     }
     if by_verdict["PASS"]:
@@ -171,15 +171,20 @@ def _most_throughput(points: Sequence[Trial], code: str) -> BestPoint:
 
 
 def _load(point: Trial) -> float:
-    measured = _measured(point)
+    measured = measurement_of(point)
     return float(measured.concurrency or measured.offered_rps or 0.0)
 
 
 def _throughput(point: Trial) -> Estimate:
-    return _measured(point).throughput_rps
+    return measurement_of(point).throughput_rps
 
 
-def _measured(point: Trial) -> Measurement:
+def measurement_of(point: Trial) -> Measurement:
+    """Return the measurement of a point that has one.
+
+    Raises:
+        ValueError: it failed; callers pass measured points only.
+    """
     if point.measurement is None:
         raise ValueError("only points that were measured are judged")
     return point.measurement

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from batchtune.archive.run import Run, write_whole
 from batchtune.batching.parameters import Configuration
 from batchtune.plain_values import Coded
-from batchtune.report.findings import advice_of, text_of
+from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.live_view import measured_load
 from batchtune.report.load_points import figure_cells
@@ -201,20 +201,12 @@ def gathered_caveats(by_name: Mapping[str, Sequence[Coded]]) -> list[tuple[str, 
     `by_name`: name of a variant, a load point or a side -> its caveats. names: those that the caveat
     concerns, joined by commas, or "all" for all of three or more.
     """
-    concerned: dict[str, tuple[Coded, list[str]]] = {}
-    for name, caveats in by_name.items():
-        for caveat in caveats:
-            _, names = concerned.setdefault(caveat.code, (caveat, []))
-            if name not in names:
-                names.append(name)
-    return [
-        (
-            "all" if len(names) == len(by_name) > 2 else ", ".join(names),
-            text_of(caveat),
-            advice_of(caveat),
-        )
-        for caveat, names in concerned.values()
-    ]
+    gathered = []
+    for concerned in Marks(caveats=by_name).concerned().values():
+        names = "all" if len(concerned) == len(by_name) > 2 else ", ".join(concerned)
+        caveat = next(iter(concerned.values()))
+        gathered.append((names, text_of(caveat), advice_of(caveat)))
+    return gathered
 
 
 def provenance_rows(run: Run, scenario: Scenario) -> list[tuple[str, str]]:

@@ -167,7 +167,8 @@ class Search(ABC):
 
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """Add a run to the service-time curve if all of its batches were full: the rows of other runs are unknown."""
-        busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
+        answered_all = run.clients is not None and run.requests >= run.clients > 1  # else it stalled
+        busy = run.full or (contender is self.unbatched() and answered_all)
         if busy and self.has_curve and measured is not None and run.error_ratio <= 0.1:
             self.curve.learn(
                 contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows

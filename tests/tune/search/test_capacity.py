@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -67,6 +68,23 @@ def swept(device_name: str, host_name: str, seed: int, budget_s: float = 45.0) -
     search = judged(trials, scenario=scenario)
     assert isinstance(search, CapacitySearch)
     return Swept(trials=trials, answer=recommend(trials, scenario=scenario), search=search, seconds=clock())
+
+
+def test_a_loop_without_batching_that_stalled_teaches_the_curve_nothing() -> None:
+    run = swept("mid", "quiet", 1)
+    loop = next(
+        trial
+        for trial in run.trials
+        if trial.configuration.batching is None and (trial.request.concurrency or 0) > 1 and trial.measurement
+    )
+    assert loop.measurement is not None
+    slow = Estimate(value=1.0, low=1.0, high=1.0)
+    stalled = replace(loop, number=1, measurement=replace(loop.measurement, requests=1, throughput_rps=slow))
+    search = CapacitySearch(new_users_scenario(DEVICES["mid"], seed=1, budget_s=45.0), budget_s=45.0)
+    search.observe([stalled])
+    assert not search.readings
+    search.observe([replace(loop, number=2)])
+    assert search.readings
 
 
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)

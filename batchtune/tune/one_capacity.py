@@ -54,7 +54,7 @@ def find_capacity(
         figures = load(ask, len(tried))
         tried.append((_judged(ask, figures, scenario), figures))
         bracket = Bracket(tuple(run for run, _ in tried))
-        rate_rps = probed_rate(bracket, scenario.slo.limits())
+        rate_rps = probed_rate(bracket, scenario.slo.limits(), streams=scenario.streams)
         if rate_rps is None or (bracket.open_runs and now_s() >= ends_s):
             return bracket, _telling(tried, bracket)
         batch_s = times_of(pace, scenario, configuration, rate_rps=rate_rps).batch_s
@@ -71,10 +71,10 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
     return max(SEARCH_S, 6 * loop.run_s)
 
 
-def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
+def probed_rate(bracket: Bracket, limits: Mapping[str, float], *, streams: bool = False) -> float | None:
     """Choose the next rate to try, requests/s; None: the bracket is closed, or no rate tried was held.
 
-    `limits`: quantile name -> the latency limit in seconds.
+    `limits`: quantile name -> the latency limit in seconds. `streams`: as for `next_rate`.
     """
     # Of what the closed loop answers, the first rate.
     first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
@@ -85,7 +85,7 @@ def probed_rate(bracket: Bracket, limits: Mapping[str, float]) -> float | None:
         lower_rps = (0.7 if len(tried) == 1 else 0.5) * min(tried)
         return lower_rps if lower_rps >= LEAST * first_rps else None
     is_closed = bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
-    return None if is_closed else next_rate(bracket, limits)
+    return None if is_closed else next_rate(bracket, limits, streams=streams)
 
 
 def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:

@@ -80,6 +80,11 @@ def test_a_rate_that_was_held_is_followed_by_the_room_that_its_latency_leaves_tw
     assert after(loop(1000.0), at(700.0, held=True, p95_s=0.001)) == pytest.approx(math.sqrt(700.0 * 1300.0))
 
 
+def test_of_streams_whose_latencies_hardly_rise_the_rate_doubles():
+    runs = (loop(1000.0, full=False), at(700.0, held=True, p95_s=0.0125))
+    assert probed_rate(Bracket(runs), LIMITS, streams=True) == pytest.approx(1400.0)
+
+
 def test_a_near_miss_counts_when_it_is_seen_twice_and_a_far_one_at_once():
     held, miss = at(1000.0, held=True), at(1090.0, held=False)
     assert after(held, miss) == 1090.0

@@ -9,14 +9,12 @@ from typing import Annotated, Literal
 import typer
 
 from batchtune.cli.arguments.options import (
-    BatchingFileOption,
     CheckRequest,
     ConcurrencyOption,
     JsonOption,
+    LoadRequest,
     LoadSetOption,
     MaxRegressOption,
-    OneConcurrencyOption,
-    OneRateOption,
     QuietOption,
     RateOption,
     RootOption,
@@ -30,7 +28,7 @@ from batchtune.cli.arguments.options import (
     flag,
     option,
     takes,
-    takes_request,
+    takes_load,
     takes_sides,
     takes_slo,
 )
@@ -51,19 +49,13 @@ measuring = typer.Typer()
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
 )
-@takes_slo
-@takes_request
+@takes_load()
 def sweep(
     *,
-    slo: dict[str, str],
-    request: list[str],
+    wanted: LoadRequest,
     subject: SubjectArgument,
-    rate: OneRateOption = None,
-    concurrency: OneConcurrencyOption = None,
     budget: Annotated[str | None, option("DURATION", "Total time of the sweep, such as 90s.")] = None,
-    batching_parameters_file: BatchingFileOption = None,
     server: ServerOption = None,
-    set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, option("RUN", "Continue this run.")] = None,
     optuna_storage: Annotated[
@@ -79,27 +71,15 @@ def sweep(
     Without --rate and --concurrency, sweep looks for the highest rate within the SLO. Exit code: 0 confirmed, 3 nothing
     meets the SLO, 5 not confirmed, 7 the server failed.
     """
-    from batchtune.cli.arguments.load_request import LoadRequest
-    from batchtune.cli.arguments.overrides import positive_s, slo_overrides
+    from batchtune.cli.arguments.overrides import positive_s
     from batchtune.cli.commands.model_scenario import subject_of_sweep
     from batchtune.cli.commands.run_sweep import run_sweep
 
     if budget is not None:
         positive_s("--budget", budget, units=("s", "m"))
-    overrides = [
-        *(set_ or []),
-        *slo_overrides(slo),
-        *request,
-        *([] if budget is None else [f"search.budget.time={budget}"]),
-    ]
-    wanted = LoadRequest(
-        overrides=overrides,
-        rate=rate,
-        concurrency=concurrency,
-        batching_parameters_file=batching_parameters_file,
-    )
+        wanted = replace(wanted, overrides=[*wanted.overrides, f"search.budget.time={budget}"])
     asked = subject_of_sweep(subject, wanted, server=server, resume=resume, quiet=quiet)
-    of_one = {"--rate": rate, "--concurrency": concurrency, "--optuna-storage": optuna_storage}
+    of_one = {"--rate": wanted.rate, "--concurrency": wanted.concurrency, "--optuna-storage": optuna_storage}
     return run_sweep(
         asked.scenario,
         asked.overrides,
@@ -123,16 +103,11 @@ def sweep(
         "load 10.0.0.7:8500/my_model --rate 500k --set load.fleet.ray=ray://10.0.0.1:10001",
     )
 )
-@takes_slo
-@takes_request
+@takes_load(RateOption, ConcurrencyOption, set_=LoadSetOption)
 def load(
     *,
-    slo: dict[str, str],
-    request: list[str],
+    wanted: LoadRequest,
     subject: SubjectArgument,
-    concurrency: ConcurrencyOption = None,
-    rate: RateOption = None,
-    batching_parameters_file: BatchingFileOption = None,
     no_batching: Annotated[bool, flag("Launch the server without batching.", "--no-batching")] = False,
     rest_url: Annotated[
         str | None,
@@ -153,7 +128,6 @@ def load(
             "e.g. throughput=500/s,cpu=200us.",
         ),
     ] = None,
-    set_: LoadSetOption = None,
     results: RootOption = Path("results"),
     no_save: Annotated[bool, flag("Save nothing under --results.", "--no-save")] = False,
     json: JsonOption = False,
@@ -170,20 +144,10 @@ def load(
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
     from batchtune.check.load_limits import parse_limits
-    from batchtune.cli.arguments.load_request import LoadRequest
-    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.model_scenario import subject_of_load
     from batchtune.cli.commands.run_load import run_load
 
-    wanted = LoadRequest(
-        overrides=[*(set_ or []), *slo_overrides(slo), *request],
-        concurrency=concurrency,
-        rate=rate,
-        batching_parameters_file=batching_parameters_file,
-        no_batching=no_batching,
-        rest_url=rest_url,
-        grpc_url=grpc_url,
-    )
+    wanted = replace(wanted, no_batching=no_batching, rest_url=rest_url, grpc_url=grpc_url)
     parse_limits(gate or [])  # a mistake is reported before a model is launched
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
@@ -200,19 +164,14 @@ def load(
         "compare scenarios/imdb-benchmark.yaml --max-regress p95=5%,throughput=3%",
     )
 )
-@takes_slo
-@takes_request
+@takes_load()
 def compare(
     *,
-    slo: dict[str, str],
-    request: list[str],
+    wanted: LoadRequest,
     subject: SubjectArgument,
-    rate: OneRateOption = None,
-    concurrency: OneConcurrencyOption = None,
     no_batching: Annotated[
         bool, flag("For a model alone: compare it without and with batching.", "--no-batching")
     ] = False,
-    batching_parameters_file: BatchingFileOption = None,
     baseline: Annotated[
         str | None, option("NAME", "The variant to compare with. Default: the first.")
     ] = None,
@@ -225,7 +184,6 @@ def compare(
         ),
     ] = 10,
     max_regress: MaxRegressOption = None,
-    set_: SetOption = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -236,18 +194,10 @@ def compare(
     each. Exit code: 0 compared; 6 invalid (the load generator was the limit, or the host stayed noisy in every run of a
     variant). With --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
     """
-    from batchtune.cli.arguments.load_request import LoadRequest
-    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.compare import run_compare
     from batchtune.cli.commands.model_scenario import subject_of_comparison
 
-    wanted = LoadRequest(
-        overrides=[*(set_ or []), *slo_overrides(slo), *request],
-        rate=rate,
-        concurrency=concurrency,
-        no_batching=no_batching,
-        batching_parameters_file=batching_parameters_file,
-    )
+    wanted = replace(wanted, no_batching=no_batching)
     asked = subject_of_comparison(subject, wanted, quiet=quiet)
     return run_compare(
         asked.scenario,

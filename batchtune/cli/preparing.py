@@ -12,16 +12,14 @@ import typer
 
 from batchtune.cli.arguments.options import (
     JsonOption,
-    OneConcurrencyOption,
-    OneRateOption,
+    LoadRequest,
     QuietOption,
     RootOption,
     ServerOption,
     examples,
     flag,
     option,
-    takes_request,
-    takes_slo,
+    takes_load,
 )
 from batchtune.errors import UsageError
 
@@ -38,12 +36,10 @@ preparing = typer.Typer()
         "init --ci github scenario.yaml",
     )
 )
-@takes_slo
-@takes_request
+@takes_load(set_=None)
 def init(
     *,
-    slo: dict[str, str],
-    request: list[str],
+    wanted: LoadRequest,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -55,8 +51,6 @@ def init(
     example: Annotated[
         bool, flag("Write the bundled example NAME; without NAME, list them.", "--example")
     ] = False,
-    rate: OneRateOption = None,
-    concurrency: OneConcurrencyOption = None,
     ci: Annotated[
         CiHost | None, flag("Write a job that checks every change by this scenario.", "--ci")
     ] = None,
@@ -81,10 +75,10 @@ def init(
     Launches the model and sends a few requests: what its signature leaves open is guessed, tried and reported.
     """
     idle: dict[str, object] = {
-        "--slo-…": slo,
-        "--rest, --rows, --shape and --range": request,
-        "--rate": rate,
-        "--concurrency": concurrency,
+        "--slo-…": [override for override in wanted.overrides if override.startswith("slo.")],
+        "--rest, --rows, --shape and --range": wanted.overrides,
+        "--rate": wanted.rate,
+        "--concurrency": wanted.concurrency,
         "--check": check,
     }
     if ci is not None:
@@ -110,11 +104,8 @@ def init(
         from batchtune.cli.commands.init_model import run_init
 
         return run_init(name, output=write)
-    from batchtune.cli.arguments.load_request import LoadRequest
-    from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.init_model import run_init_model
 
-    wanted = LoadRequest(overrides=[*slo_overrides(slo), *request], rate=rate, concurrency=concurrency)
     return run_init_model(name, wanted, write=write, check=check, quiet=quiet)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import file_knobs, of_option
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
-from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, section_of, unchecked_scenario
+from batchtune.scenario.reader import dotted_keys, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.knobs import (
     KNOBS,
     configuration_of,
@@ -178,30 +178,6 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
     if points > 1:
         option = "--concurrency" if rate is None else "--rate"
         raise UsageError(f"{option}: one value, not {points}", hint="`batchtune load` takes a range")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
-    """What the command line says of a load and of a server; None or empty: as the scenario says.
-
-    `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
-    `overrides`: `KEY=VALUE`, from --set and the other options. `rate`, `concurrency`: texts of the options.
-    `rest_url`, `grpc_url`: of a server that runs.
-    """
-
-    scenario: Path | ScenarioText = Path()
-    overrides: Sequence[str] = ()
-    concurrency: str | None = None
-    rate: str | None = None
-    batching_parameters_file: Path | None = None
-    no_batching: bool = False
-    rest_url: str | None = None
-    grpc_url: str | None = None
-
-    @property
-    def launches(self) -> bool:
-        """Whether a server is launched; False where the command line has the URL of a running one."""
-        return self.rest_url is None and self.grpc_url is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from batchtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from batchtune.scenario.reader import ScenarioText
 
 
 def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
@@ -45,21 +48,6 @@ SubjectArgument = Annotated[
         help="A scenario (target, requests, load, SLO, search); or a model alone: a SavedModel directory, a .onnx, "
         ".pt2 or .pt file, the name of a sample model.",
     ),
-]
-RestOption = Annotated[
-    bool, flag("Send requests by REST. Default: the scenario's protocol, or gRPC.", "--rest")
-]
-RowsOption = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Rows in a request.")]
-ShapeOption = Annotated[
-    list[str] | None,
-    option(
-        "NAME=128|NAME=224x224x3",
-        "Dimensions of one row of an input, if the model leaves them open.",
-        "--shape",
-    ),
-]
-RangeOption = Annotated[
-    list[str] | None, option("NAME=LOW:HIGH", "Values of an input, from LOW to below HIGH.", "--range")
 ]
 OneRateOption = Annotated[str | None, option("R", "Lowest latency at R requests/s, such as 500/s.", "--rate")]
 OneConcurrencyOption = Annotated[
@@ -213,47 +201,107 @@ def _takes(
     return taking
 
 
-_SLO_NAMES: Final = ("p50", "p90", "p95", "p99", "p99.9", "errors")
-
-
 def _slo_option(name: str) -> Any:
     metavar, text = "DURATION", "Latency limit such as 20ms; those given replace the scenario's."
     if name == "errors":
         metavar, text = "RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."
-    return Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
+    return Annotated[str | None, option(metavar, text, f"--slo-{name}")], None
 
 
-takes_slo = _takes(
-    "slo",
-    {f"slo_{name.replace('.', '_')}": (_slo_option(name), None) for name in _SLO_NAMES},
-    lambda values: {
-        name: text for name, text in zip(_SLO_NAMES, values.values(), strict=True) if text is not None
-    },
-)
+_SLO: Final[Mapping[str, tuple[Any, None]]] = {
+    f"slo_{name.replace('.', '_')}": _slo_option(name)
+    for name in ("p50", "p90", "p95", "p99", "p99.9", "errors")
+}
+"""Parameter -> (annotation, default) of --slo-p50 to --slo-errors."""
+
+
+def _slo_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> text of the --slo-… options that were given, such as `p95`."""
+    return {
+        name.removeprefix("slo_").replace("_", "."): values[name] for name in _SLO if values[name] is not None
+    }
+
+
+takes_slo = _takes("slo", _SLO, _slo_of)
 """Decorator that adds --slo-p50 to --slo-errors; the command's parameter `slo` gets name -> text of those
 given."""
 
 
-def _request(values: Mapping[str, Any]) -> list[str]:
-    from batchtune.cli.arguments.overrides import request_overrides
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What the command line says of a load and of a server; None or empty: as the scenario says.
 
-    return request_overrides(
+    `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
+    `overrides`: `KEY=VALUE`, from --set and the other options. `rate`, `concurrency`: texts of the options.
+    `rest_url`, `grpc_url`: of a server that runs.
+    """
+
+    scenario: Path | ScenarioText = Path()
+    overrides: Sequence[str] = ()
+    concurrency: str | None = None
+    rate: str | None = None
+    batching_parameters_file: Path | None = None
+    no_batching: bool = False
+    rest_url: str | None = None
+    grpc_url: str | None = None
+
+    @property
+    def launches(self) -> bool:
+        """Whether a server is launched; False where the command line has the URL of a running one."""
+        return self.rest_url is None and self.grpc_url is None
+
+
+def takes_load(
+    rate: Any = OneRateOption, concurrency: Any = OneConcurrencyOption, *, set_: Any = SetOption
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that adds the options on requests, load, SLO and parameters to a typer command, whose
+    parameter `wanted` gets them as a `LoadRequest` without a scenario.
+
+    The arguments are annotations of --rate, --concurrency and --set; `set_` None: neither --set nor a file of
+    parameters.
+    """
+    shape, value_range = (
+        option(
+            "NAME=128|NAME=224x224x3",
+            "Dimensions of one row of an input, if the model leaves them open.",
+            "--shape",
+        ),
+        option("NAME=LOW:HIGH", "Values of an input, from LOW to below HIGH.", "--range"),
+    )
+    options: dict[str, tuple[Any, Any]] = {
+        "rate": (rate, None),
+        "concurrency": (concurrency, None),
+        **_SLO,
+        "rest": (
+            Annotated[
+                bool, flag("Send requests by REST. Default: the scenario's protocol, or gRPC.", "--rest")
+            ],
+            False,
+        ),
+        "rows": (
+            Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Rows in a request.")],
+            None,
+        ),
+        "shape": (Annotated[list[str] | None, shape], None),
+        "range_": (Annotated[list[str] | None, value_range], None),
+    }
+    if set_ is not None:
+        options |= {"batching_parameters_file": (BatchingFileOption, None), "set_": (set_, None)}
+    return _takes("wanted", options, _load_request)
+
+
+def _load_request(values: Mapping[str, Any]) -> LoadRequest:
+    from batchtune.cli.arguments.overrides import request_overrides, slo_overrides
+
+    request = request_overrides(
         rest=values["rest"], rows=values["rows"], shapes=values["shape"], ranges=values["range_"]
     )
-
-
-takes_request = _takes(
-    "request",
-    {
-        "rest": (RestOption, False),
-        "rows": (RowsOption, None),
-        "shape": (ShapeOption, None),
-        "range_": (RangeOption, None),
-    },
-    _request,
-)
-"""Decorator that adds --rest, --rows, --shape and --range; the command's parameter `request` gets them as
---set overrides."""
+    return LoadRequest(
+        overrides=[*(values.get("set_") or ()), *slo_overrides(_slo_of(values)), *request],
+        rate=values["rate"],
+        concurrency=values["concurrency"],
+        batching_parameters_file=values.get("batching_parameters_file"),
+    )
 
 
 def examples(*lines: str) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.check.gate import gates_of
-from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
+from batchtune.cli.arguments.load_request import refuse_range
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import kind_of
 from batchtune.cli.commands.check_course import check_seconds, without_search
 from batchtune.cli.commands.doctor import watch_host

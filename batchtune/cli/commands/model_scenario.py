@@ -15,12 +15,12 @@ from batchtune.archive.run import SCENARIO
 from batchtune.batching.formats import read_batching_file
 from batchtune.batching.parameters import Configuration
 from batchtune.cli.arguments.load_request import (
-    LoadRequest,
     loop_overrides,
     refuse_both,
     refuse_range,
     split_settings,
 )
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import kind_of, model_of, scenario_source, with_file
 from batchtune.cli.session import INTERRUPTED
 from batchtune.errors import TargetError, UsageError

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 from batchtune.batching.parameters import Configuration
 from batchtune.check.load_limits import LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
-    LoadRequest,
     Question,
     asked_configuration,
     asked_plans,
     client_counts,
     question_of,
 )
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import MeasuringSession, beginning, client_limit, fleets_of, gravest, session
 from batchtune.errors import (

@@ -55,6 +55,7 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "batched_twice": "everything",
     "no_server_counters": "server",
     "no_target_metrics": "server",
+    "slow_metrics": "server",
     "counters_went_back": "server",
     "host_pressure": "everything",
 }

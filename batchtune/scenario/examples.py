@@ -130,10 +130,12 @@ def running_scenario(server: str, model: str, places: Mapping[str, str], others:
     words = dict.fromkeys(("{file}", "{folder}", "{module}", "{stem}", "{name}", "{app}"), model)
     document = yaml.safe_load(_with_words(text, words))
     target = document["target"]
-    del target["launch"]
+    del target["launch"], target["install"]
     target.pop("grpc_url", None)
     if server == "ray-serve":
         del target["set"]["file"]  # what launches it
+        if others or "{port}" in target["metrics"]["url"]:
+            del target["metrics"]  # they count all applications, or nobody knows where they are
         target["set"]["request"]["body"]["applications"] += others
     return yaml.safe_dump(document, sort_keys=False)
 

@@ -166,11 +166,26 @@ def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: 
         {
             "http://127.0.0.1:8000/": f"{proxy.rest_url}{applications[name].get('route_prefix') or '/'}",
             "http://127.0.0.1:8265": dashboard.rest_url,
+            "http://127.0.0.1:{port}/metrics": _metrics_page(dashboard) or "{port}",
+            "every: 1s": "every: 10s",  # Ray's default
             "applications.default": f"applications.{name}",
             "deployments.0": f"deployments.{at}",
         },
         [config for other, config in deployed.items() if other != name],
     )
+
+
+def _metrics_page(dashboard: Endpoint) -> str | None:
+    """Return the URL of the metrics page of a Ray cluster of one node; None: several nodes, or the page cannot
+    be read from here."""
+    nodes = (_document(dashboard, "/nodes?view=summary").get("data") or {}).get("summary") or []
+    alive = [node["raylet"] for node in nodes if (node.get("raylet") or {}).get("state") == "ALIVE"]
+    if len(alive) == 1:
+        url = f"{replace(dashboard, rest_port=alive[0].get('metricsExportPort')).rest_url}/metrics"
+        with suppress(TargetError):
+            if answer_of(dashboard, url).status_code == 200:
+                return url
+    return None
 
 
 def _mlserver(text: str, endpoint: Endpoint, name: str) -> str:

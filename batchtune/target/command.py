@@ -188,7 +188,7 @@ class CommandTarget:
         self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
-        self._process = ServerProcess(log_path=self._log.path)
+        self._process = ServerProcess(log_path=self._log.path, install=spec.install)
         self.in_force: Configuration | None = None
         self._changed = False
         self._digest = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -120,12 +121,20 @@ class ServerProcess:
     file.
 
     Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are
-    those that it may run on, None: all. `grace_s`: how long it may take to end after SIGTERM. `launches`
-    counts the calls of `launch`.
+    those that it may run on, None: all. `grace_s`: how long it may take to end after SIGTERM. `install`: the
+    command that installs the server, for hints. `launches` counts the calls of `launch`.
     """
 
-    def __init__(self, *, log_path: Path, cpus: Sequence[int] | None = None, grace_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        log_path: Path,
+        cpus: Sequence[int] | None = None,
+        grace_s: float = 5.0,
+        install: str | None = None,
+    ) -> None:
         self.log_path = log_path
+        self._install = install
         self.launches = 0
         self._cpus = cpus
         self._grace_s = grace_s
@@ -162,16 +171,7 @@ class ServerProcess:
             self._container.require_no_id_file()
             words = self._container.run_command
         if shutil.which(words[0]) is None:
-            packages = {
-                "uvicorn": "uvicorn fastapi",
-                "transformers": "'transformers[serving]'",
-            }  # of the presets
-            packages |= {name: name for name in ("bentoml", "vllm")}
-            how = f"`pip install {packages[words[0]]}`" if words[0] in packages else "install it"
-            raise TargetError(
-                f"cannot start {words[0]!r}: no such program",
-                hint=f"{how}, or check target.server, target.command, target.launch or target.docker",
-            )
+            raise TargetError(f"cannot start {words[0]!r}: no such program", hint=self._missing_hint())
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
                 return subprocess.Popen(
@@ -208,7 +208,22 @@ class ServerProcess:
         code = self._process.poll()
         if code is not None:
             ending = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}")
+            words = self.log_tail()
+            raise TargetError(
+                f"the server {ending}; its last words:\n{words}", hint=self._exit_hint(code, words)
+            )
+
+    def _exit_hint(self, code: int, words: str) -> str:
+        """Return what to install if the log's last words, or the exit code, name something that is missing."""
+        module = re.search(r"No module named '?(\w+)", words)
+        no_program = 127  # of env, and of a shell
+        if code == no_program or (module and module[1] in (self._install or "").replace("-", "_")):
+            return self._missing_hint()
+        return f"install the module {module[1]} for the Python that runs the server" if module else ""
+
+    def _missing_hint(self) -> str:
+        how = "install it" if self._install is None else f"`{self._install}`"
+        return f"{how}, or check target.launch, target.server, target.command or target.docker"
 
     def log_tail(self, lines: int = 12) -> str:
         """Return the last lines of the log, indented by two spaces; a line that says so where there are

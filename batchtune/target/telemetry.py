@@ -169,8 +169,9 @@ def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Lab
             micros = 1.0 if name == metrics.batch_size else _micros_in(name)
             series[_SESSION + total] = _scaled(page.get(f"{name}_sum", {}), micros)
             series[_SESSION + count] = page.get(f"{name}_count", {})
-    if metrics.batches is not None:
-        series[f"{_SESSION}wrapped_run_count"] = page.get(metrics.batches, {})
+    for counter, ours in ((metrics.batches, "wrapped_run_count"), (metrics.rows, "processed_batch_size_sum")):
+        if counter is not None:
+            series[_SESSION + ours] = page.get(counter, {})
     gauges = [
         sum(page[name].values()) for name in (metrics.running, metrics.waiting) if name and name in page
     ]

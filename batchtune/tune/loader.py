@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Protocol
 
 import numpy as np
@@ -166,6 +166,9 @@ class Loader:
         self._requests: RequestSet | None = None
         self._cpus = loaded_cpus(scenario)
         self._cpu_tells_rest = True
+        metrics = scenario.target.metrics
+        self._metrics_every_s = 0.0 if metrics is None else metrics.every_s
+        self._loaded_until_s = -inf
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and measure it; `on_live` is called with the live counts a few times a second.
@@ -229,10 +232,11 @@ class Loader:
         job = self.job(load)
         if self._guard is not None:
             self._guard.begin(cpus=self._cpus)
-        before = self._target.counters()
+        before, _ = self._counters(load)
         samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
-        after = self._target.counters()
-        moved = activity(before, after)
+        self._loaded_until_s = time.monotonic()
+        after, waited_s = self._counters(load)
+        moved = activity(before, replace(after, monotonic_s=after.monotonic_s - waited_s))
         noise = None
         if self._guard is not None:
             noise = self._guard.end(server_cpu_s=moved.server_cpu_s, client_cpu_s=samples.client_cpu_s)
@@ -259,19 +263,38 @@ class Loader:
                 *_cut_caveats(load.arrivals, samples),
             ),
         )
-        measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, before))
+        measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, before, load))
         if noise is not None:
             measurement = replace(measurement, canary_s=noise.canary_s)
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 
-    def _with_own_advice(self, caveats: Sequence[Coded], counters: Counters) -> tuple[Coded, ...]:
+    def _counters(self, load: LoadRun) -> tuple[Counters, float]:
+        """Read the server's counters once its metrics page includes all that was sent, and return them with the seconds
+        waited for it; without its metrics for a load that is too short for that."""
+        if self._outruns_metrics(load):
+            return replace(self._target.counters(), series={}), 0.0
+        waited_s = max(0.0, self._loaded_until_s + self._metrics_every_s - time.monotonic())
+        if waited_s > 0.0:
+            self._sleep(waited_s)
+        return self._target.counters(), waited_s
+
+    def _outruns_metrics(self, load: LoadRun) -> bool:
+        """Whether the wait until the server's metrics page includes the load would take more than half of its time."""
+        return load.arrivals.duration_s < 2.0 * self._metrics_every_s
+
+    def _with_own_advice(
+        self, caveats: Sequence[Coded], counters: Counters, load: LoadRun
+    ) -> tuple[Coded, ...]:
         """Replace the caveat of a server that counts no batches for servers other than TensorFlow Serving; leave it out
         where the server's own metrics are read."""
         is_http = self._scenario.target.kind == "http"
         if not is_http and self._scenario.request.protocol in ("grpc", "rest"):
             return tuple(caveats)
         own = () if is_http and counters.series else (caveat("no_target_metrics"),)
+        if self._outruns_metrics(load):
+            run_s = load.arrivals.duration_s
+            own = (caveat("slow_metrics", every_s=self._metrics_every_s, run_s=run_s),)
         return tuple(
             kept for note in caveats for kept in (own if note.code == "no_server_counters" else (note,))
         )
@@ -354,8 +377,9 @@ class Loader:
         than were expected), since within a batch a slow server seems idle. After 10 s, but 20 looks, nothing more is
         waited for.
         """
-        step_min_s, step_batches, limit_s, looks_min = 0.1, 1.5, 10.0, 20
-        before = self._target.counters()
+        step_min_s = 0.1 if self._outruns_metrics(load) else max(0.1, self._metrics_every_s)
+        step_batches, limit_s, looks_min = 1.5, 10.0, 20
+        before, _ = self._counters(load)
         longest_s = max(load.batch_s, 0.0 if during is None else _longest_batch_s(during))
         waited_s, by_cpu_only = 0.0, False
         while True:
@@ -365,7 +389,7 @@ class Loader:
                 return
             self._sleep(step_s)
             waited_s += step_s
-            after = self._target.counters()
+            after, _ = self._counters(load)
             moved = activity(before, after)
             counted = moved.batches or moved.device_busy_ratio or moved.requests_inside
             shows_work = counted or any(moved.requests_by_status.values()) or moved.went_back

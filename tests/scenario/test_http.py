@@ -157,6 +157,13 @@ def test_each_server_has_a_scenario_that_needs_no_change(server: str, app: str) 
     assert not {"{file}", "{name}", "{module}", "{folder}", "{app}"} & set(
         re.findall(r"\{\w+\}", repr(asked.target))
     )
+    if server != "litserve":  # a script of the user's
+        assert asked.target.launch
+        assert asked.target.set
+        file = asked.target.set.file
+        listens = [*asked.target.launch, repr(file and file.base)]
+        assert any("127.0.0.1" in word for word in listens), "other machines can use it"
+    assert asked.target.install, "the packages, or the image, that an error names if it is not installed"
     tried = {name: space.values for name, space in asked.search.space.items()}
     assert asked.target.traps_of(tried) or not asked.target.traps or "max_latency_ms" in asked.target.traps
 

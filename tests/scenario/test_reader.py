@@ -186,7 +186,7 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
         (
             changed(SMALL, ("target: {model: imdb_transformer}", "target:")),
             "s.yaml:2: target: expected keys and values; was None",
-            "known are: kind, model, models, rest_url, grpc_url, endpoints, url, set, means, metrics, defaults, present, traps, framework, device, server, docker, command, flags, ready_timeout, cpus, launch, apply, render, ready, stop, restore, environment, step_timeout, tls, found",
+            "known are: kind, model, models, rest_url, grpc_url, endpoints, url, set, means, metrics, defaults, present, traps, framework, device, server, docker, command, flags, ready_timeout, cpus, launch, install, apply, render, ready, stop, restore, environment, step_timeout, tls, found",
         ),
         (
             changed(SMALL, ("    max_batch_size: [1, 2, 4]", "    {}")),

@@ -75,6 +75,19 @@ def test_a_ray_serve_is_attached_to_by_the_address_of_its_dashboard(launched: Ca
     assert applications(url) == before
 
 
+def test_the_metrics_of_a_ray_serve_are_read_if_they_are_of_one_application(
+    launched: Callable[..., str],
+) -> None:
+    """They have no application's name on all counters, and are 10 s old."""
+    url = launched()
+    assert swept(f"{url}/main").target.metrics is None
+    main = applications(url)["main"]["deployed_app_config"]
+    httpx.put(url + SERVE, json={"applications": [main]})
+    metrics = swept(f"{url}/main").target.metrics
+    assert metrics is not None
+    assert (metrics.url, metrics.every_s) == (f"{url}/metrics", 10.0)
+
+
 def applications(url: str) -> dict[str, Any]:
     return dict(httpx.get(url + SERVE).json()["applications"])
 

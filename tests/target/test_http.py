@@ -203,6 +203,22 @@ def test_an_answer_must_have_what_the_scenario_says(running: str, path: str) -> 
             require_answer(target.endpoint, build_requests(request, {}, model_name="x"), is_json=True)
 
 
+def test_a_mean_batch_can_come_from_two_counters() -> None:
+    """Where a server's histogram of the sizes is coarse, or includes batches of nothing."""
+    from batchtune.target import telemetry
+
+    spec = telemetry.MetricsSpec(url="http://x/", batches="batches_total", rows="requests_total")
+    before, after = (
+        telemetry.Counters(
+            monotonic_s=at,
+            server_cpu_s=None,
+            series=telemetry.meant(spec, {"batches_total": {(): batches}, "requests_total": {(): rows}}),
+        )
+        for at, batches, rows in ((0.0, 5.0, 10.0), (1.0, 15.0, 50.0))
+    )
+    assert activity(before, after).mean_batch_rows == 4.0
+
+
 def test_metrics_go_by_what_their_names_mean(running: str) -> None:
     """The page is read as ours: sizes, batches, and times in the unit that their names end in."""
     from batchtune.target import telemetry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -130,13 +131,40 @@ def test_a_failure_that_a_warning_and_the_error_behind_it_report_is_in_the_last_
     assert process.log_tail().splitlines() == ["  loading", f"  error: 1 servable is not available: {cause}"]
 
 
-def test_a_program_of_a_preset_that_is_not_installed_is_told_with_its_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+INSTALL = "pip install no-such-server-here"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["no-such-server-here"],
+        ["env", "PORT=1", "no-such-server-here"],
+        [sys.executable, "-m", "no_such_server_here"],
+        [sys.executable, "-c", "import no_such_server_here"],
+    ],
+)
+def test_a_program_that_is_not_installed_is_reported_with_how_to_install_it(
+    command: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(TargetError) as told,
-        running_process(["uvicorn", "app:app"], log_path=tmp_path / "log"),
-    ):
-        pass
-    assert told.value.hint.startswith("`pip install uvicorn fastapi`, or check target.server")
+    server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
+    with suppress(TargetError):
+        server.launch(command)
+    with pytest.raises(TargetError) as told:
+        server.raise_if_dead(within_s=10.0)
+    assert told.value.hint.startswith(f"`{INSTALL}`, or check ")
+
+
+def test_a_module_that_only_the_app_imports_is_reported_by_its_name(tmp_path: Path) -> None:
+    server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
+    server.launch([sys.executable, "-c", "import app_needs_this"])
+    with pytest.raises(TargetError) as told:
+        server.raise_if_dead(within_s=10.0)
+    assert told.value.hint == "install the module app_needs_this for the Python that runs the server"
+
+
+def test_a_server_that_fails_by_itself_is_not_to_be_installed(tmp_path: Path) -> None:
+    server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
+    server.launch([sys.executable, "-c", "open('/nowhere')"])
+    with pytest.raises(TargetError, match="No such file or directory") as told:
+        server.raise_if_dead(within_s=10.0)
+    assert not told.value.hint

@@ -10,6 +10,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.caveats import HostGuard
 from batchtune.report.findings import text_of
+from batchtune.target.telemetry import Counters
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -232,7 +233,7 @@ def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
     assert Trial.from_dict(json.loads(json.dumps(first.to_dict()))).startup_s == 0.7
 
 
-def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_a_flag_of_tf_serving():
+def http_scenario(**metrics):
     target = {
         "kind": "http",
         "url": "http://h:1",
@@ -240,13 +241,72 @@ def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_
         "launch": ["serve"],
         "set": {"env": {"n": "N"}},
     }
-    scenario = open_loop(
+    if metrics:
+        target["metrics"] = {"url": "http://h:1/metrics", "batch_size": "rows", **metrics}
+    return open_loop(
         300,
         target=target,
         request={"protocol": "kserve_grpc"},
         search={"budget": {"trials": 2}, "space": {"n": [1, 2]}},
     )
-    found, _, _ = run(scenario, plan_for(NO_BATCHING))
+
+
+def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_a_flag_of_tf_serving():
+    found, _, _ = run(http_scenario(), plan_for(NO_BATCHING))
     codes = {note.code for note in found.trial.measurement.caveats}
     assert "no_target_metrics" in codes
     assert "no_server_counters" not in codes
+
+
+class SlowPage(FakeTarget):
+    """A server whose metrics page shows what was counted once `every_s` have passed without a load."""
+
+    every_s = 1.0
+    shown: Counters | None = None
+    idle_since_s = 0.0
+
+    def counters(self) -> Counters:
+        now = super().counters()
+        if self.shown is None or now.monotonic_s > self.idle_since_s + 0.99 * self.every_s:
+            self.shown = now
+        return replace(now, series=self.shown.series)
+
+
+class SlowPageFleet(FakeFleet):
+    def run(self, job, **options):
+        samples = super().run(job, **options)
+        self._target.idle_since_s = self._target.clock()
+        return samples
+
+
+def run_slow(scenario):
+    """Two trials, the second of other batches, of a server that changes its metrics as the scenario says."""
+    clock = FakeClock()
+    target = SlowPage(clock, law=Law())
+    target.every_s = scenario.target.metrics.every_s
+    bench = Bench(
+        scenario,
+        target,
+        SlowPageFleet(target),
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+    )
+    sizes = (BatchingParameters(max_batch_size=size, batch_timeout_micros=20_000) for size in (64, 1))
+    return [bench.run(plan_for(Configuration(batching=size))).trial.measurement for size in sizes]
+
+
+def test_metrics_that_change_slowly_are_read_once_they_include_the_run():
+    batched, single = run_slow(http_scenario(every="1s"))
+    assert batched.server.mean_batch_rows > 2.0
+    assert single.server.mean_batch_rows == 1.0
+    assert single.server.duration_s == pytest.approx(4.5, abs=0.1)
+
+
+def test_metrics_that_change_more_slowly_than_a_run_lasts_leave_the_mean_batch_unknown():
+    for measured in run_slow(http_scenario(every="10s")):
+        assert measured.server.mean_batch_rows is None
+        (note,) = (note for note in measured.caveats if note.code == "slow_metrics")
+        assert text_of(note).startswith(
+            "the server's metrics change every 10 s, too slowly for a run of 4.5 s"
+        )

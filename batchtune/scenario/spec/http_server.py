@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from batchtune.batching.parameters import ServerWord
 from batchtune.scenario.places import holes
-from batchtune.scenario.spec.section import HttpStatus, Spec, problem
+from batchtune.scenario.spec.section import HttpStatus, Seconds, Spec, problem
 
 CHANGED: Final = "changed"
 """Name in the body of a request that sets parameters for the document that was read, with its changes."""
@@ -154,6 +154,7 @@ class MetricsSpec(Spec):
     url: str = Field(pattern=r"^https?://", examples=["http://127.0.0.1:8000/metrics"])
     batch_size: str | None = Field(default=None, description="histogram or summary of the rows in a batch")
     batches: str | None = Field(default=None, description="counter of batches, where batch_size is none")
+    rows: str | None = Field(default=None, description="counter of the rows in all batches, beside batches")
     queue: str | None = Field(default=None, description="histogram or summary of the time in the queue")
     running: str | None = Field(default=None, description="gauge of the requests that are executed")
     waiting: str | None = Field(
@@ -162,4 +163,9 @@ class MetricsSpec(Spec):
     )
     execution: str | None = Field(
         default=None, description="histogram or summary of a batch's execution time"
+    )
+    every_s: Seconds = Field(
+        default=0.0,
+        alias="every",
+        description="how often the server brings the page up to date; 0: at each request for it",
     )

@@ -264,6 +264,12 @@ class TargetSpec(Spec):
         "started anew for each",
         examples=[["my_server", "--config={file}"]],
     )
+    install: str | None = Field(
+        default=None,
+        description="of kinds command and http: the command that installs what launch needs; an error for a missing "
+        "program names it",
+        examples=["pip install vllm"],
+    )
     apply: Argv | None = Field(
         default=None,
         description="of kind command: gives a configuration, and ends; on its stdin is JSON, {json} is a file of the "
@@ -473,7 +479,10 @@ class TargetSpec(Spec):
             self._consist_of_commands()
         else:
             self._refuse(
-                ("launch", "apply", "render", "ready", "stop", "restore", "environment", "step_timeout_s"),
+                (
+                    *("launch", "install", "apply", "render", "ready"),
+                    *("stop", "restore", "environment", "step_timeout_s"),
+                ),
                 f"of kind command only; this one is {self.kind}",
                 "set kind: command, or leave it out",
             )

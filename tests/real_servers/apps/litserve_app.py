@@ -36,4 +36,6 @@ if __name__ == "__main__":
         max_batch_size=int(os.environ["MAX_BATCH_SIZE"]), batch_timeout=float(os.environ["BATCH_TIMEOUT"])
     )
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=int(os.environ["WORKERS_PER_DEVICE"]))
-    server.run(port=int(os.environ["PORT"]), generate_client_file=False, log_level="warning")
+    server.run(
+        host="127.0.0.1", port=int(os.environ["PORT"]), generate_client_file=False, log_level="warning"
+    )

@@ -35,12 +35,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if FOLDER is None and self.path == "/api/serve/applications/":
             self._answer({"http_options": {"port": PORT}, "applications": APPLICATIONS})
+        elif FOLDER is None and self.path == "/nodes?view=summary":
+            self._answer({"data": {"summary": [{"raylet": {"state": "ALIVE", "metricsExportPort": PORT}}]}})
         elif FOLDER is not None and self.path == "/v2":
             self._answer({"name": "mlserver", "version": "1", "extensions": []})
         elif self.path == "/loaded":
             self._answer(LOADED)
         else:
-            self._answer({}, status=404 if "/ready" not in self.path else 200)
+            self._answer({}, status=200 if self.path.endswith(("/ready", "/metrics")) else 404)
 
     def do_PUT(self) -> None:
         given = {config["name"]: config for config in json.loads(self._body())["applications"]}

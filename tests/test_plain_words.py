@@ -19,7 +19,9 @@ pytestmark = pytest.mark.smoke
 
 ROOT: Final = Path(batchtune.__file__).parent
 WORDS: Final = re.compile(
-    r"\b(told|kept|stands|mind|gives? way|sure)\b|sure\?|fresh (run|block)s?\b|∞|not known\]", re.IGNORECASE
+    r"\b(told|kept|stands|mind|gives? way|sure)\b|sure\?|fresh (run|block)s?\b|∞|not known\]"
+    r"|\b(for want of|wandered|held|anew|goes on|of yours|looked for|hoped to|at most so many|a tenth)\b",
+    re.IGNORECASE,
 )
 APART: Final = {
     "server": "its messages are TensorFlow Serving's, and its own manual's",
@@ -27,6 +29,7 @@ APART: Final = {
 }
 """Folders that are not read, each with the reason."""
 CODES: Final = {
+    ("tune/sweep/optuna_export.py", "held"): "an attribute of a trial in Optuna's study",
     ("check/load_limits.py", "kept"): "the state of a limit, in JSON",
     ("report/check_text.py", "kept"): "that state, beside the word that is shown",
     ("report/live_view.py", "kept"): "the kind of a point, never shown",

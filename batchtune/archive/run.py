@@ -517,7 +517,7 @@ def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Ru
     inside = _runs_in(path, "*")
     if not inside:
         hint = "give a folder results/<name>/<UTC>-<id>"
-        raise ArchiveError(f"{path} is no run: it has no {LEDGER}", hint=hint)
+        raise ArchiveError(f"{path} is not a run: it has no {LEDGER}", hint=hint)
     return _newest(inside)
 
 

@@ -401,7 +401,7 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
     other_batchers = ("sequence_batching", "ensemble_scheduling")
     for field in fields:
         if field.name in other_batchers:
-            raise text_proto.failure(source, field.line, f"{field.name}: it is no dynamic batcher")
+            raise text_proto.failure(source, field.line, f"{field.name}: it is not a dynamic batcher")
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     notes: list[str] = []

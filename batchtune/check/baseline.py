@@ -198,7 +198,7 @@ def read_baseline(path: Path) -> Baseline:
     bytes_max = 1 << 20
     try:
         if path.stat().st_size > bytes_max:
-            raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes are no baseline", hint=remedy)
+            raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes are not a baseline", hint=remedy)
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise BaselineError(

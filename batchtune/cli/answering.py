@@ -53,7 +53,7 @@ def recommend(
         Path | None,
         option(
             "FILE",
-            "Also write the parameters to FILE; for several models, those of each and their list beside it.",
+            "Also write the parameters to FILE; for several models, one file each and a list in its folder.",
         ),
     ] = None,
     results: RootOption = Path("results"),

@@ -261,7 +261,7 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
         )
     if any(target.kind == "command" for target in targets) and len(set(map(repr, targets))) > 1:
         raise UsageError(
-            "the variants have different targets of kind command: a run has one such server, and puts back that",
+            "the variants have different targets of kind command: a run has one such server, and restores only that",
             hint="write the differences in fixed: the commands get them",
         )
     models = (

@@ -125,7 +125,7 @@ def doctor(
 ) -> int:
     """Check what works on this machine, and how to fix it.
 
-    Exit code 7: the quickstart cannot run, for want of a framework for its model, the simulator, or room for results.
+    Exit code 7: no sweep can run: the simulator does not load, or results cannot be written.
     """
     from batchtune.cli.commands.doctor import run_doctor
 

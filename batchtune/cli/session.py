@@ -431,7 +431,7 @@ def run_restore(path: Path) -> int:
     if target.kind == "command" and target.restore is not None:
         run.hold()
         restored_by_command(target)
-        print("target.restore has put back what was there", file=sys.stderr)
+        print("target.restore restored the original state", file=sys.stderr)
         return 0
     original = read_original(run)
     if original is None or not original.attached:

@@ -124,7 +124,7 @@ def test_text(account: Account) -> str:
     blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
-        return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
+        return f"{blocks}Runs of two sessions: the margins allow for their differences; the error rate is not known."
     return f"{blocks}Equal servers reach confirmation {rare}."
 
 
@@ -326,9 +326,9 @@ def change_lines(series: Sequence[Series]) -> list[str]:
     ]
     looked_at = [figure for figure in series if len(figure.values) >= LEAST]
     if not looked_at:
-        return [f"Changes: not looked for; that takes {LEAST} checks of one scenario on one kind of CPU."]
+        return [f"Changes: unknown; that takes {LEAST} checks of one scenario on one kind of CPU."]
     worth = (
-        f"{counted(len(looked_at), 'figure')} looked at; each without a change shows one in "
+        f"{counted(len(looked_at), 'figure')} analyzed; a figure that never changed shows a change in "
         f"{percentage(ERROR_RATE)} of all histories."
     )
     return [*(sentences or ["No change was found."]), worth]

@@ -107,11 +107,11 @@ def pace_text(variant: Variant, pace: Pace) -> str:
 
 
 def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
-    """Return how long a comparison will take: `in all about 7 min 05 s, …`; `at most` where no more is known
+    """Return how long a comparison will take: `in total about 7 min 05 s, …`; `at most` where no more is known
     of a variant."""
     most = any(is_most(variant, paces[variant.name]) for variant in variants)
     takes = rounded_duration(comparison_seconds(variants, paces, blocks=blocks))
-    return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
+    return f"in total {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
 
 
 def print_noise(floor: NoiseFloor, *, path: Path) -> None:
@@ -149,7 +149,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
     name, first = next(iter(floor.floors.items()))
     changes = ", ".join(f"{percentage(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [
-        f"The smallest change of {name} that `batchtune compare` finds here in 4 of 5 tries: {changes} blocks.",
+        f"The smallest change of {name} that `batchtune compare` detects here in 4 of 5 comparisons: {changes} blocks.",
     ]
     strange = [figure_name for figure_name, figure in floor.floors.items() if figure.differs]
     if strange:
@@ -158,7 +158,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
             "in twenty; if it recurs, the machine drifts."
         )
     if floor.client_limited:
-        lines.append("invalid: client-limited; this is the spread of the load generator, not of the server")
+        lines.append("INVALID: client-limited; this is the spread of the load generator, not of the server")
     return [*lines, *host_lines(floor.repeats, floor.noisy, floor.runs)]
 
 
@@ -202,7 +202,7 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
     verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
     headline, tone = words.headline_of(answers[0].helps) if len(verdicts) == 1 else ("It depends", "open")
     if all(map(makes_no_difference, answers)):
-        headline = "No difference worth having"
+        headline = "No relevant difference"
     if len(answers) == 1:
         answer = answers[0]
         lines = [f"{labels('protocols')[answer.protocol]}, {words.requests_text(answer.rows_per_request)}"]

@@ -332,7 +332,7 @@ def _cost_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
             continue
         beside, apart = measurement_of(measured[name]), measurement_of(measured[f"{name} alone"])
         here, there = beside.latency_s["p95"], apart.latency_s["p95"]
-        text = f"p95 {rounded_duration(here.value)} beside the others, {rounded_duration(there.value)} alone"
+        text = f"p95 {rounded_duration(here.value)} together with the others, {rounded_duration(there.value)} alone"
         overloaded = math.isinf(here.value) and math.isfinite(there.value)
         if not overloaded and here.low <= there.high and there.low <= here.high:
             text += ", with no measurable difference"
@@ -340,7 +340,7 @@ def _cost_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
             text += f" (×{rounded(here.value / there.value)})"
         if beside.concurrency is not None:
             rates = (rounded(run.throughput_rps.value) for run in (beside, apart))
-            text += "; {} requests/s beside them, {} alone".format(*rates)
+            text += "; {} requests/s with them, {} alone".format(*rates)
         yield f"{name}: {text}."
 
 

@@ -265,7 +265,7 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
     names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
-    rate_headings = ["held /s", "missed /s"] if objective == "capacity" else ["requests/s"]
+    rate_headings = ["met /s", "missed /s"] if objective == "capacity" else ["requests/s"]
     of_models = [name for name in contenders[0].latency_s if ":" in name]
     quantiles = [name for name in of_models if name.endswith(":p95")] or ["p50", "p95", "p99"]
     return {

@@ -215,7 +215,7 @@ def _cell(name: str, value: object) -> str:
 def _write_parquet(trials: Table) -> None:
     if sys.stdout.isatty():
         raise UsageError(
-            "--parquet is no text for a terminal", hint="batchtune trials --parquet > trials.parquet"
+            "--parquet is binary, not text for a terminal", hint="batchtune trials --parquet > trials.parquet"
         )
     sys.stdout.flush()
     sys.stdout.buffer.write(parquet(trials))

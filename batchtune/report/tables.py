@@ -97,7 +97,7 @@ def print_rows(
     print_text(head, rule, *lines, whole=True)
     left_out = ", ".join(name for name in names if name not in shown[0])
     if left_out:
-        print_text(f"Not shown for want of width: {left_out}; {elsewhere}.")
+        print_text(f"Columns that do not fit: {left_out}; {elsewhere}.")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -103,12 +103,12 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     lines = [
         (
             f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough with 95 % probability (median "
-            f"{replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}); the model's error, "
-            "below, comes on top."
+            f"{replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}); the simulator's "
+            "own error (see Accuracy) comes on top."
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (
-            f"One replica, by the model of the server: at most {tables.interval(plan.per_replica_rps)} requests/s "
+            f"One replica, as simulated: at most {tables.interval(plan.per_replica_rps)} requests/s "
             f"within these limits, saturated at {rounded(plan.saturation_rps)}."
         ),
         *([] if plan.measured is None else [f"Measured: {measured_text(plan.measured, plan.twin_rps)}."]),
@@ -127,7 +127,7 @@ def accuracy_text(twin: Twin) -> str:
     """Return a clause on how far off the twin's predictions were for trials that it was not calibrated from."""
     error = twin.error
     if not error.left_out or math.isnan(error.mape):
-        return "too few different trials to test the model of the server on any that it had not seen"
+        return "too few different trials to test the simulator on trials that it was not calibrated with"
     medians = ", ".join(
         f"{words} {percentage(ratio)}"
         for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
@@ -135,7 +135,7 @@ def accuracy_text(twin: Twin) -> str:
     )
     trials = counted(error.left_out, "trial")
     return (
-        f"the model of the server was {percentage(error.mape)} off on average over {trials} that it had not seen "
+        f"the simulator was {percentage(error.mape)} off on average in {trials} that it was not calibrated with "
         f"(medians: {medians})"
     )
 
@@ -150,17 +150,17 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
     if measured.missed_rps is None:
-        ends, text = f"{held}/s and more", f"one replica held {held} requests/s or more"
+        ends, text = f"{held}/s and more", f"one replica met the SLO at {held}/s; no rate missed it"
     elif measured.held_rps:
-        ends, text = f"{held}-{missed}/s", f"one replica held {held} requests/s, and holds less than {missed}"
+        ends, text = f"{held}-{missed}/s", f"one replica met the SLO at {held}/s; it serves below {missed}/s"
     else:
         ends, text = (
             f"0-{missed}/s",
-            f"no rate that it holds was measured, only that it is less than {missed} requests/s",
+            f"no run at a fixed rate met the SLO; one replica serves below {missed}/s",
         )
     if measured.hold(twin_rps):
         return text
-    says = f"the twin says {rounded(twin_rps)}/s, outside the measured {ends}: the measured rate counts"
+    says = f"the simulator predicts {rounded(twin_rps)}/s, outside the measured {ends}, so the measured rate counts"
     return f"{text}; {says}"
 
 

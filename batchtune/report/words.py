@@ -312,7 +312,7 @@ def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
 
 
 def figures_sentence(chosen: Recommendation) -> str:
-    """State the measured figures of the recommended configuration: `Capacity 84,600/s held in 3 of 3
+    """State the measured figures of the recommended configuration: `Capacity 84,600/s met in 3 of 3
     confirmation runs (p95 9.40 ms); …`.
 
     With another objective than capacity: its requests/s and a latency quantile.
@@ -351,7 +351,7 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
             yield f"{gets}; it was not searched alone."
             continue
         alone = model.alone
-        there = f"held {rounded(alone.rate_rps)}/s"
+        there = f"met its SLO at {rounded(alone.rate_rps)}/s"
         if alone.of_limit is not None:
             there = f"used {percentage(alone.of_limit)} of its tightest limit"
         tried = f"in the search, the best of {counted(alone.tried, 'configuration')} tried"
@@ -378,7 +378,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     elif not runs:
         how = "by the search alone"
     else:
-        how = f"held in {capacity.held} of {counted(runs, 'confirmation run')}"
+        how = f"met in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
     missed = "no rate was clearly missed"
     if capacity.missed_rps is not None:
@@ -463,7 +463,7 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
         case "wide":
             if question.high is None:
                 return "no rate was clearly missed, so no upper bound is measured"
-            return f"it may hold up to ×{rounded(question.high)}"
+            return f"its capacity may be up to ×{rounded(question.high)}"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
             far = (
@@ -549,9 +549,9 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """Return a clause on another configuration's figures, and on what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        gave = f"it held {rounded(other.capacity.held_rps)}/s"
+        gave = f"it met the SLO at {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
-        gave = "it held at no rate tried"
+        gave = "it met the SLO at no rate tried"
     elif not other.keeps:
         gave = "it misses the SLO"
     elif chosen.models:

@@ -52,7 +52,7 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
     in random order.
 
     Raises:
-        ScenarioError: a file that cannot be read, or holds no lengths.
+        ScenarioError: a file that cannot be read, or contains no lengths.
     """
     levels = np.clip((rng.permutation(count) + rng.random(count)) / count, 1e-9, 1 - 1e-9)
     if spec.lognormal is not None:
@@ -112,7 +112,7 @@ def _recorded(path: Path) -> NDArray[np.int64]:
             )
         lengths.append(int(word))
     if not lengths:
-        raise ScenarioError(f"request.lengths.file: {path} holds no lengths", hint="write one a line")
+        raise ScenarioError(f"request.lengths.file: {path} contains no lengths", hint="write one a line")
     return np.asarray(lengths, dtype=np.int64)
 
 
@@ -383,7 +383,7 @@ def _check_size(
     if request_bytes >= 2**31:  # protocol buffers count the bytes of a message in 31 bits
         raise UsageError(
             f"request.rows: {rows:,} rows of this model are {request_bytes / 2**30:,.3g} GiB in one request",
-            hint="a message holds 2 GiB at most: send fewer rows in a request",
+            hint="a message is limited to 2 GiB: send fewer rows in a request",
         )
     free_bytes = psutil.virtual_memory().available
     # Values are drawn in 64 bits before they are narrowed, and then encoded: twice the space for a moment.

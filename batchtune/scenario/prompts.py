@@ -132,7 +132,7 @@ def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
     leaves the text as it is.
 
     Raises:
-        UsageError: the package is missing, or the file holds no tokenizer.
+        UsageError: the package is missing, or the file has no tokenizer.
     """
     if tokenizer_file is None:
         return lambda text, _count: text
@@ -146,7 +146,7 @@ def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
             hint="install it, or leave tokenizer out: prompts are then about as long",
         ) from error
     except Exception as error:  # the package raises nothing narrower
-        raise UsageError(f"request.openai.tokenizer: {tokenizer_file} holds no tokenizer: {error}") from error
+        raise UsageError(f"request.openai.tokenizer: {tokenizer_file} has no tokenizer: {error}") from error
 
     def cut(text: str, count: int) -> str:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -162,7 +162,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         raise ScenarioError(f"request.inputs.file: {path} cannot be read: {error}") from error
     texts = list(filter(str.strip, lines))
     if not texts:
-        raise ScenarioError(f"request.inputs.file: {path} holds no prompt")
+        raise ScenarioError(f"request.inputs.file: {path} has no prompt")
     if path.suffix != ".jsonl":
         yield from ((text, None) for text in texts)
         return

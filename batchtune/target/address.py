@@ -200,7 +200,7 @@ def _mlserver(text: str, endpoint: Endpoint, name: str) -> str:
                 return running_scenario("mlserver", name, places)
     raise UsageError(
         f"{text}: an MLServer reads its parameters from model-settings.json, and that of {name} is not found here",
-        hint="run batchtune beside the server, as its user; `batchtune load` measures it as it is from anywhere",
+        hint="run batchtune on the server's machine, as its user; `batchtune load` measures it from anywhere",
     )
 
 

@@ -60,7 +60,7 @@ def target_of(
             raise UsageError(
                 "target.kind: an external server is loaded as it is, never reconfigured",
                 hint="measure it with `batchtune load`; a Triton in explicit model control is tuned by "
-                "kind: triton, any server by commands of yours by kind: command",
+                "kind: triton, any server by your own commands by kind: command",
             )
         case "tfserving" if protocol not in ("grpc", "rest"):
             raise UsageError(

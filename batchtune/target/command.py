@@ -354,7 +354,7 @@ class CommandTarget:
                 self._put_back()
             if changed and self._spec.restore is not None:
                 self._step("restore", self._spec.restore)
-                self._on_event("target.restore has put back what was there")
+                self._on_event("target.restore restored the original state")
 
     def _put_back(self) -> None:
         """Give an attached server of kind http the parameters back that it had."""

@@ -93,7 +93,7 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
             raise TargetError(f"{endpoint.grpc_authority}: {grpc_words(error)}") from error
     definitions = SignatureDefMap()
     if not answer.metadata["signature_def"].Unpack(definitions):
-        raise TargetError(f"{endpoint.grpc_authority}: the metadata hold no signature_def")
+        raise TargetError(f"{endpoint.grpc_authority}: the metadata contain no signature_def")
     return definitions
 
 

@@ -43,7 +43,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
     path = absolute(model)
     beside = next(folder for folder in (path, *path.parents) if folder.is_dir())
     root = Path(
-        _git(beside, "rev-parse", "--show-toplevel", what=f"{model}: no git repository holds it").strip()
+        _git(beside, "rev-parse", "--show-toplevel", what=f"{model}: it is in no git repository").strip()
     )
     prefix = _git(beside, "rev-parse", "--show-prefix").strip()
     inside = PurePosixPath(prefix, path.relative_to(beside).as_posix())
@@ -66,7 +66,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
 
 
 def _commit(root: Path, ref: str) -> str:
-    hint = f"git fetch origin {ref}; a shallow clone (fetch-depth: 1) holds no other commit"
+    hint = f"git fetch origin {ref}; a shallow clone (fetch-depth: 1) contains no other commit"
     what = f"{ref!r} is no commit of {root}"
     if ref.startswith("-"):
         raise UsageError(what, hint=hint)
@@ -153,12 +153,12 @@ _EXPORTS: Final = {
     ".keras": f"export it as a SavedModel: {_KERAS_EXPORT}",
     ".h5": f"export it as a SavedModel: {_KERAS_EXPORT}",
     ".hdf5": f"export it as a SavedModel: {_KERAS_EXPORT}",
-    ".pth": "weights are no model: save the module with torch.export.save(torch.export.export(…), '{stem}.pt2')",
-    ".ckpt": "weights are no model: save the module with torch.export.save(torch.export.export(…), '{stem}.pt2')",
-    ".safetensors": "weights are no model: save the module with torch.export.save(…, '{stem}.pt2')",
+    ".pth": "weights are not a model: save the module with torch.export.save(torch.export.export(…), '{stem}.pt2')",
+    ".ckpt": "weights are not a model: save the module with torch.export.save(torch.export.export(…), '{stem}.pt2')",
+    ".safetensors": "weights are not a model: save the module with torch.export.save(…, '{stem}.pt2')",
     ".pkl": "convert it with skl2onnx.to_onnx(model, X[:1], options={{'zipmap': False}})",
     ".joblib": "convert it with skl2onnx.to_onnx(model, X[:1], options={{'zipmap': False}})",
-    ".pb": "a frozen graph is no SavedModel: export the model with tf.saved_model.save",
+    ".pb": "a frozen graph is not a SavedModel: export the model with tf.saved_model.save",
     ".tflite": "no server takes it: export the model as a SavedModel",
 }
 
@@ -351,7 +351,7 @@ def _check_file(path: Path) -> None:
         hint = _EXPORTS.get(path.suffix, "give {forms}")
         stem, forms = path.stem, _FORMS
         raise UsageError(
-            f"target.model: {path} is no model that a server loads",
+            f"target.model: {path} is not a model that a server loads",
             hint=hint.format(path=path, stem=stem, forms=forms),
         )
     if path.suffix == ".pt" and not path.with_name(_SCRIPT_SIGNATURE).is_file():

@@ -462,7 +462,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
         )
     if not any(folder.is_dir() and folder.name.isdigit() for folder in path.iterdir()):
         inside = sorted(folder.name for folder in path.iterdir() if (folder / "config.pbtxt").is_file())
-        hint = f"did you mean {path / inside[0]}?" if inside else "expected <version>/ beside config.pbtxt"
+        hint = f"did you mean {path / inside[0]}?" if inside else "expected <version>/ next to config.pbtxt"
         raise UsageError(f"target.model: no version directory in {path}", hint=hint)
     return path.parent, path.name
 

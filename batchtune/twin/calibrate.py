@@ -147,7 +147,7 @@ def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
     )
     counts = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
     return TwinError(
-        f"no measurement of {len(observations)} can calibrate the model of the server: {counts or 'there is none'}",
+        f"no measurement of {len(observations)} can calibrate the simulator: {counts or 'there is none'}",
         hint=_what_would_help(observations, reasons),
     )
 

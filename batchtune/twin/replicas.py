@@ -428,14 +428,14 @@ class Replicas:
                 f"{limit.name} within {rounded_duration(limit.seconds)}" for limit in self._limits
             )
             raise TwinError(
-                f"the model of the server predicts no rate that meets {promise} with these parameters",
+                f"the simulator predicts no rate that meets {promise} with these parameters",
                 hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
             )
         replicas_most = 10_000_000
         needed = _replicas(rate_rps, np.maximum(shares, rate_rps / replicas_most))
         if _enough(needed) >= replicas_most:
             raise TwinError(
-                f"{replicas_most:,} replicas are not enough for {rate_rps:,.0f} requests/s, by the model of the server",
+                f"{replicas_most:,} replicas are not enough for {rate_rps:,.0f} requests/s, as simulated",
                 hint="plan for a lower rate, or relax the limit if it is near what a single request takes",
             )
         return needed, shares

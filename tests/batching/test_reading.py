@@ -252,7 +252,7 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("f", "--enable_batching\n--batch_timeout_micros=-5", "f:2: batch_timeout_micros must be non-negative", ""),
         ("c", "dynamic_batching {\n  max_delay: 5\n}", "c:2: dynamic_batching has no field 'max_delay'", ""),
         ("c", "instance_group { cout: 2 }", "c:1: instance_group has no field", "count"),
-        ("c", "sequence_batching { }", "c:1: sequence_batching: it is no dynamic batcher", ""),
+        ("c", "sequence_batching { }", "c:1: sequence_batching: it is not a dynamic batcher", ""),
         ("c", "dynamic_batching { default_queue_policy { timeout_action: STOP } }", "c:1: timeout_action must", ""),
         ("c", "dynamic_batching: 3", "c:1: dynamic_batching must be a block", ""),
         ("f", "--max_batch_size=8\n--num_batch_threads=two", "f:2: num_batch_threads must be a whole", ""),

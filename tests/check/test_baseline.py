@@ -218,7 +218,7 @@ def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire(
     assert "another host (cpu.model: EPYC against Xeon)" in refusal
     mismatch = replace(asked, allow_mismatch=True)
     refusal, note = comparability(KEPT, same, here, mismatch, relaunches=False)
-    assert (refusal, note[:13]) == ("", "TRIPWIRE ONLY")
+    assert (refusal, note[:16]) == ("", "ROUGH CHECK ONLY")
 
 
 def test_another_model_or_seed_is_what_a_check_is_about():

@@ -119,7 +119,7 @@ def test_an_import_that_hangs_is_given_up(framework: Callable[[str], Backend]) -
 @pytest.mark.parametrize(
     ("printed", "state", "words"),
     [
-        ('{"version": "0.62", "cache": null}', "problem", "keeps nothing"),
+        ('{"version": "0.62", "cache": null}', "problem", "cannot save its cache"),
         ('{"version": "0.62", "cache": "CACHE"}', "ok", "the first search compiles"),
         ("nonsense", "problem", "nonsense"),
     ],
@@ -154,15 +154,15 @@ def test_cpus_are_those_of_the_affinity_and_the_quota(
 
 def test_one_disturbed_half_second_is_no_noise() -> None:
     check = doctor.host_noise([QUIET] * 7 + [BUSY])
-    assert check == Check(state="ok", text="quiet for 4 s: others used at most 43 % of these CPUs")
+    assert check == Check(state="ok", text="quiet for 4 s: other processes used at most 43 % of these CPUs")
 
 
 def test_noise_is_told_by_its_worst_half_seconds() -> None:
     check = doctor.host_noise([QUIET] * 5 + [BUSY, STOLEN, STOLEN])
     assert check.state == "problem"
     assert check.text == (
-        "noisy in 3 of 8 half seconds: others used up to 43 % of these CPUs; the hypervisor took up to 4 % of their "
-        "time; they were up to 12 % slower than usual"
+        "noisy in 3 of 8 half seconds: other processes used up to 43 % of these CPUs; the hypervisor took up to 4 % of "
+        "their time; they were up to 12 % slower than usual"
     )
     assert "batchtune noise" in check.advice
 
@@ -251,7 +251,7 @@ def test_a_gpu_is_told_with_what_its_measuring_lacks(tmp_path: Path, monkeypatch
     smi(tmp_path, monkeypatch, "echo 'NVIDIA H200, 580.1, 143771'; echo 'NVIDIA H200, 580.1, 143771'")
     monkeypatch.setattr(doctor, "find_spec", lambda _name: None)
     check = doctor.gpu(tmp_path)
-    assert (check.state, check.text) == ("problem", "2 × NVIDIA H200, whose use cannot be measured")
+    assert (check.state, check.text) == ("problem", "2 × NVIDIA H200, utilization not measured")
     assert "batchtune[gpu]" in check.advice
     monkeypatch.setattr(doctor, "find_spec", lambda _name: object())
     assert doctor.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
@@ -303,7 +303,7 @@ def test_the_whole_check_is_a_table_and_a_document(
     assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line), lines
     assert any(line.split() == ["ready", "TensorFlow", "1.2,", "on", "the", "CPU"] for line in lines)
     assert lines[-1].startswith("Ready: ")
-    assert "watching this machine" in shown.stderr
+    assert "measuring the noise of this machine" in shown.stderr
 
     monkeypatch.setattr(doctor, "BACKENDS", dict.fromkeys(kept, ("none", "", "x")))
     asked = CliRunner().invoke(app, ["doctor", "--json", "--quiet", "--results", str(tmp_path)])
@@ -316,4 +316,4 @@ def test_the_whole_check_is_a_table_and_a_document(
 
     without = CliRunner().invoke(app, ["doctor", "--quiet", "--results", str(tmp_path)])
     assert without.exit_code == 0
-    assert "Ready for servers that run already." in without.stdout
+    assert "Ready to measure running servers." in without.stdout

@@ -78,7 +78,10 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
         (name, tmp_path / name) for name in ("quick", "slow")
     ]
     refused = answered("recommend", document["run"], "--write", ".", cwd=tmp_path)
-    assert (refused.returncode, "--write: . is no file, and several are written" in refused.stderr) == (
+    assert (
+        refused.returncode,
+        "--write: . is not a file; several are written" in refused.stderr,
+    ) == (
         2,
         True,
     )
@@ -91,7 +94,10 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     )
     for words in (("simulate", "--rate", "5"), ("plan", "--rate", "5")):
         twin = answered(words[0], document["run"], *words[1:], cwd=tmp_path)
-        assert (twin.returncode, "is of several models, which a twin does not know" in twin.stderr) == (
+        assert (
+            twin.returncode,
+            "is of several models, which the simulator does not support" in twin.stderr,
+        ) == (
             5,
             True,
         )

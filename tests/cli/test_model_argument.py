@@ -81,7 +81,7 @@ def test_what_is_on_disk_tells_a_scenario_from_a_model(emulated: Path, tmp_path:
 
 def test_what_is_neither_names_all_that_is_taken() -> None:
     with pytest.raises(
-        UsageError, match=r"no scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL"
+        UsageError, match=r"not a scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL"
     ) as raised:
         model_of("nothing")
     assert "imdb_transformer" in raised.value.hint
@@ -199,7 +199,7 @@ def test_a_budget_too_short_for_so_slow_a_model_is_said_before_it_is_spent() -> 
         shortage_of(scenario_of(**asked, search={"space": space, "budget": {"time": budget}}), tries)
         for budget in ("35s", "10m")
     )
-    assert short == "a request takes 302 ms: 35 s hold few runs; for a confirmed answer give --budget 182s"
+    assert short == "a request takes 302 ms: 35 s allow few runs; for a confirmed answer give --budget 182s"
     assert enough is None
 
 
@@ -269,7 +269,7 @@ def test_a_load_without_one_rate_is_said_in_words() -> None:
         "name: s\ntarget: {model: m}\nobjective: latency\n"
         "load: {arrivals: ramp, ramp: {from: 1/s, to: 9/s}}\n"
     )
-    assert wants_of(scenario).startswith("the lowest latency at the rates of its ramp is looked for")
+    assert wants_of(scenario).startswith("goal: the lowest latency at the rates of its ramp")
 
 
 def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
     assert done.returncode in (0, 5), done.stderr
     assert "Recommended " in done.stdout, done.stderr
     assert "mkdir -p 'served/my model/1'" in done.stdout
-    assert "most requests/s of 8 clients within p95 ≤ 100 ms are looked for" in done.stderr
+    assert "goal: most requests/s of 8 clients within p95 ≤ 100 ms" in done.stderr
     named = next(line for line in done.stderr.splitlines() if line.startswith("the scenario that ran: "))
     path = tmp_path / named.removeprefix("the scenario that ran: ").partition(" (")[0]
     assert read_scenario(path).search.budget.time_s == 20.0

@@ -197,7 +197,7 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
     monkeypatch.setattr("batchtune.cli.commands.ask_twin.calibrated_run", badly_calibrated)
     code, out, err = ask(*words)
     assert code == 5
-    assert err.count("too inaccurate to rely on") == 1
+    assert err.count("too inaccurate for this server") == 1
     assert re.sub(r"\s+", " ", out + err).count("40 % off on average over 7 trials") == 1
     assert "search" not in out + err
 
@@ -252,7 +252,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
-    assert "Measured: one replica held 4,000 requests/s, and holds less than 6,500." in " ".join(text.split())
+    assert "Measured: one replica met the SLO at 4,000/s; it serves below 6,500/s." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])
@@ -268,34 +268,46 @@ def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
     assert plan["advised"] == 100
     assert not 3_900.0 < plan["twin_rps"] < 6_600.0
     _, text, _ = ask(*words, root=capacity_run)
-    assert "outside the measured 4,000-6,500/s: the measured rate counts." in " ".join(text.split())
+    assert "outside the measured 4,000-6,500/s, so the measured rate counts." in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
     ("held_rps", "missed_rps", "twin_rps", "reads", "outside"),
     [
-        (450.0, None, 5e3, "one replica held 450 requests/s or more", ""),
-        (450.0, None, 100.0, "one replica held 450 requests/s or more", "450/s and more"),
+        (450.0, None, 5e3, "one replica met the SLO at 450/s; no rate missed it", ""),
+        (
+            450.0,
+            None,
+            100.0,
+            "one replica met the SLO at 450/s; no rate missed it",
+            "450/s and more",
+        ),
         (
             0.0,
             1e3,
             800.0,
-            "no rate that it holds was measured, only that it is less than 1,000 requests/s",
+            "no run at a fixed rate met the SLO; one replica serves below 1,000/s",
             "",
         ),
         (
             0.0,
             1e3,
             5e3,
-            "no rate that it holds was measured, only that it is less than 1,000 requests/s",
+            "no run at a fixed rate met the SLO; one replica serves below 1,000/s",
             "0-1,000/s",
         ),
-        (9340.0, 11.2e3, 1e4, "one replica held 9,340 requests/s, and holds less than 11,200", ""),
+        (
+            9340.0,
+            11.2e3,
+            1e4,
+            "one replica met the SLO at 9,340/s; it serves below 11,200/s",
+            "",
+        ),
         (
             9340.0,
             11.2e3,
             36.7e3,
-            "one replica held 9,340 requests/s, and holds less than 11,200",
+            "one replica met the SLO at 9,340/s; it serves below 11,200/s",
             "9,340-11,200/s",
         ),
     ],
@@ -304,7 +316,7 @@ def test_what_was_measured_reads_as_a_range(
     held_rps: float, missed_rps: float | None, twin_rps: float, reads: str, outside: str
 ) -> None:
     text = measured_text(MeasuredRates(held_rps=held_rps, missed_rps=missed_rps), twin_rps)
-    says = f"; the twin says {twin_rps:,.0f}/s, outside the measured {outside}: the measured rate counts"
+    says = f"; the simulator predicts {twin_rps:,.0f}/s, outside the measured {outside}, so the measured rate counts"
     assert text == reads + (says if outside else "")
 
 
@@ -323,7 +335,7 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
     twin_made(monkeypatch, slower=0.2)
     code, out, err = ask(*words, root=capacity_run)
     assert code == 5
-    assert "no run of these parameters met the limits" in err
+    assert "no run with these parameters met the limits" in err
     plan = json.loads(out)
     assert plan["measured"]["held_rps"] == 0.0
     assert plan["per_replica_rps"]["high"] <= plan["measured"]["missed_rps"]
@@ -343,7 +355,7 @@ def test_simulate_holds_the_twin_to_what_was_measured(
     assert (unmeasured["measured"], unmeasured["twin_rps"]) == (None, None)
     _, text, _ = ask(*words, root=capacity_run)
     said = " ".join(text.split())
-    assert said.count("outside the measured 4,000-6,500/s: the measured rate counts.") == 1
+    assert said.count("outside the measured 4,000-6,500/s, so the measured rate counts.") == 1
 
 
 def test_a_closed_loop_is_simulated_as_the_twin_has_it(ask: Ask, capacity_run: Path) -> None:
@@ -443,20 +455,20 @@ def test_a_plan_without_a_rate_asks_for_one(ask: Ask) -> None:
         (("plan", "--rate", "10", "--failing", "x%"), 2, "--failing: expected a percentage"),
         (("simulate", "--set", "max_batch=4"), 2, "did you mean 'max_batch_size'"),
         (("simulate", "--set", "max_batch_size"), 2, "expected KEY=VALUE"),
-        (("simulate", "--set", "max_batch_size=many"), 2, "no whole number"),
+        (("simulate", "--set", "max_batch_size=many"), 2, "is not a whole number"),
         (("simulate", "--set", "max_batch_size=0"), 2, "--set max_batch_size=0: out of its range"),
         (("simulate", "--set", "max_batch_size=1000000000000"), 2, "give a whole number from 1 to 100,000"),
         (("plan", "--rate", "10", "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
         (("simulate", "--set", "batch_timeout_micros=-1"), 2, "give a whole number from 0"),
         (("simulate", "--rate", "5", "--concurrency", "5"), 2, "exclude each other"),
         (("simulate", "--rate", "0"), 2, "not above 0"),
-        (("simulate", "--concurrency", "1.5"), 2, "no number of clients"),
+        (("simulate", "--concurrency", "1.5"), 2, "is not a number of clients"),
         (("plan", "--rate", "0"), 2, "not above 0"),
         (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "--slo-p95: expected a duration"),
         (
             ("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p50", "1us"),
             5,
-            "the model of the server predicts no rate that meets p50 within 1 µs and p95",
+            "the simulator predicts no rate that meets p50 within 1 µs and p95",
         ),
         (("plan", "--rate", "10", "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
         (("plan", "--rate", "10", "--slo-p95", "1us"), 5, "predicts no rate that meets p95"),
@@ -509,7 +521,9 @@ def test_a_server_whose_batch_rows_nobody_named_has_no_twin(tmp_path: Path) -> N
         search={"space": {"size": [1, 8]}},
     )
     run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
-    with pytest.raises(TwinError, match=r"without target\.means\.rows, which a twin does not know") as told:
+    with pytest.raises(
+        TwinError, match=r"without target\.means\.rows, which the simulator does not support"
+    ) as told:
         cli_calibrated.calibrated_run(run.path, results=tmp_path, quiet=True)
     assert "add means: {rows: PARAMETER} to target" in told.value.hint
 

@@ -38,7 +38,7 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
 Why         Batching helps: a batch of 14 rows takes 6.1 ms; 14 rows one by one
-            take 18.2 ms; batches hold 13.6 rows on average, 87.2 % close
+            take 18.2 ms; batches contain 13.6 rows on average, 87.2 % close
             because they are full: batching is worth ×2.90 [2.80, 3.00].
 Bottleneck  The device; batch threads execute 99.1 % of the time. A faster
             device, a smaller model or more replicas; larger batches would save
@@ -53,12 +53,12 @@ fake by gRPC, 1 row per request, poisson arrivals
 Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
 Gain        ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08]
             capacity over the server's defaults.
-            Capacity 2,000/s held in 3 of 3 confirmation runs (p95
-            38.0-39.2 ms); at most 2,280/s.
-                             held /s  missed /s     p95 ms  runs  gain [least, most]
-            recommended        2,000    ≤ 2,280  38.0-39.2     3
-            no batching          540        700       30.0     1  ×3.45 [2.86, 4.17]
-            server defaults    1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
+            Capacity 2,000/s met in 3 of 3 confirmation runs (p95 38.0-39.2 ms);
+            at most 2,280/s.
+                             met /s  missed /s     p95 ms  runs  gain [least, most]
+            recommended       2,000    ≤ 2,280  38.0-39.2     3
+            no batching         540        700       30.0     1  ×3.45 [2.86, 4.17]
+            server defaults   1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
 """
 
 
@@ -97,22 +97,22 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
     [
         (
             Capacity(held_rps=84_600, missed_rps=99_600, held=3, missed=0, confirmed=True),
-            "capacity 84,600/s held in 3 of 3 confirmation runs; missed at 99,600/s",
+            "capacity 84,600/s met in 3 of 3 confirmation runs; missed at 99,600/s",
         ),
         (
             Capacity(held_rps=84_600, missed_rps=96_444, held=3, missed=0, confirmed=True, is_bound=True),
-            "capacity 84,600/s held in 3 of 3 confirmation runs; at most 96,400/s",
+            "capacity 84,600/s met in 3 of 3 confirmation runs; at most 96,400/s",
         ),
         (
             Capacity(held_rps=223.4, missed_rps=254.7, held=3, missed=0, confirmed=True, crossing_rps=239.6),
             (
-                "capacity about 240/s, where its latencies cross the limit: 223/s held in 3 of 3 confirmation runs; "
+                "capacity about 240/s, where its latencies cross the limit: 223/s met in 3 of 3 confirmation runs; "
                 "missed at 255/s"
             ),
         ),
         (
             Capacity(held_rps=84_600, missed_rps=None, held=1, missed=0, confirmed=False),
-            "capacity 84,600/s held in 1 of 1 confirmation run; no rate was clearly missed",
+            "capacity 84,600/s met in 1 of 1 confirmation run; no rate was clearly missed",
         ),
         (
             Capacity(held_rps=84_600, missed_rps=None, held=0, missed=0, confirmed=False),
@@ -188,7 +188,7 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
         (OpenQuestion(code="unconfirmed"), "no confirmation run was made"),
         (OpenQuestion(code="unconfirmed", held=1), "only 1 confirmation run met the SLO, 3 are needed"),
         (OpenQuestion(code="unconfirmed", held=2, missed=1), "only 2 of 3 confirmation runs met the SLO"),
-        (OpenQuestion(code="wide", high=1.4), "it may hold up to ×1.4"),
+        (OpenQuestion(code="wide", high=1.4), "its capacity may be up to ×1.4"),
         (OpenQuestion(code="wide"), "no rate was clearly missed, so no upper bound is measured"),
         (
             OpenQuestion(code="rivals", labels=("a", "b"), high=1.2),

@@ -66,8 +66,8 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
 @pytest.mark.parametrize(
     ("finding", "text"),
     [
-        (coded("batches_hold", mean_rows=1.0), "batches hold 1 row on average"),
-        (coded("batches_hold", mean_rows=13.62), "batches hold 13.6 rows on average"),
+        (coded("batches_hold", mean_rows=1.0), "batches contain 1 row on average"),
+        (coded("batches_hold", mean_rows=13.62), "batches contain 13.6 rows on average"),
         (
             coded("event_loop_late", lag_s=0.00256),
             "the server's event loop was late by more than 2.56 ms in 1 of 100 checks",
@@ -77,7 +77,7 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
         (as_text("as {it} was"), "as {it} was"),
         (
             coded("facts", facts=(coded("batches_hold", mean_rows=2), as_text("more"))),
-            "batches hold 2 rows on average; more",
+            "batches contain 2 rows on average; more",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_laten
 def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once():
     text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert text.count("the device is emulated") == 1
-    assert "[a] the device is emulated by its service time — these figures hold for no real hardware" in text
+    assert "[a] the device is emulated by its service time — these figures apply to no real hardware" in text
     assert (
         "[b] (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
     )
@@ -313,7 +313,7 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
     assert row_of(shown, "reader").split()[1] == "30/s"
     assert row_of(shown, "reader alone").split()[2] == "30/s"
     assert "FAIL" in row_of(shown, "reader")
-    alike = "ranker: p95 10 ms beside the others, 10 ms alone, with no measurable difference; 800 requests/s"
+    alike = "ranker: p95 10 ms together with the others, 10 ms alone, with no measurable difference; 800 requests/s"
     assert alike in text
     assert "Best:" not in text
     assert "The server, all models together: 164 batches, 13.6 rows on average" in text
@@ -326,8 +326,8 @@ def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_
 @pytest.mark.parametrize(
     ("p95_s", "words"),
     [
-        (0.03, "30 ms beside the others, 10 ms alone (×3)."),
-        (math.inf, "unbounded beside the others, 10 ms alone."),
+        (0.03, "30 ms together with the others, 10 ms alone (×3)."),
+        (math.inf, "unbounded together with the others, 10 ms alone."),
     ],
 )
 def test_what_the_others_cost_a_model_is_told(p95_s: float, words: str):

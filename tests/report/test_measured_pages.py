@@ -90,7 +90,7 @@ def test_a_comparison_answers_on_its_first_screen(pair):
 
 def test_a_difference_known_to_be_hardly_any_is_called_that_in_headline_and_words(tmp_path):
     document = comparison_document(two_arms_run(tmp_path, PAIR, blocks=10, gain=1.0, kind="compare"))
-    assert told(document)["Does batching help?"].startswith("No difference worth having | ")
+    assert told(document)["Does batching help?"].startswith("No relevant difference | ")
 
 
 def test_nothing_is_called_best_where_no_pair_says_anything(pair):

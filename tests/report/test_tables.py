@@ -59,7 +59,7 @@ def test_a_table_says_which_columns_it_leaves_out_and_where_they_are(monkeypatch
     rows = [["clients", "p50 ms", "p95 ms"], ["4", "5.61 [4.67, 6.75]", "9.35"]]
     monkeypatch.setenv("COLUMNS", "20")
     *_, note = of_rows(rows, Terminal(), dispensable=("p50 ms",), elsewhere="--csv has them")
-    assert note == "Not shown for want of width: p50 ms; --csv has them."
+    assert note == "Columns that do not fit: p50 ms; --csv has them."
     assert "Not shown" not in " ".join(of_rows(rows, dispensable=("p50 ms",)))
 
 

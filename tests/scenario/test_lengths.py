@@ -57,7 +57,7 @@ def test_recorded_lengths_come_as_often_as_in_the_file(tmp_path: Path) -> None:
         ("5.5\n", r"lengths.txt:1: expected a length"),
         ("0\n", "lengths.txt:1: expected a length"),
         ("9" * 200, "lengths.txt:1: expected a length"),
-        ("# nothing\n", "lengths.txt holds no lengths"),
+        ("# nothing\n", "lengths.txt contains no lengths"),
     ],
 )
 def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: str, words: str) -> None:

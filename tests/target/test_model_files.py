@@ -78,9 +78,9 @@ def test_every_form_of_a_model_is_found_under_its_name(home: Path, given: str, f
             "did you mean {}/nets/net.onnx or {}/nets/net_int8.onnx or {}/nets/script.pt?",
         ),
         ("empty", "no model in", "saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml"),
-        ("weights.keras", "is no model that a server loads", '.export("weights")'),
-        ("weights.pth", "is no model that a server loads", "'weights.pt2'"),
-        ("notes.txt", "is no model that a server loads", "give a SavedModel directory"),
+        ("weights.keras", "is not a model that a server loads", '.export("weights")'),
+        ("weights.pth", "is not a model that a server loads", "'weights.pt2'"),
+        ("notes.txt", "is not a model that a server loads", "give a SavedModel directory"),
         ("nets/script.pt", "does not list its inputs", "{}/nets/signature.yaml"),
     ],
 )

@@ -198,7 +198,7 @@ def test_only_docker_is_asked_for_a_first_process() -> None:
             "target.docker: read only with server: docker; this one is local",
         ),
         ("{model: m, server: docker, command: [x]}", "target.command: server: docker starts its own program"),
-        ("{kind: triton, model: ./m, server: bundled}", "target.server: the bundled server is no Triton"),
+        ("{kind: triton, model: ./m, server: bundled}", "target.server: the bundled server is not Triton"),
         (
             "{kind: triton, model: ./m, server: docker}",
             "target.docker.image: missing: the image has no usual tag",

@@ -460,7 +460,7 @@ def test_the_noise_floor_is_told_in_plain_words():
     found = floor_of(0.01, blocks=6)
     line = noise_lines(found)[0]
     assert line.startswith(
-        "The smallest change of throughput that `batchtune compare` finds here in 4 of 5 tries: "
+        "The smallest change of throughput that `batchtune compare` detects here in 4 of 5 comparisons: "
     )
     assert line.endswith("% with 20 blocks.")
 
@@ -523,7 +523,7 @@ def test_runs_of_a_number_of_requests_are_announced_by_the_rate_that_all_clients
         took_s = 1.0 + trial.measurement.window_s
         assert run_seconds(variant, paces[variant.name]) == pytest.approx(took_s, rel=0.05)
     assert re.search(r", each run 6\.\d+ s$", pace_text(variants[0], paces["off"]))
-    assert comparison_text(variants, paces, blocks=10).startswith("in all about 1 min 3")
+    assert comparison_text(variants, paces, blocks=10).startswith("in total about 1 min 3")
     endless = chosen_variants(slow_scenarios(requests=10**7, duration="4s", warm_up="1s"))
     assert [run_seconds(one, paces[one.name]) for one in endless] == pytest.approx([5.0, 5.0], rel=0.05)
 
@@ -533,7 +533,7 @@ def test_runs_of_a_number_of_requests_take_as_long_as_they_may_at_most_where_no_
     paces = {variant.name: Pace(lone_s=0.001) for variant in variants}
     assert pace_text(variants[0], paces["off"]).endswith(", each run at most 3 min 01 s")
     text = comparison_text(variants, paces, blocks=10)
-    assert text == "in all at most 60 min 21 s, repeats on a noisy host left out"
+    assert text == "in total at most 60 min 21 s, repeats on a noisy host left out"
 
 
 def test_a_think_time_slows_the_announced_rate():

@@ -69,7 +69,7 @@ def client_counts(text: str) -> tuple[int, ...]:
     with of_option("--concurrency", otherwise=hint):
         counts = parse_range(text)
     if any(count != int(count) or count < 1 for count in counts):
-        raise UsageError(f"--concurrency: {text!r} has a value that is no number of clients", hint=hint)
+        raise UsageError(f"--concurrency: {text!r} has a value that is not a number of clients", hint=hint)
     return tuple(map(int, counts))
 
 
@@ -372,7 +372,7 @@ def _value(name: str, override: str, text: str) -> Any:
     elif "," in text and name in KNOBS and "[" not in text:
         raise UsageError(
             f"--set {override}: one load test has one configuration",
-            hint="run `batchtune load` once for each value, or ask the twin: `batchtune simulate` takes several",
+            hint="run `batchtune load` once for each value, or predict: `batchtune simulate` takes several",
         )
     return parse_override(f"value={text}").data["value"]
 

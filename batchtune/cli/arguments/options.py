@@ -417,7 +417,7 @@ class CheckRequest:
         Path | None, option("RUN|FILE", "Compare with stored figures instead of side by side.")
     ] = None
     update_baseline: Annotated[
-        bool, flag("Measure the baseline anew and write the file of --baseline.", "--update-baseline")
+        bool, flag("Measure a new baseline and write it to the file of --baseline.", "--update-baseline")
     ] = False
     force: Annotated[
         bool,

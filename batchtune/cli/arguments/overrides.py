@@ -221,7 +221,7 @@ def model_of(argument: str) -> str:
         if argument in example_names():
             hint = f"`batchtune init --example {argument}` writes that example here"
         raise UsageError(
-            f"{argument!r} is no scenario (.yaml), model file or directory, HOST:PORT/MODEL, or sample model",
+            f"{argument!r} is not a scenario (.yaml), model file or directory, HOST:PORT/MODEL, or sample model",
             hint=hint,
         ) from error
     return argument

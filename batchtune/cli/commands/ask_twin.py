@@ -91,7 +91,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
         if not scenario.target.models and not scenario.streams:
             whose = "a server of kind http without target.means.rows"
             hint = "add means: {rows: PARAMETER} to target, with the parameter for the rows of a batch; then sweep"
-        raise TwinError(f"{run.path} is of {whose}, which a twin does not know", hint=hint)
+        raise TwinError(f"{run.path} is of {whose}, which the simulator does not support", hint=hint)
     trials = kept_trials(run)
     measured = [
         trial
@@ -100,11 +100,11 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     ]
     if not measured:
         raise TwinError(
-            f"{run.path} holds no measured trial of known parameters to calibrate a twin from",
+            f"{run.path} has no measured trial with known parameters to calibrate the simulator",
             hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
         )
     with note_when_slow(
-        f"calibrating the twin from {counted(len(measured), 'trial')} of {run.path}", quiet=quiet
+        f"calibrating the simulator from {counted(len(measured), 'trial')} of {run.path}", quiet=quiet
     ):
         twin = calibrate(
             [
@@ -227,7 +227,7 @@ def _choices(text: str) -> tuple[str, list[Any]]:
         )
     name = {word: house for house, word in WORDS.items()}.get(name, name)
     if name in SETTINGS:
-        raise UsageError(f"--set {name}: the twin does not simulate it", hint="`batchtune sweep` measures it")
+        raise UsageError(f"--set {name}: the simulator lacks it", hint="`batchtune sweep` measures it")
     if name == LENGTH_BUCKETS:
         return name, [given]
     if name not in KNOBS:
@@ -253,7 +253,7 @@ def _value(name: str, text: str) -> Any:
         number = int(text)
     except ValueError as error:
         raise UsageError(
-            f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
+            f"--set {name}: {text!r} is not a whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
         ) from error
     int64_max = 2**63 - 1
     least = 0 if name in ("batch_timeout_micros", "max_enqueued_batches") else -int64_max
@@ -331,7 +331,7 @@ def trusted(twin: Twin) -> int:
     predictions are too inaccurate."""
     if twin.reliable:
         return 0
-    print("warning: the model of the server is too inaccurate to rely on", file=sys.stderr)
+    print("warning: the simulator is too inaccurate for this server", file=sys.stderr)
     return InconclusiveError.exit_code
 
 
@@ -509,9 +509,7 @@ def run_plan(
         print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
     code = trusted(calibrated.twin)
     if plan.measured is not None and not plan.measured.held_rps and plan.contradicted:
-        print(
-            "warning: no run of these parameters met the limits at a rate: sweep with them", file=sys.stderr
-        )
+        print("warning: no run with these parameters met the limits: sweep with them", file=sys.stderr)
         return InconclusiveError.exit_code
     return code
 

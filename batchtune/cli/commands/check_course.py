@@ -153,7 +153,7 @@ def _model_path(wanted: CheckRequest, said: SideWords) -> Path:
     path = wanted.scenario.parent / _at_home(model)
     if not path.exists() and not _is_path(model):
         raise UsageError(
-            f"target.model: {model!r} is no folder in git, so it has no ref",
+            f"target.model: {model!r} is not a folder in git, so it has no ref",
             hint="give --baseline-model PATH too",
         )
     return path
@@ -443,7 +443,7 @@ class Course:
         the check takes."""
         if self._blocks:
             why = "no verdict yet" if phase in self._blocks else "flagged: confirmation blocks"
-            self.view.event(f"{why}, after every server is started anew")
+            self.view.event(f"{why}, after every server is restarted")
             self.benches.stop_servers()
         started_s = time.monotonic()
         self._warm()

@@ -60,13 +60,13 @@ def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
     limit_s = IMPORT_LIMIT_S + 5.0  # for all checks together, but the watching
     with sweep_view(quiet=quiet) as view:
         watched_s = WATCHED_WINDOWS * WINDOW_S
-        view.event(f"watching this machine for {watched_s:g} s")
-        noise = watch_host(lambda count: view.live(f"watched for {count * WINDOW_S:g} of {watched_s:g} s"))
-        view.event(f"asking frameworks and programs, for {limit_s:g} s at most")
+        view.event(f"measuring the noise of this machine for {watched_s:g} s")
+        noise = watch_host(lambda count: view.live(f"measured for {count * WINDOW_S:g} of {watched_s:g} s"))
+        view.event(f"checking frameworks and programs, for {limit_s:g} s at most")
         checks = {"host noise": noise}
         for name, check in answers(_questions(results), limit_s=limit_s):
             checks[name] = check
-            view.live(f"{len(checks)} asked, {name} last")
+            view.live(f"{len(checks)} checked, {name} last")
     lacking = lacking_for_a_sweep(checks)
     if json:
         listed = [{"name": name, **to_plain(check)} for name, check in checks.items()]
@@ -127,7 +127,7 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
         shown = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
     else:
         shown = (
-            "Ready for servers that run already. The bundled server has no framework to run a model: "
+            "Ready to measure running servers. To serve models here, install a framework: "
             f"{BACKENDS['TensorFlow'][-1]} (or onnx, or torch)"
         )
     console.print(shown, markup=False, soft_wrap=True)
@@ -181,9 +181,7 @@ def cpus(root: Path = Path("/")) -> Check:
         advice = "client and server need a CPU each: figures from one CPU are rough"
         return Check("problem", text, advice)
     if quota is not None and quota < count:
-        advice = (
-            "TensorFlow starts a thread for each CPU whatever the quota, and is then paused: make both equal"
-        )
+        advice = "TensorFlow starts one thread per CPU, and the quota then pauses it: make both equal"
         return Check("problem", text, f"{advice} (taskset, --cpuset-cpus)")
     return Check("ok", text)
 
@@ -212,9 +210,11 @@ def host_noise(windows: Sequence[HostNoise]) -> Check:
     watched = f"{len(windows) * WINDOW_S:g} s"
     noisy_windows = 2  # One disturbed half second is any machine's; a trial that meets it is repeated.
     if noisy < noisy_windows:
-        return Check("ok", f"quiet for {watched}: others used at most {percentage(taken)} of these CPUs")
+        return Check(
+            "ok", f"quiet for {watched}: other processes used at most {percentage(taken)} of the CPUs"
+        )
     texts = (
-        (taken > MOST_FOREIGN_RATIO, f"others used up to {percentage(taken)} of these CPUs"),
+        (taken > MOST_FOREIGN_RATIO, f"other processes used up to {percentage(taken)} of these CPUs"),
         (stolen > MOST_STEAL_RATIO, f"the hypervisor took up to {percentage(stolen)} of their time"),
         (slower > MOST_CANARY_CHANGE, f"they were up to {percentage(slower)} slower than usual"),
     )
@@ -230,8 +230,8 @@ def pressure(root: Path = Path("/")) -> Check:
     """Check whether the kernel reports how long tasks wait for a CPU (PSI, pressure stall information)."""
     pressed = read_host(root=root).pressed
     if pressed is None:
-        advice = "boot with psi=1; without it only steal, other programs and a fixed loop show noise"
-        return Check("missing", "the kernel does not report who waits for a CPU (PSI)", advice)
+        advice = "boot with psi=1; without it batchtune detects less of the noise on this machine"
+        return Check("missing", "the kernel does not report CPU pressure (PSI)", advice)
     return Check("ok", f"the kernel reports how long {pressed} waits for a CPU (PSI)")
 
 
@@ -352,7 +352,7 @@ def gpu(root: Path = Path("/")) -> Check:
         return Check("problem", f"{kinds}: the driver does not answer", "`nvidia-smi` says why")
     if find_spec("pynvml") is None:
         return Check(
-            "problem", f"{kinds}, whose use cannot be measured", "pip install 'batchtune[gpu]' (nvidia-ml-py)"
+            "problem", f"{kinds}, utilization not measured", "pip install 'batchtune[gpu]' (nvidia-ml-py)"
         )
     return Check("ok", f"{kinds}, driver {devices['driver']}")
 
@@ -421,7 +421,7 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
     if folder is None:
         return Check(
             "problem",
-            f"{version}, keeps nothing: every command compiles the simulator anew, for seconds",
+            f"{version}, cannot save its cache: every command compiles the simulator again, for some seconds",
             "set NUMBA_CACHE_DIR to a folder that can be written",
             version=version,
         )

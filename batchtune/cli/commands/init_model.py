@@ -210,7 +210,7 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
         "target.cpus": "that the server may run on",
         "request.protocol": "or rest",
         "request.rows": "in a request: a batch is made of several requests",
-        "load.concurrency": "clients: at most so many requests can meet in a batch",
+        "load.concurrency": "clients: a batch cannot contain more requests than that",
         "load.rate": "requests per second",
         "load.warm_up": "of a trial: sent, and not counted",
         "load.duration": "of a trial: counted; longer ones are more precise, and fewer",
@@ -366,7 +366,7 @@ def _model_of(path: Path) -> str:
     suffixes = [suffix for own in _EXTRAS.values() for suffix in own]
     if "/" not in model and place.suffix not in suffixes and not place.exists():
         raise UsageError(
-            f"{path}: target.model: {model!r} is no folder of this repository, so a job would compare it with itself",
+            f"{path}: target.model: {model!r} is not a folder of this repository, so a job compares it with itself",
             hint="put the model that you serve into the repository, and name its folder: target: {model: ./my_model}",
         )
     here = Path.cwd()

@@ -161,13 +161,13 @@ def wants_of(scenario: Scenario) -> str:
     load = scenario.load
     match scenario.objective:
         case "capacity":
-            return f"the highest rate{within} is looked for (--concurrency N: most requests/s of N clients)"
+            return f"goal: the highest rate{within} (--concurrency N: most requests/s of N clients)"
         case "throughput":
             clients = counted(load.concurrency or 0, "client")
-            return f"most requests/s of {clients}{within} are looked for (--concurrency)"
+            return f"goal: most requests/s of {clients}{within} (--concurrency)"
         case "latency":
             rate = f"the rates of its {load.arrivals}" if load.rate_rps is None else f"{load.rate_rps:g}/s"
-            return f"the lowest latency at {rate}{within} is looked for (--rate)"
+            return f"goal: the lowest latency at {rate}{within} (--rate)"
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
@@ -178,7 +178,7 @@ def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
         return None
     needed = format_duration(math.ceil(sure_s))
     return (
-        f"a request takes {rounded_duration(tries.lone_s)}: {rounded_duration(given_s)} hold few runs; "
+        f"a request takes {rounded_duration(tries.lone_s)}: {rounded_duration(given_s)} allow few runs; "
         f"for a confirmed answer give --budget {needed}"
     )
 
@@ -390,7 +390,7 @@ def subject_of_sweep(
     """
     if server is None and resume is not None and kind_of(argument) != "scenario":
         raise UsageError(
-            "--resume goes on with the scenario of the run, not with a model",
+            "--resume continues with the scenario of the run, not with a model",
             hint=f"batchtune sweep {resume / SCENARIO} --resume {resume}",
         )
     _check_loop_and_file(wanted)

@@ -134,7 +134,7 @@ def refuse_variant(name: str | None) -> None:
     """
     if name is not None:
         raise UsageError(
-            f"--candidate: the variant {name!r} does not count beside --baseline and the options of a side",
+            f"--candidate: the variant {name!r} does not count together with --baseline or the options of a side",
             hint="leave --candidate out, and say the variant's keys by --candidate-set KEY=VALUE",
         )
 

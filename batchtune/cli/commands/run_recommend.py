@@ -194,7 +194,7 @@ def _require_of_several(given: Sequence[str], write: Path | None) -> None:
         raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
     if write is not None and write.exists() and not write.is_file():
         raise UsageError(
-            f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"
+            f"--write: {write} is not a file; several are written", hint="name one: the others go next to it"
         )
 
 

@@ -211,7 +211,7 @@ def comparability(
         return f"the baseline is of another host ({differing}); --allow-mismatch compares by wide margins", ""
     if host:
         least = percentage(OTHER_HOST_MARGIN)
-        return "", f"TRIPWIRE ONLY: another host ({'; '.join(host)}): margins are no less than {least}."
+        return "", f"ROUGH CHECK ONLY: another host ({'; '.join(host)}): margins are no less than {least}."
     return "", ""
 
 

@@ -338,7 +338,7 @@ class ClusterFleet:
             account = ClockAccount(before=first, after=last)
             accounts.append(account)
             if account.is_lost:
-                raise self._lost(worker, f"its clock was set or held under the load ({account.text()})")
+                raise self._lost(worker, f"its clock was set or stopped under the load ({account.text()})")
         return accounts
 
     def _collected(self) -> list[Samples]:

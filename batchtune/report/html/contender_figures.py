@@ -410,7 +410,7 @@ def _held_or_not(symbol: str, runs: Sequence[JudgedRun]) -> list[str]:
 
 
 def _run_text(trial: Trial, run: JudgedRun) -> str:
-    verdict = "held" if run.held else "missed"
+    verdict = "met" if run.held else "missed"
     return f"trial {trial.number}, {drawing.safe(drawing.label(trial.configuration))}: {verdict}"
 
 
@@ -419,7 +419,7 @@ def told(contender: Recommendation | Compared, account: SweepResults) -> str:
     contenders."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
-        held = f"held {rounded(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
+        held = f"met {rounded(capacity.held_rps)}/s" if capacity.held_rps else "met no rate tried"
         rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
     latency = f"p95 {span(contender.latency_s.get('p95'), scale=1e3)} ms"
     if account.scenario.target.models:

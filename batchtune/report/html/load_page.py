@@ -76,9 +76,7 @@ def against_load(points: Sequence[LoadPoint], scenario: Scenario, *, quantile: s
         anchor="load" if "_" not in quantile else f"load-{quantile}",
         clickable=True,
         latency="latency" if "_" not in quantile else quantile,
-        void="Only the points on the line count; those beside it are not the server's figures."
-        if is_void
-        else "",
+        void="Only the points on the line count; the others are not the server's figures." if is_void else "",
         beside=f" The thin dotted lines beside {quantile} are {' and '.join(beside)}." if beside else "",
     )
 

@@ -148,7 +148,7 @@ def _setting(name: str, value: Any, largest: int) -> str:
         case "boolean" if not isinstance(value, bool):
             raise BatchingParametersError(f"{name} must be true or false; was {value!r}")
         case "number" if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BatchingParametersError(f"{name} must be a whole number from 0 on; was {value!r}")
+            raise BatchingParametersError(f"{name} must be a whole number of at least 0; was {value!r}")
         case "action" if value not in ACTIONS:
             raise BatchingParametersError(f"{name} must be {' or '.join(ACTIONS)}; was {value!r}")
         case _:

@@ -216,7 +216,7 @@ class SearchSpec(Spec):
         WithJsonSchema(
             {
                 "anyOf": [{"type": "integer", "minimum": 1}, ParallelSpec.model_json_schema()],
-                "description": "servers under test at once, on a Ray cluster: so many, or more",
+                "description": "servers under test at once, on a Ray cluster: this number, or more",
                 "examples": [4, {"servers": 4, "ray": "ray://head.example:10001", "gpus_per_server": 1}],
             }
         ),

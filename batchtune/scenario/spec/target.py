@@ -170,8 +170,8 @@ class TargetSpec(Spec):
     kind: TargetKind = Field(
         default="tfserving",
         description="tfserving: speaks TensorFlow Serving's API, launched; triton: launched, or with rest_url attached "
-        "to and put back as it was; http: any HTTP/1.1 server, by url, set and means; command: any server, given its "
-        "parameters by commands of yours; external: runs "
+        "to and restored at the end; http: any HTTP/1.1 server, by url, set and means; command: any server, given its "
+        "parameters by your own commands; external: runs "
         "already and is only loaded",
     )
     model: ModelName = Field(
@@ -261,7 +261,7 @@ class TargetSpec(Spec):
         default=None,
         description="of kinds command and http: the server itself, started before the first configuration and ended "
         "with the sweep; with a {json} or {file} among its words, or variables, flags or a file in `set`, it is "
-        "started anew for each",
+        "restarted for each",
         examples=[["my_server", "--config={file}"]],
     )
     install: str | None = Field(
@@ -428,7 +428,7 @@ class TargetSpec(Spec):
                 hint="set server: local, or leave it out",
             )
         if self.kind == "triton" and self.runs == "bundled":
-            raise problem("the bundled server is no Triton", at=("server",), hint="set local or docker")
+            raise problem("the bundled server is not Triton", at=("server",), hint="set local or docker")
         if (
             self.kind == "triton"
             and self.runs == "docker"

@@ -410,14 +410,14 @@ class CapacitySearch(Search):
         ]
         if rivals and not self.of_models:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
-            return rival, self._rivals_rate(rival, top), "it is hoped to hold more than the leader"
+            return rival, self._rivals_rate(rival, top), "it may serve more than the leader"
         near = self._untried_near(top, taken, widely=self.of_models)
         closed = ROUGHLY if near is not None and self.is_first(near) else OPEN
         if top not in taken and bracket.missed_rps > closed * lo and not bracket.confirmed_rps:
-            return top, self._next_rate(top), "how much more the leader holds"
+            return top, self._next_rate(top), "how much more the leader serves"
         if near is None:
             return None
-        return near, self._more_than(top), "whether it holds more than the leader"
+        return near, self._more_than(top), "whether it serves more than the leader"
 
     def _more_than(self, top: Contender) -> float:
         """Rate in requests/s that another contender must hold to be better than the leader `top`."""
@@ -601,19 +601,17 @@ class CapacitySearch(Search):
         if not stated:
             return self._next_probe(top, taken)
         if top not in taken and bracket.missed_above(stated) > WIDEST * stated:
-            return top, WIDTH * stated, "how much more the leader holds"
+            return top, WIDTH * stated, "how much more the leader serves"
         rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return (
                 rival,
                 max(BEAT * stated, self._more_than(top)),
-                "whether it holds a tenth more than the answer",
+                "whether it serves 10 % more than the answer",
             )
         near = self._untried_near(top, taken, widely=True)
-        return (
-            None if near is None else (near, BEAT * stated, "whether it holds a tenth more than the answer")
-        )
+        return None if near is None else (near, BEAT * stated, "whether it serves 10 % more than the answer")
 
     # What a run costs.
 

@@ -303,7 +303,7 @@ class FixedLoadSearch(Search):
             if c not in taken and not self.own_runs(c) and c.hope > bar and c.model_says
         ]
         best = max(untried, key=lambda c: (round(c.hope, 3), [-part for part in c.simplicity]), default=None)
-        return None if best is None else (best, "it is hoped to be better than the leader")
+        return None if best is None else (best, "it may be better than the leader")
 
     def _rival(self, taken: set[Contender]) -> tuple[Contender, str] | None:
         """Of the leader and those whose interval reaches above it, the one with the fewest runs, and the reason.

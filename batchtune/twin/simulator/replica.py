@@ -19,7 +19,7 @@ from batchtune.batching.parameters import (
     default_num_batch_threads,
 )
 
-TRITONS_AHEAD: Final = "Triton forms batches ahead of a free instance, which the twin does not"
+TRITONS_AHEAD: Final = "Triton forms batches ahead of a free instance, which the simulator does not"
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 Rows = int | NDArray[np.int32]

@@ -156,7 +156,7 @@ def test_a_repository_that_git_will_not_read_says_so_in_gits_words(
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    with pytest.raises(UsageError, match=r"no git repository holds it: .*dubious ownership"):
+    with pytest.raises(UsageError, match=r"it is in no git repository: .*dubious ownership"):
         overrides(ref="HEAD")
 
 
@@ -175,7 +175,7 @@ def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) 
         ({"ref": "no-such"}, "'no-such' is no commit", "git fetch origin no-such"),
         ({"ref": "--upload-pack=x"}, "is no commit", "git fetch"),
         ({"ref": "old", "model": "scenarios/models/later"}, "not in old", "--baseline-model"),
-        ({"ref": "old", "model": "/"}, "no git repository holds it", ""),
+        ({"ref": "old", "model": "/"}, "it is in no git repository", ""),
         ({"flag": ["intra"]}, "expected NAME=VALUE", ""),
         ({"command": "serve 'x"}, "is no command line", ""),
         ({"batching": "none.txt"}, "none.txt: No such file", ""),
@@ -213,7 +213,7 @@ def test_a_pointer_in_a_version_that_is_not_served_does_no_harm(here: Path) -> N
 
 def test_a_sample_model_has_no_ref(repository: Path) -> None:
     SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
-    with pytest.raises(UsageError, match="'imdb_transformer' is no folder in git"):
+    with pytest.raises(UsageError, match="'imdb_transformer' is not a folder in git"):
         overrides(ref="HEAD")
 
 

@@ -152,7 +152,10 @@ def test_the_last_line_is_a_command_that_runs_here(here, capsys):
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("imdb_transformer", "'imdb_transformer' is no folder of this repository"), ("/x/y", "lies outside of")],
+    [
+        ("imdb_transformer", "'imdb_transformer' is not a folder of this repository"),
+        ("/x/y", "lies outside of"),
+    ],
 )
 def test_a_model_that_no_change_would_change_is_refused(here, model, reason):
     Path("s.yaml").write_text(f"target: {{model: {model}}}\n{LOAD}")

@@ -74,7 +74,7 @@ def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
     stored = account(replace(judge_fixed(OPEN_GATES, OPEN), confirms=True), stored=True)
     assert advice_text(stored) == "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
     told = " ".join(printed(stored).split())
-    assert "the margins allow for their differences, and no error rate is stated" in told
+    assert "the margins allow for their differences; the error rate is not known" in told
     assert "Equal servers" not in told
     assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
 

@@ -43,7 +43,7 @@ def test_a_change_is_told_with_its_day_and_commit(root):
     assert len(lines) == 24
     (told, worth) = change_lines(series_of(lines))
     assert told == "p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13 12:00 on, commit 000000000."
-    assert worth.startswith("1 figure looked at")
+    assert worth.startswith("1 figure analyzed")
     stream = io.StringIO()
     with redirect_stdout(stream):
         print_history(lines, series_of(lines))
@@ -62,10 +62,10 @@ def test_another_cpu_is_another_series_and_few_checks_show_nothing():
     lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(22)]
     assert [len(series.values) for series in series_of(lines)] == [11, 11]
     (told,) = change_lines(series_of(lines))
-    assert told.startswith("Changes: not looked for; that takes 12 checks")
+    assert told.startswith("Changes: unknown; that takes 12 checks")
     told, worth = change_lines(series_of([line(number, 0.01) for number in range(12)]))
     assert told == "No change was found."
-    assert worth.startswith("1 figure looked at")
+    assert worth.startswith("1 figure analyzed")
 
 
 def test_it_says_how_many_failures_were_confirmed_or_dismissed_later():

@@ -124,7 +124,7 @@ BASE = Configuration(
 
 def test_what_the_twin_leaves_out_of_a_triton_is_told() -> None:
     assert notes_on([BASE, BASE]) == [
-        "Triton forms batches ahead of a free instance, which the twin does not.",
+        "Triton forms batches ahead of a free instance, which the simulator does not.",
         "preferred_batch_size is not simulated.",
     ]
     assert notes_on([Configuration(batching=BatchingParameters())]) == []
@@ -144,7 +144,7 @@ def test_a_twin_is_asked_in_tritons_words() -> None:
     ("setting", "words"),
     [
         ("max_enqueued_batches=4", "Triton has no such parameter"),
-        ("preserve_ordering=true", "the twin does not simulate it"),
+        ("preserve_ordering=true", "the simulator lacks it"),
     ],
 )
 def test_what_no_triton_or_no_twin_has_is_refused(setting: str, words: str) -> None:

@@ -217,7 +217,7 @@ def test_who_would_change_the_defaults_proves_itself_at_a_rate_that_gains_someth
     least = []
     for trial in swept("client", "quiet", 1).trials:
         top = search.leader()
-        if trial.request.reason == "whether it holds more than the leader":
+        if trial.request.reason == "whether it serves more than the leader":
             least.append(LEVEL if "defaults" in top.sources else RIVAL)
             assert (trial.request.rate_rps or 0.0) >= 0.999 * least[-1] * top.bracket.held_rps
         search.observe([trial])
@@ -255,7 +255,7 @@ def test_neighbours_that_a_checked_curve_rules_out_wait_until_the_leader_is_conf
         search.next_asks(1, left_s=30.0)  # names contenders
         top = search.leader()
         search.observe([trial])
-        if trial.request.reason == "whether it holds more than the leader" and trial.source != "defaults":
+        if trial.request.reason == "whether it serves more than the leader" and trial.source != "defaults":
             tried = search.contenders.find(trial.configuration)
             assert tried is not None
             assert tried.simplicity < top.simplicity or not search.is_level(tried, top)

@@ -90,7 +90,7 @@ def _bars_of(curve: PlottedRun, activity: ServerActivity, names: Mapping[int, st
         "y": drawing.numbers(shares.values()),
         "name": name,
         "marker": {"color": curve.look.colour, "line": {"width": 1, "color": "@surface"}},
-        "hovertemplate": "%{y:.3~r} % of the batches hold %{x} rows<extra>" + name + "</extra>",
+        "hovertemplate": "%{y:.3~r} % of the batches contain %{x} rows<extra>" + name + "</extra>",
     }
 
 

@@ -154,7 +154,7 @@ def test_cpus_are_those_of_the_affinity_and_the_quota(
 
 def test_one_disturbed_half_second_is_no_noise() -> None:
     check = doctor.host_noise([QUIET] * 7 + [BUSY])
-    assert check == Check(state="ok", text="quiet for 4 s: other processes used at most 43 % of these CPUs")
+    assert check == Check(state="ok", text="quiet for 4 s: other processes used at most 43 % of the CPUs")
 
 
 def test_noise_is_told_by_its_worst_half_seconds() -> None:

@@ -198,7 +198,7 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
     code, out, err = ask(*words)
     assert code == 5
     assert err.count("too inaccurate for this server") == 1
-    assert re.sub(r"\s+", " ", out + err).count("40 % off on average over 7 trials") == 1
+    assert re.sub(r"\s+", " ", out + err).count("40 % off on average in 7 trials") == 1
     assert "search" not in out + err
 
 

@@ -70,7 +70,7 @@ Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other
   configuration tried gains more than 10 %.
 
 [a] (recommended) the device is emulated by its service time — these figures
-    hold for no real hardware
+    apply to no real hardware
 Deploy: batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
 """
 

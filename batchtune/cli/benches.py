@@ -16,7 +16,7 @@ from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HostGuard
 from batchtune.report.live_view import live_line, plan_load
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.target.choice import LaunchedTarget, placed, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model

@@ -20,7 +20,7 @@ from batchtune.load.clients.client import content_headers, grpc_path, http_path
 from batchtune.load.samples import Recorder, Status
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.places import has_value
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json

@@ -20,7 +20,7 @@ from batchtune.load.job import LoadJob
 from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.request import OkSpec
+from batchtune.scenario.spec.workload import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import PREFIX_BYTES

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.answers import answers_alone, decode_answer
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.spec.request import FileInputs, RandomInputs, RandomRange, RandomValues, RequestSpec
+from batchtune.scenario.spec.workload import FileInputs, RandomInputs, RandomRange, RandomValues, RequestSpec
 from batchtune.target.endpoint import (
     Endpoint,
     is_out_of_range,

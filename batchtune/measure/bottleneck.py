@@ -11,7 +11,7 @@ import numpy as np
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 
 Kind = Literal[
     "host_noise",

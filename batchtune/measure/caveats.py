@@ -24,7 +24,7 @@ from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.quantiles import Estimate, latency_quantiles
 from batchtune.measure.slo import Window
 from batchtune.plain_values import Coded
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 from batchtune.system import control_groups, schedulable_cpus
 
 Touches = Literal["latency", "throughput", "server", "everything"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.places import json_lines
-from batchtune.scenario.spec.load import LoadSpec, OnOffSpec
+from batchtune.scenario.spec.workload import LoadSpec, OnOffSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

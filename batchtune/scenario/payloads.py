@@ -26,7 +26,7 @@ from batchtune.scenario.recordings import (
     recorded_bodies,
     shown_shape,
 )
-from batchtune.scenario.spec.request import (
+from batchtune.scenario.spec.workload import (
     FileInputs,
     LengthsSpec,
     MixSpec,

@@ -12,7 +12,7 @@ import numpy as np
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import RequestSet, draw_lengths, rotation
 from batchtune.scenario.places import json_lines
-from batchtune.scenario.spec.request import FileInputs, LengthsSpec, MixSpec, OpenAiSpec, RequestSpec
+from batchtune.scenario.spec.workload import FileInputs, LengthsSpec, MixSpec, OpenAiSpec, RequestSpec
 
 UNIQUE_MARK: Final = b"0123prefix456789"
 """Bytes in a body that a client replaces, in each request, by digits of its own, as many as these."""

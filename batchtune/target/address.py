@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import running_scenario
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 from batchtune.target.endpoint import (
     NO_GRPC,
     Endpoint,

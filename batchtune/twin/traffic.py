@@ -15,9 +15,8 @@ from batchtune.batching.length_buckets import AUTO_BUCKETS, Boundaries, boundari
 from batchtune.errors import ScenarioError
 from batchtune.scenario.arrivals import draw, read_trace
 from batchtune.scenario.payloads import draw_lengths
-from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.workload import DISTINCT_LENGTHS, FileInputs, LengthsSpec, LoadSpec, RequestSpec
 from batchtune.twin.simulator.replica import Rows
 
 LONGEST_REQUESTS = 400_000

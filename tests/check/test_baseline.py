@@ -15,7 +15,7 @@ from batchtune.check.gate import Gate
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.commands.stored_check import comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
-from batchtune.scenario.spec.request import FileInputs, MixSpec
+from batchtune.scenario.spec.workload import FileInputs, MixSpec
 from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import exactly, measurement, trial
 from tests.tune.tune_fakes import scenario_of

@@ -32,7 +32,7 @@ from batchtune.cli.commands.model_scenario import (
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.address import answering_at, is_address
 from batchtune.target.choice import target_of
 from batchtune.target.model_files import located_model, resolve_model

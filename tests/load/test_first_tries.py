@@ -13,8 +13,8 @@ from onnx import TensorProto
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import BINARY, SMALL, FirstTries, first_tries
-from batchtune.scenario.spec.request import FileInputs, LengthsSpec, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scenario.spec.workload import FileInputs, LengthsSpec, RequestSpec
 from batchtune.target.tfserving import TfServingTarget
 from tests.load.tiny_onnx import lookup, product, write_graph
 

@@ -13,7 +13,7 @@ from batchtune.load.first_tries import (
     range_guesses,
     shape_guesses,
 )
-from batchtune.scenario.spec.request import RandomInputs, RandomRange, RandomValues, RequestSpec
+from batchtune.scenario.spec.workload import RandomInputs, RandomRange, RandomValues, RequestSpec
 from batchtune.wire.signature import Signature, TensorSpec
 
 

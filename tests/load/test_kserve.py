@@ -14,7 +14,7 @@ from batchtune.load.clients.client import http_posts
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Status, of_grpc, of_http
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve_infer import ModelInferRequest, json_length, signature_from_metadata
 from batchtune.wire.status import GRPC_CODES

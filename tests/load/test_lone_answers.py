@@ -15,7 +15,7 @@ import pytest
 from batchtune.errors import TargetError
 from batchtune.load.answers import difference, with_lone_answers
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse

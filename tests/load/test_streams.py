@@ -12,7 +12,7 @@ import pytest
 
 from batchtune.load.samples import Columns, Samples, Status, merge, new_memory
 from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, run_here
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,7 +16,7 @@ from batchtune.measure.caveats import ServerSettings, caveat, settings_of
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 from batchtune.target.telemetry import ServerActivity
 from tests.measure.measure_streams import make_samples, p95_within
 

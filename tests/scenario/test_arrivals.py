@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import ClosedLoop, Schedule, arrivals_of, draw
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 
 SEEDS = range(200)
 

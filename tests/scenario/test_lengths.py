@@ -13,7 +13,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.reader import format_scenario, parse_scenario
-from batchtune.scenario.spec.request import DISTINCT_LENGTHS, LengthsSpec
+from batchtune.scenario.spec.workload import DISTINCT_LENGTHS, LengthsSpec
 from batchtune.tune.trials.space import Space, lies_inside
 from tests.scenario.test_payloads import arrays_in, build, request, signature
 from tests.scenario.test_reader import SMALL, changed

@@ -18,8 +18,7 @@ from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import Schedule, draw
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.recordings import masked_crc32c, read_tfrecords
-from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import LoadSpec, RequestSpec
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.messages import PredictionLog, PredictRequest
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto

@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.measure.slo import Limit
 from batchtune.scenario.payloads import assign, build_requests
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.twin.replicas import highest_rates
 from batchtune.twin.service_time import Fitted, linear_service_time
 from batchtune.twin.traffic import LONGEST_REQUESTS, Traffic, traffic_of

@@ -17,7 +17,7 @@ from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples, Status
 from batchtune.scenario.arrivals import Arrivals
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.external import ExternalTarget
 from batchtune.target.telemetry import activity

@@ -25,8 +25,8 @@ from batchtune.scenario.spec.knobs import (
     server_flags_of,
     triton_configuration,
 )
-from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.workload import ArrivalKind
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.target.choice import placed
 from batchtune.tune.bench import Plan

@@ -23,7 +23,7 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
 
 
 def flag(text: str, *names: str) -> Any:
-    """Make an option without a value, off where it is not given; `text`: its help."""
+    """Make an option that needs no metavar: without a value, or with one of a few words; `text`: its help."""
     return typer.Option(*names, help=text)
 
 

@@ -28,7 +28,7 @@ from batchtune.report.ci_files import code_quality, comment, github_annotations,
 from batchtune.report.comparison import pace_text, variant_line
 from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import ScratchFolder, absolute
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import Turn, Variant, compare

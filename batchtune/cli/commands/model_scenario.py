@@ -29,9 +29,9 @@ from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.reader import ScenarioText, parse_scenario, section_of, unchecked_scenario
 from batchtune.scenario.recordings import check_names, shown_shape
-from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
+from batchtune.scenario.spec.workload import Protocol, RandomRange, transport_of
 from batchtune.target.address import Address, answering_at, attachable, preset_at
 from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget

@@ -12,7 +12,7 @@ from batchtune.errors import UsageError
 from batchtune.load.clients.source import Client, Source
 from batchtune.load.samples import Recorder
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.workload import Protocol
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve_infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 

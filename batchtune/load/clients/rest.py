@@ -23,7 +23,7 @@ from batchtune.load.clients.source import Source
 from batchtune.load.samples import ENDED, Columns, Recorder, Status, of_http
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import UNIQUE_MARK
-from batchtune.scenario.spec.request import OkSpec
+from batchtune.scenario.spec.workload import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http1_client import NO_TAG, AnswerHeads, Http1ClientConnection
 

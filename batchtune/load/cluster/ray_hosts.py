@@ -19,7 +19,7 @@ from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.load import FleetSpec, LoadSpec
+from batchtune.scenario.spec.workload import FleetSpec, LoadSpec
 
 # A station runs parts of jobs for a head on another machine, in a worker process of a local fleet.
 #

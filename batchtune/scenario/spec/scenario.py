@@ -37,12 +37,11 @@ from batchtune.scenario.spec.knobs import (
     server_flags_of,
     triton_configuration,
 )
-from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import FileInputs, RequestSpec, transport_of
 from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec, problem
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
+from batchtune.scenario.spec.workload import FileInputs, LoadSpec, RequestSpec, transport_of
 
 Objective = Literal["capacity", "throughput", "latency"]
 

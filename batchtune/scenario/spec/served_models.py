@@ -18,10 +18,9 @@ from batchtune.batching.parameters import (
 )
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search_section import KnobField, Space
 from batchtune.scenario.spec.section import Count, ModelName, RateRps, Spec, problem
+from batchtune.scenario.spec.workload import LoadSpec, RequestSpec
 
 SHARED: Final = ("num_batch_threads", "thread_pool_name")
 """Parameters that TensorFlow Serving takes from the server's own file alone, also with parameters for each

@@ -33,7 +33,7 @@ import httpx
 import numpy as np
 
 from batchtune.scenario.prompts import build_prompts
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from tests.load.load_servers import a_job, evenly, run_here
 from tests.server.server_process import free_ports
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from batchtune.scenario.prompts import build_prompts
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from tests.load.load_servers import a_job, closed, run_here
 from tests.server.server_process import free_ports
 

@@ -21,7 +21,7 @@ import uvloop
 
 from batchtune.load.samples import Samples
 from batchtune.scenario.prompts import build_prompts
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.workload import RequestSpec
 from tests.load.load_servers import a_job, closed, run_here
 
 OPENAI_CLIENT = """

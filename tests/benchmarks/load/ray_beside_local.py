@@ -26,7 +26,7 @@ from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.job import LoadJob
 from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import schedulable_cpus
 from batchtune.tune.loader import LoadRun
 from tests.benchmarks.live.live_target import Case, live

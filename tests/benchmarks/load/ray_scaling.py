@@ -25,7 +25,7 @@ from batchtune.load.calibration import NullServer
 from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
 from batchtune.load.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import schedulable_cpus
 from tests.load.load_servers import a_job, requests_for
 

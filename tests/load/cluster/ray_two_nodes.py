@@ -34,7 +34,7 @@ from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import draw
-from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.workload import LoadSpec
 from tests.load.load_servers import a_job, requests_for
 from tests.ray_script import errors_in
 

@@ -89,7 +89,8 @@ HIGHER_IS_BETTER: Final = frozenset(
 def trial_table(trials: Sequence[Trial]) -> Table:
     """Make a table of the trials, in their order, with TRIAL_COLUMNS: a row for each trial.
 
-    With several models a row for each model of each trial, and COMPANY_COLUMNS too.
+    With several models a row for each model of each trial, and COMPANY_COLUMNS too; of streams first tokens
+    (`ttft_p50_ms` …) and gaps (`itl_p50_ms` …) come before `p50_ms`.
     """
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
@@ -97,6 +98,8 @@ def trial_table(trials: Sequence[Trial]) -> Table:
     if any(trial.parts for trial in trials):
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
+    at = columns.index("p50_ms")
+    columns[at:at] = dict.fromkeys(name for row in rows for name in row if name.startswith(("ttft_", "itl_")))
     return {name: [_value(row.get(name)) for row in rows] for name in columns}
 
 
@@ -193,8 +196,8 @@ def figures_of_run(measured: Measurement) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name in ("throughput_rps", "throughput_rows_per_s"):
         row |= _bounded(name, getattr(measured, name), 1.0)
-    for name in QUANTILES:
-        row |= _bounded(f"{name}_ms", measured.latency_s.get(name, UNDEFINED), 1e3)
+    for name, estimate in {**dict.fromkeys(QUANTILES, UNDEFINED), **measured.latency_s}.items():
+        row |= _bounded(f"{name}_ms", estimate, 1e3)
     server = measured.server
     return row | {
         "latency_mean_ms": measured.latency_mean_s * 1e3,

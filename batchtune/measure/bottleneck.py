@@ -44,6 +44,8 @@ class Case:
     met: bool = True
     # Whether other programs took the machine's time meanwhile.
     disturbed: bool = False
+    # Whether the SLO is missed.
+    missed: bool = False
 
 
 def advice_for(kind: Kind, case: Case) -> Coded:
@@ -90,6 +92,8 @@ def _more_device(case: Case) -> str:
 def _more_load(case: Case) -> str:
     if case.disturbed:
         return "quiet_machine"
+    if case.missed:
+        return "lower_load"
     if case.closed:
         return "more_clients"
     return "higher_rate" if case.met else "lower_rate"
@@ -185,6 +189,7 @@ class Facts:
             batches_full=self._batches_full,
             met=self.is_met,
             disturbed=self.disturbed,
+            missed=self.run.verdict == "FAIL" and self.is_met,
         )
 
     @property
@@ -404,6 +409,8 @@ def _nothing(facts: Facts) -> Coded:
         return coded("server_silent")
     if facts.disturbed:
         return coded("machine_disturbed")
+    if facts.case.missed:
+        return coded("too_slow_unloaded")
     if facts.run.concurrency is not None:
         return coded("capacity_left")
     if facts.is_met:

@@ -202,17 +202,16 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     if trial.measurement is None or trial.failure is not None:
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement
-    parts = [
-        f"{rounded(measured.throughput_rps.value)} requests/s",
-        f"p95 {latency(measured.latency_s.get('p95'))}",
-    ]
+    names = ("ttft_p95", "itl_p99") if "ttft_p95" in measured.latency_s else ("p95",)
+    latencies = (f"{name} {latency(measured.latency_s.get(name))}" for name in names)
+    parts = [f"{rounded(measured.throughput_rps.value)} requests/s", *latencies]
     if measured.server is not None and measured.server.mean_batch_rows is not None:
         parts.append(f"mean batch {rounded(measured.server.mean_batch_rows)} rows")
     if measured.error_ratio > 0:
         parts.append(f"{percentage(measured.error_ratio)} errors")
     if not trial.feasible and not _own_load(trial) and (scenario is None or scenario.slo.promises):
         parts.append(f"misses the SLO{_at_rate(trial)}")
-    limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario)
+    limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario, blame_met=False)
     if limit is not None and limit.kind not in ("none", "client"):
         parts.append(f"limited by {limit_word(limit)}")
     parts += [text_of(caveat) for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]

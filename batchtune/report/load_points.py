@@ -12,6 +12,7 @@ from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import QUANTILES
 from batchtune.plain_values import to_plain
 from batchtune.report import tables
 from batchtune.report.comparison import bucket_text
@@ -79,13 +80,16 @@ _CSV_COLUMNS: Final = {
     "rows_per_s": "throughput_rows_per_s",
     **{
         f"{quantile}{end}_ms": f"{quantile}_ms{end}"
-        for quantile in ("p50", "p90", "p95", "p99", "p99.9")
+        for quantile in (
+            *QUANTILES,
+            *(f"{of}_{name}" for of in ("ttft", "itl") for name in ("p50", "p95", "p99")),
+        )
         for end in ("", "_low", "_high")
     },
     **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
     **{name: name for name in ("send_lag_p99_ms", "verdict")},
 }
-"""Column of --csv -> column of the table of trials."""
+"""Column of --csv -> column of the table of trials; those of first tokens and gaps are left out without streams."""
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
@@ -151,10 +155,12 @@ def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = Non
     """Print the points as CSV: requests and rows per second, milliseconds, ratios; `scenario`: as in
     `points_dict`."""
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
-    writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *_CSV_COLUMNS, *tail])
+    rows = [_csv_row(point, scenario) for point in points]
+    given = {name for row in rows for name in row}
+    measured = [name for name in _CSV_COLUMNS if name in given or not name.startswith(("ttft_", "itl_"))]
+    writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *measured, *tail])
     writer.writeheader()
-    for point in points:
-        writer.writerow(_csv_row(point, scenario))
+    writer.writerows(rows)
 
 
 def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
@@ -241,14 +247,14 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
     """Yield a line for each bottleneck with its advice, and the loads that have it; figures are those of the
     last load.
 
-    Loads without a bottleneck need no advice to raise the load where another load has one.
+    Loads without a bottleneck need no advice to raise the load where another load has one, or misses the SLO.
     """
     groups = alike(limits)
-    is_limited = any(bottleneck.kind != "none" for _, bottleneck in groups)
+    advised = [own for _, own in groups if own.kind != "none" or own.advice.code == "lower_load"]
     for loads, bottleneck in groups:
         where = "" if len(loads) == points else f" ({named} {', '.join(loads)})"
         at = "" if len(loads) == 1 else f"at {loads[-1]} "
-        advises = bottleneck.kind != "none" or not is_limited
+        advises = bottleneck in advised or not advised
         yield f"Bottleneck{where}: {bottleneck_sentence(bottleneck, at=at, advises=advises)}"
 
 
@@ -281,7 +287,7 @@ def _csv_row(point: Trial, scenario: Scenario | None) -> dict[str, object]:
     return {
         "concurrency": measured.concurrency,
         "offered_rps": measured.offered_rps,
-        **{name: figures[column] for name, column in _CSV_COLUMNS.items()},
+        **{name: figures[column] for name, column in _CSV_COLUMNS.items() if column in figures},
         "limited_by": None if bottleneck is None else bottleneck.kind,
         "spoilt_by": spoilt_by(point),
         "caveats": figures["caveats"],

@@ -267,7 +267,8 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
     rate_headings = ["met /s", "missed /s"] if objective == "capacity" else ["requests/s"]
     of_models = [name for name in contenders[0].latency_s if ":" in name]
-    quantiles = [name for name in of_models if name.endswith(":p95")] or ["p50", "p95", "p99"]
+    quantiles = [name for name in of_models if name.endswith(":p95")]
+    quantiles = quantiles or ["ttft_p95", "itl_p99", "p50", "p95", "p99"]
     return {
         "named by": names,
         "configuration": labels,

@@ -27,6 +27,8 @@ _SHOWN: Final = {
     "concurrency": "clients",
     "rate_rps": "offered /s",
     "throughput_rps": "requests/s",
+    "ttft_p95_ms": "ttft_p95 ms",
+    "itl_p99_ms": "itl_p99 ms",
     "p50_ms": "p50 ms",
     "p95_ms": "p95 ms",
     "p99_ms": "p99 ms",

@@ -26,7 +26,7 @@ from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.report.run_tables import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend
-from tests.tune.answer.ledgers import SCENARIO, helping_ledger
+from tests.tune.answer.ledgers import SCENARIO, helping_ledger, streamed_ledger
 from tests.tune.tune_fakes import asked, planted
 
 ROOT = Path(__file__).parents[2]
@@ -168,6 +168,23 @@ def test_a_trial_at_a_rate_has_a_dash_for_clients_beside_probes_that_have_some()
     *_, first, second = stream.getvalue().splitlines()
     assert (first.split(" | ")[3:5], second.split(" | ")[3:5]) == (["1", "–"], ["–", "100"])
     assert short_label("num_batch_threads=1") == "1 thread"
+
+
+def test_of_streams_first_tokens_and_gaps_stand_before_whole_answers():
+    """In each format; no other run has the columns."""
+    table = trial_table(streamed_ledger())
+    assert table["ttft_p95_ms"][0] == pytest.approx(40.0)
+    assert table["itl_p99_ms_high"][0] == pytest.approx(8.0)
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        print_trials(table, sort="ttft_p95", output="markdown")
+    head, _, first, *_ = stream.getvalue().splitlines()
+    assert "| requests/s | ttft_p95 ms | itl_p99 ms | p50 ms | p95 ms |" in head
+    assert "| 40 | 8 | 600 |" in first
+    other = trial_table([planted(1, throughput=100, p95_s=0.01)])
+    assert not [name for name in other if name.startswith(("ttft", "itl"))]
+    mixed = trial_table([*streamed_ledger(), planted(7, throughput=1, p95_s=1, failure="out of memory")])
+    assert mixed["ttft_p95_ms"][-1] is None
 
 
 def test_every_format_has_every_trial(run, tmp_path):

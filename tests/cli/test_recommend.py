@@ -28,7 +28,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
-from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
+from tests.tune.answer.ledgers import BATCH_14, SCENARIO, STREAMED, helping_ledger, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SUMMARY = SearchSummary(
@@ -117,6 +117,33 @@ def test_another_slo_is_judged_by_the_same_runs(run, capsys):
     assert document["slo"]["p95"] == 0.00935
     assert document["promises"][0]["kept"] < document["promises"][0]["runs"]
     assert document["to_establish"].endswith("--slo-p95 9.35ms")
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "asked"),
+    [
+        ({}, 150.0, ""),
+        ({"ttft_p95": "130ms", "itl_p99": "30ms"}, 180.0, "--slo-ttft-p95 130ms --slo-itl-p99 30ms --why"),
+        ({"ttft_p95": "50ms"}, 90.0, "--slo-ttft-p95 50ms --slo-itl-p99 25ms --why"),
+        ({"itl_p99": "10ms"}, 90.0, "--slo-ttft-p95 80ms --slo-itl-p99 10ms --why"),
+    ],
+)
+def test_limits_of_streams_are_judged_by_the_runs_measured(tmp_path, capsys, limits, held, asked):
+    """Looser ones find more, stricter ones less; those not named are the scenario's."""
+    run = create_run(STREAMED, format_scenario(STREAMED), root=tmp_path, provenance={})
+    for trial in streamed_ledger():
+        run.append(trial, None)
+
+    def recommended(json: bool) -> str:
+        run_recommend(
+            run.path, limits, dialect=None, write=None, results=run.path.parents[1], json=json, why=False
+        )
+        return capsys.readouterr().out
+
+    assert json.loads(recommended(json=True))["capacity"]["held_rps"] == pytest.approx(held, rel=0.01)
+    text = recommended(json=False)
+    assert asked in text
+    assert re.search(r"held /s .*ttft_p95 ms +itl_p99 ms", text)
 
 
 def test_a_recommendation_of_an_older_schema_is_no_obstacle(run, capsys):

@@ -14,6 +14,7 @@ from batchtune.report import live_view as live
 from batchtune.report.tables import span
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial, TrialRequest
+from tests.tune.answer.ledgers import streamed_ledger
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 
@@ -70,6 +71,11 @@ def test_every_line_says_under_which_load() -> None:
     assert line.startswith("trial 7 [sampler] max_batch_size=4 num_batch_threads=1, 4 clients: ")
     offered = live.trial_line(trial(rate_rps=50.0))
     assert ", 50/s offered: " in offered
+
+
+def test_of_streams_a_line_says_first_tokens_and_gaps() -> None:
+    (streamed, *_) = streamed_ledger()
+    assert "ttft_p95 40.0 [40.0, 40.0] ms, itl_p99 8.00 [8.00, 8.00] ms" in live.trial_line(streamed)
 
 
 def test_a_miss_at_a_rate_names_the_rate() -> None:

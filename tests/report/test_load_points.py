@@ -28,6 +28,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from batchtune.tune.trials.trial import Trial
 from tests.report.pages import Terminal, load_trial, rising_rates
+from tests.tune.answer.ledgers import streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
@@ -122,6 +123,32 @@ def test_a_rate_that_was_served_in_full_has_no_bottleneck_and_says_what_is_busy(
         "execute 97.1 % of the time. Bottleneck (rate 1,500): the device; batch threads execute 97.1 % of the time. "
         "A faster device" in text
     )
+
+
+@pytest.mark.parametrize("loop", [{"rate": 500.0}, {"clients": 8}])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_load_that_misses_the_slo_on_an_idle_server_is_not_advised_to_rise(loop, known):
+    """Whether or not the server tells anything of itself."""
+    late = load_trial(1, **loop, throughput=499.0, p95_s=0.4, verdict="FAIL")
+    idle = replace(late.measurement.server, execution_s_by_rows={}) if known else None
+    late = replace(late, measurement=replace(late.measurement, server=idle))
+    text = said([late])
+    assert "Bottleneck: none; " in text
+    assert "Lower the load until the SLO is met" in text
+    for wrong in ("capacity left", "Raise the rate", "more clients"):
+        assert wrong not in text
+
+
+def test_beside_a_rate_that_misses_the_slo_none_is_advised_to_rise():
+    kept, late = (
+        load_trial(at, rate=500.0 * at, throughput=500.0 * at, verdict=verdict)
+        for at, verdict in ((1, "PASS"), (2, "FAIL"))
+    )
+    idle = replace(kept.measurement.server, execution_s_by_rows={})
+    text = said([replace(each, measurement=replace(each.measurement, server=idle)) for each in (kept, late)])
+    assert "Bottleneck (rate 500): none; the server met the offered rate and had capacity left." in text
+    assert "Lower the load until the SLO is met" in text
+    assert "Raise the rate" not in text
 
 
 def test_where_every_rate_was_served_the_advice_is_a_higher_one():
@@ -264,6 +291,30 @@ def test_a_server_that_fills_its_one_cpu_is_limited_by_it():
     busy = replace(SERVER, server_cpu_s=0.97, execution_s_by_rows={14: 0.002})
     line = trial_line(point(8, server=busy), scenario=scenario_of(target={"model": "fake", "cpus": [0]}))
     assert line.endswith("limited by front end")
+
+
+def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_either():
+    """The highest rate, which a search of the capacity ends at, has one."""
+    met = rising_rates()[1]
+    kinds = {
+        objective: usual_bottleneck(
+            met.configuration,
+            [met.measurement],
+            scenario=scenario_of(load={"arrivals": "poisson", "rate": "1000/s"}, objective=objective),
+        ).kind
+        for objective in ("latency", "capacity")
+    }
+    assert kinds == {"latency": "none", "capacity": "device"}
+    assert "limited by" not in trial_line(met)
+
+
+def test_csv_has_first_tokens_and_gaps_of_streams(capsys):
+    (trial, *_) = streamed_ledger()
+    print_points_csv([trial])
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["ttft_p95_ms"], row["itl_p99_high_ms"]) == ("40.0", "8.0")
+    print_points_csv([point(8)])
+    assert "ttft" not in capsys.readouterr().out
 
 
 def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():

@@ -21,6 +21,7 @@ from batchtune.report.html.contender_figures import (
     rates,
     sweep_results_of,
 )
+from batchtune.report.html.shell.document import render
 from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep_page import heat_map, service_time, slices, sweep_document
@@ -28,15 +29,17 @@ from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
-from tests.report.pages import latencies
+from tests.report.pages import document_of, latencies
 from tests.tune.answer.ledgers import (
     BATCH_14,
     CAPACITY,
     SCENARIO,
+    STREAMED,
     at_rate,
     capacity_ledger,
     helping_ledger,
     loop,
+    streamed_ledger,
 )
 from tests.tune.tune_fakes import planted
 
@@ -91,6 +94,16 @@ def test_of_streams_each_limit_is_drawn_against_the_rate(tmp_path: Path) -> None
     document = sweep_document(account)
     assert {"rates-ttft_p95", "rates-itl_p99"} <= {section.anchor for section in document.sections}
     assert "the time to the first token (ttft_p95) is nearest to its limit" in document.notes[0]
+
+
+def test_the_table_of_a_page_has_first_tokens_and_gaps_of_streams_only(tmp_path: Path) -> None:
+    page = render(sweep_document(account_with(tmp_path / "streams", streamed_ledger(), STREAMED)))
+    columns = document_of(page)["columns"]
+    assert columns[4:9] == ["requests/s", "ttft_p95 ms", "itl_p99 ms", "p50 ms", "p95 ms"]
+    assert document_of(page)["rows"][0][5:7] == ["40.0 [40.0, 40.0]", "8.00 [8.00, 8.00]"]
+    assert "mean batch" not in columns
+    page = render(sweep_document(account_with(tmp_path / "whole", capacity_ledger(), CAPACITY)))
+    assert document_of(page)["columns"][4:7] == ["requests/s", "p50 ms", "p95 ms"]
 
 
 def test_of_a_fixed_load_a_bracket_is_the_range_of_the_runs(tmp_path):

@@ -12,10 +12,10 @@ from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Config
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
 from batchtune.cli.arguments.options import LoadRequest
-from batchtune.cli.arguments.overrides import file_knobs, of_option
+from batchtune.cli.arguments.overrides import asked_scenario, file_knobs, of_option
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import read_trace
-from batchtune.scenario.reader import dotted_keys, read_scenario, section_of, unchecked_scenario
+from batchtune.scenario.reader import dotted_keys, section_of, unchecked_scenario
 from batchtune.scenario.spec.knobs import (
     KNOBS,
     configuration_of,
@@ -221,7 +221,7 @@ def question_of(wanted: LoadRequest) -> Question:
     loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
     chosen = "protocol" in section_of(asked, "request") or section_of(asked, "target").get("kind") != "triton"
     protocol, notes = _protocol(wanted, section_of(asked, "request")) if chosen else ([], ())
-    scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
+    scenario = asked_scenario(wanted.scenario, [*overrides, *loop, *protocol])
     if scenario.load.rate_is_missing() and not scenario.target.models:
         raise UsageError(
             "the scenario names no rate: it asks for the highest one",

@@ -202,15 +202,31 @@ def _takes(
 
 
 def _slo_option(name: str) -> Any:
-    metavar, text = "DURATION", "Latency limit such as 20ms; those given replace the scenario's."
-    if name == "errors":
-        metavar, text = "RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."
-    return Annotated[str | None, option(metavar, text, f"--slo-{name}")], None
+    names, metavar = [f"--slo-{name.replace('_', '-')}"], "DURATION"
+    match name.partition("_")[0]:
+        case "ttft":
+            text = "Limit of the time to the first token of streamed answers; the scenario's others stay."
+        case "itl":
+            text = "Limit of the gaps between tokens of streamed answers; the scenario's others stay."
+        case "goodput":
+            metavar = "RATIO"
+            text = (
+                "Share of streamed answers that must meet every limit, such as 95%; replaces the scenario's."
+            )
+        case "errors":
+            metavar, text = "RATIO", "Share of requests that may fail, such as 0.1%; replaces the scenario's."
+        case _:
+            names.append(f"--slo-e2e-{name}")
+            text = "Limit of whole answers such as 20ms; those given replace the scenario's p50 to p99.9."
+    return Annotated[str | None, option(metavar, text, *names)], None
 
 
 _SLO: Final[Mapping[str, tuple[Any, None]]] = {
     f"slo_{name.replace('.', '_')}": _slo_option(name)
-    for name in ("p50", "p90", "p95", "p99", "p99.9", "errors")
+    for name in (
+        *("p50", "p90", "p95", "p99", "p99.9"),
+        *("ttft_p95", "ttft_p99", "itl_p95", "itl_p99", "goodput", "errors"),
+    )
 }
 """Parameter -> (annotation, default) of --slo-p50 to --slo-errors."""
 
@@ -218,7 +234,9 @@ _SLO: Final[Mapping[str, tuple[Any, None]]] = {
 def _slo_of(values: Mapping[str, Any]) -> dict[str, str]:
     """Return name -> text of the --slo-… options that were given, such as `p95`."""
     return {
-        name.removeprefix("slo_").replace("_", "."): values[name] for name in _SLO if values[name] is not None
+        name.removeprefix("slo_").replace("p99_9", "p99.9"): values[name]
+        for name in _SLO
+        if values[name] is not None
     }
 
 

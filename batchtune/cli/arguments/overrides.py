@@ -19,8 +19,14 @@ from batchtune.batching.formats import read_batching_file
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.scenario.examples import example_names
-from batchtune.scenario.reader import ScenarioText, read_scenario, scenario_text
-from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.reader import (
+    ScenarioText,
+    read_scenario,
+    scenario_text,
+    section_of,
+    unchecked_scenario,
+)
+from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.knobs import KNOBS
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import KnobValue, ListSpace
@@ -42,7 +48,7 @@ def of_option(name: str, *, hint: str | None = None, otherwise: str = "") -> Ite
         raise UsageError(f"{name}: {error.message}", hint=hint or error.hint or otherwise) from error
 
 
-# Which promise do the options `--slo-p50` to `--slo-p99.9` and `--slo-errors` make?
+# Which promise do the options `--slo-p50` to `--slo-errors` make?
 
 
 def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
@@ -54,43 +60,94 @@ def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
     given = {name: text for name, text in slo.items() if text is not None}
     if not given:
         return None
-    values = {name: positive_s(f"--slo-{name}", text) for name, text in given.items() if name != "errors"}
-    if "errors" in given:
-        values["errors"] = _error_ratio(given["errors"])
+    values = {
+        name: (_share if name in ("errors", "goodput") else positive_s)(_option(name), text)
+        for name, text in given.items()
+    }
+    goodput = values.pop("goodput", None)  # its limits may be those of the scenario
     try:
-        return SloSpec.model_validate(values)
+        promise = SloSpec.model_validate(values)
     except ValidationError as error:
         raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
+    return promise if goodput is None else promise.model_copy(update={"goodput": goodput})
 
 
-def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
-    """Return `scenario`, a scenario's SLO, changed by `promise`, the SLO of the --slo-… options; None:
-    unchanged.
+def in_place_of(scenario: Scenario, promise: SloSpec | None) -> SloSpec:
+    """Return the SLO of a scenario that was measured, changed by `promise`, the SLO of the --slo-… options;
+    None: unchanged.
 
-    Latency limits replace all of the scenario's; the allowed share of errors is replaced only where the
-    options set it.
+    Limits of whole answers replace all of the scenario's of whole answers; any other limit replaces that of
+    its own name. Limits that are thereby left out are named on stderr, and so is goodput, which the runs
+    counted by the scenario's limits.
+
+    Raises:
+        UsageError: a limit that these answers cannot have, or that the runs did not measure.
     """
+    own = scenario.slo
     if promise is None:
-        return scenario
-    errors = promise if "error_ratio" in promise.model_fields_set else scenario
-    limits = promise if promise.limits() else scenario
-    return limits.model_copy(update={"error_ratio": errors.error_ratio})
+        return own
+    changes = {name: getattr(promise, name) for name in promise.model_fields_set}
+    if promise.e2e_limits():
+        changes = {name: None for name in SloSpec.model_fields if name.startswith("p")} | changes
+    slo = own.model_copy(update=changes)
+    for name, why in scenario.request.foreign_limits(slo.limits()):
+        raise UsageError(f"{_option(name)}: {why}", hint="leave it out")
+    _note_left_out(
+        {name: limit_words(name, own.limits()[name]) for name in own.limits().keys() - slo.limits()}
+    )
+    counted_by = own.model_copy(update={"goodput": slo.goodput})
+    if slo.goodput is None or (own.goodput is not None and slo.limits() == counted_by.limits()):
+        return slo
+    if promise.goodput is not None:
+        by = ", ".join(limit_words(name, limit) for name, limit in own.limits().items() if name != "goodput")
+        counted = "the runs did not count it" if own.goodput is None else f"the runs counted it by {by}"
+        raise UsageError(f"{_option('goodput')}: {counted}", hint="sweep with this SLO, or leave it out")
+    _note_left_out({"goodput": limit_words("goodput", own.limits()["goodput"])})
+    return slo.model_copy(update={"goodput": None})
 
 
 def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
     """Return the --slo-… options as `KEY=VALUE` overrides of a scenario that is still to be read.
 
-    Latency limits set to null the scenario's others.
+    Limits of whole answers set to null the scenario's others of whole answers.
 
     Raises:
         UsageError: as `promised`.
     """
     promise = promised(slo)
-    if promise is None:
-        return []
-    overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if promise.limits() else []
-    errors = slo.get("errors")
-    return overrides if errors is None else [*overrides, f"slo.errors={errors}"]
+    given = {name: text for name, text in slo.items() if text is not None}
+    if promise is not None and promise.e2e_limits():
+        given = dict.fromkeys(QUANTILES, "null") | given
+    return [f"slo.{name}={text}" for name, text in given.items()]
+
+
+def asked_scenario(source: Path | ScenarioText, overrides: Sequence[str]) -> Scenario:
+    """Read a scenario with its overrides; limits of it that the --slo-… options leave out are named on stderr.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    scenario = read_scenario(source, overrides=overrides)
+    written = section_of(unchecked_scenario(source), "slo")
+    limits = {name.removeprefix("e2e_"): limit for name, limit in written.items() if limit is not None}
+    _note_left_out(
+        {n: f"{n} ≤ {limits[n]}" for n in QUANTILES if n in limits and f"slo.{n}=null" in overrides}
+    )
+    return scenario
+
+
+def _note_left_out(limits: Mapping[str, str]) -> None:
+    """Name limits of the scenario that an SLO leaves out, name -> words, on stderr."""
+    if limits:
+        why = "a limit of whole answers replaces all of them"
+        if "goodput" in limits:
+            why = "the runs counted it by other limits"
+        print(f"note: without {', '.join(sorted(limits.values()))} of the scenario: {why}", file=sys.stderr)
+
+
+def _option(name: str) -> str:
+    """Return the option that sets a limit, such as `--slo-ttft-p95`."""
+    return f"--slo-{name.replace('_', '-')}"
 
 
 def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
@@ -107,12 +164,12 @@ def positive_s(option: str, text: str, *, units: tuple[str, str] = ("ms", "s")) 
     return seconds
 
 
-def _error_ratio(text: str) -> float:
-    hint = "write a share such as 0.1% or 0.001"
-    with of_option("--slo-errors", hint=hint):
+def _share(option: str, text: str) -> float:
+    hint = f"write a share such as {'95% or 0.95' if 'goodput' in option else '0.1% or 0.001'}"
+    with of_option(option, hint=hint):
         ratio = parse_ratio(text)
-    if not 0.0 <= ratio <= 1.0:
-        raise UsageError(f"--slo-errors: {text!r} is not between 0 and 100 %", hint=hint)
+    if not 0.0 <= ratio <= 1.0 or ("goodput" in option and ratio in (0.0, 1.0)):
+        raise UsageError(f"{option}: {text!r} is not between 0 and 100 %", hint=hint)
     return ratio
 
 

@@ -530,7 +530,7 @@ def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
     Raises:
         UsageError: it has no latency limit.
     """
-    slo = in_place_of(scenario.slo, promises)
+    slo = in_place_of(scenario, promises)
     if not slo.limits():
         raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
     return slo

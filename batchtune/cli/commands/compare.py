@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, paired_figures
+from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import MeasuringSession, gravest, session
@@ -59,7 +60,7 @@ def run_compare(
     for no verdict. 6 where the load generator was the limit of a pair, or the host disturbed every run of a
     variant (repeats included). 7 where a variant failed. 130 when interrupted.
     """
-    scenario = read_scenario(path, overrides=overrides)
+    scenario = asked_scenario(path, overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     margins = parse_margins(max_regress)
     arms = variants[0].arms()

@@ -29,6 +29,7 @@ from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario
 from batchtune.scenario.reader import ScenarioText, parse_scenario, section_of, unchecked_scenario
 from batchtune.scenario.recordings import check_names, shown_shape
+from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.scenario.spec.workload import Protocol, RandomRange, transport_of
@@ -154,9 +155,7 @@ def loop_of_model(
 
 def wants_of(scenario: Scenario) -> str:
     """Return a line that says what a sweep of this scenario looks for, and which option decided that."""
-    limits = ", ".join(
-        f"{name} ≤ {rounded_duration(limit_s)}" for name, limit_s in scenario.slo.limits().items()
-    )
+    limits = ", ".join(limit_words(name, limit) for name, limit in scenario.slo.limits().items())
     within = f" within {limits}" if limits else ""
     load = scenario.load
     match scenario.objective:

@@ -16,6 +16,7 @@ from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
 from batchtune.check.paired_check import paired_figures
 from batchtune.cli.arguments.options import CheckRequest
+from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import (
     Course,
@@ -30,7 +31,7 @@ from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.check_text import account_document, print_check
-from batchtune.scenario.reader import read_arms, read_scenario, read_variants
+from batchtune.scenario.reader import read_arms, read_variants
 from batchtune.target.choice import placed
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
@@ -46,7 +47,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
         UsageError: no such scenario, no two sides, no such gate, or a file that cannot be written.
         TargetError: an attached server could not be put back; the verdict was printed and saved before.
     """
-    scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
+    scenario = asked_scenario(wanted.scenario, wanted.overrides)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
     margins = parse_margins(wanted.max_regress or ()) or pair[0].scenario.check.gates

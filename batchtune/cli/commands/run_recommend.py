@@ -69,7 +69,7 @@ def run_recommend(
     promise = promised(limits)
     run = asked_run(path, results=results)
     scenario = run.scenario()
-    slo = None if promise is None else in_place_of(scenario.slo, promise)
+    slo = None if promise is None else in_place_of(scenario, promise)
     trials = kept_trials(run)
     if any(trial.source == "variant" for trial in trials):
         raise UsageError(
@@ -233,7 +233,11 @@ def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
     scenario's own."""
     if slo is None:
         return ""
-    options = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
+    limits = {
+        name.replace("_", "-"): f"{slo.goodput:g}" if name == "goodput" else format_duration(limit)
+        for name, limit in slo.limits().items()
+    }
+    options = [f"--slo-{name} {text}" for name, text in limits.items()]
     if slo.error_ratio != scenario.slo.error_ratio:
         options.append(f"--slo-errors {slo.error_ratio:g}")
     return " ".join([*options, ""])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
+from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.commands.run_recommend import conclude
 from batchtune.cli.session import (
@@ -25,7 +26,7 @@ from batchtune.cli.session import (
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
-from batchtune.scenario.reader import ScenarioText, lists_models, read_scenario
+from batchtune.scenario.reader import ScenarioText, lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import placed, placed_as, target_of
@@ -65,7 +66,7 @@ def run_sweep(
     if of_one and lists_models(path):
         hints = {"--rate": "write rate at each of target.models"}
         raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
-    scenario = read_scenario(path, overrides=overrides)
+    scenario = asked_scenario(path, overrides)
     if scenario.target.models:
         _require_search_of_several(scenario)
     if optuna_storage is not None:

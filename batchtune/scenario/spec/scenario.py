@@ -292,6 +292,7 @@ class Scenario(Spec):
         self._speak_its_protocol()
         self._leave_what_is_fixed()
         self._check_objective()
+        self._check_limits()
         self._check_names()
         check_loads(self.target.models, self.load)
         check_spaces(self.target.models)
@@ -407,6 +408,14 @@ class Scenario(Spec):
                 )
             case _:
                 pass
+
+    def _check_limits(self) -> None:
+        for at, own in enumerate(self.target.models or [None]):
+            slo, request = (own and own.slo) or self.slo, (own and own.request) or self.request
+            where = ("target", "models", at) if own and own.slo else ()
+            for name, why in request.foreign_limits(slo.limits()):
+                hint = f"leave it out (--slo-{name.replace('_', '-')}), or set request.protocol: openai"
+                raise problem(why, at=(*where, "slo", name), hint=hint)
 
     def _check_names(self) -> None:
         for path, names in ((("search", "space"), self.search.space), (("fixed",), self.fixed)):

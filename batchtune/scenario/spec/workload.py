@@ -330,6 +330,17 @@ class RequestSpec(Spec):
         """Rows of a request of the largest kind in the mix."""
         return max(kind.rows or 1 for kind in self.kinds())
 
+    def foreign_limits(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """List those limits of an SLO (`ttft_p95`, `goodput`) that the answers to these requests cannot have, each with
+        the reason."""
+        is_openai = self.protocol == "openai"
+        if is_openai and (self.openai is None or self.openai.api != "embeddings"):
+            return []
+        whole = "embeddings" if is_openai else self.protocol
+        why = f"only of streamed answers, and those of {whole} come whole"
+        streamed = ("ttft_", "itl_", *(() if is_openai else ("goodput",)))
+        return [(name, why) for name in names if name.startswith(streamed)]
+
     def kinds(self) -> tuple[MixSpec, ...]:
         """List the kinds of request in the mix, each with everything filled in that it takes from the
         request; a request without a mix is a mix of one.

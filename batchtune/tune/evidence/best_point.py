@@ -36,15 +36,25 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
 
 
 def usual_bottleneck(
-    configuration: Configuration, measured: Sequence[Measurement], *, scenario: Scenario | None = None
+    configuration: Configuration,
+    measured: Sequence[Measurement],
+    *,
+    scenario: Scenario | None = None,
+    blame_met: bool | None = None,
 ) -> Bottleneck | None:
     """Find what limits most runs of a configuration, with the figures of the last of those runs; None without
     runs.
 
-    `scenario`: its target's flags decide how many request threads the server has. Noise of the host is left
-    out: it differs from run to run and is a caveat.
+    `scenario`: its target's flags decide how many request threads the server has. `blame_met`: whether a rate
+    that was met within the SLO has a bottleneck; None: under objective capacity, where it is the highest
+    rate. Noise of the host is left out: it differs from run to run and is a caveat.
     """
-    verdicts = [_verdict(configuration, measurement, scenario, blame_host=False) for measurement in measured]
+    if blame_met is None:
+        blame_met = scenario is None or scenario.objective == "capacity"
+    verdicts = [
+        _verdict(configuration, measurement, scenario, blame_host=False, blame_met=blame_met)
+        for measurement in measured
+    ]
     if not verdicts:
         return None
     kind = Counter(verdict.kind for verdict in verdicts).most_common(1)[0][0]

@@ -22,6 +22,7 @@ from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.html.shell.drawing import Section, label, provenance_of
 from batchtune.report.live_view import measured_load
 from batchtune.report.load_points import figure_cells
+from batchtune.report.tables import without_empty_columns
 from batchtune.report.words import Fact, limit_word, parameters_of, sentence
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -39,6 +40,8 @@ COLUMNS: Final = (
     "configuration",
     "load",
     "requests/s",
+    "ttft_p95 ms",
+    "itl_p99 ms",
     "p50 ms",
     "p95 ms",
     "p99 ms",
@@ -49,7 +52,7 @@ COLUMNS: Final = (
     "caveats",
     "why",
 )
-"""Headings of a page's table of trials."""
+"""Headings of a page's table of trials; those without any value are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
     return [
         *head,
         measured_load(measured),
-        *figure_cells(measured, COLUMNS[4:10]),
+        *figure_cells(measured, COLUMNS[4:12]),
         limit_word(trial_bottleneck(trial, scenario)),
         measured.verdict or "–",
         ", ".join(caveat.code.replace("_", " ") for caveat in measured.caveats) or "–",
@@ -250,7 +253,8 @@ def _data(document: Report) -> dict[str, Any]:
         {"heading": heading, "parameters": parameters_of(configuration), "rows": rows}
         for heading, configuration, rows in document.trials.details
     ]
-    return {"figures": figures, "columns": COLUMNS, "rows": document.trials.rows, "details": details}
+    columns, *rows = without_empty_columns([COLUMNS, *document.trials.rows])
+    return {"figures": figures, "columns": columns, "rows": rows, "details": details}
 
 
 @cache

@@ -131,7 +131,7 @@
     const made = element("table"), head = element("tr"), body = element("tbody");
     const fill = (shown) => body.replaceChildren(...shown.map((row) => {
       const line = element("tr");
-      row.forEach((cell, at) => line.append(element("td", cell, at >= page.columns.length - 2 ? "long" : "")));
+      row.forEach((cell, at) => line.append(element("td", cell, ["caveats", "why"].includes(page.columns[at]) ? "long" : "")));
       return line;
     }));
     let by = null, ascending = true;

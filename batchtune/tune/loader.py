@@ -293,8 +293,8 @@ class Loader:
             return tuple(caveats)
         own = () if is_http and counters.series else (caveat("no_target_metrics"),)
         if self._outruns_metrics(load):
-            run_s = load.arrivals.duration_s
-            own = (caveat("slow_metrics", every_s=self._metrics_every_s, run_s=run_s),)
+            every_s, run_s = self._metrics_every_s, load.arrivals.duration_s
+            own = (caveat("slow_metrics", every_s=every_s, run_s=run_s, needed_s=2.0 * every_s),)
         return tuple(
             kept for note in caveats for kept in (own if note.code == "no_server_counters" else (note,))
         )

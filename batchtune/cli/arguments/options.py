@@ -339,37 +339,26 @@ class SideWords:
 
     `model`: its path. `ref`: git commit of the model. `image`: container image. `command`: of the server.
     `batching`: file of batching parameters. `flag`: NAME=VALUE for the server. `set`: KEY=VALUE for the
-    scenario.
+    scenario. Each is annotated with the metavar and the help of its option.
     """
 
-    model: str | None = None
-    ref: str | None = None
-    image: str | None = None
-    command: str | None = None
-    batching: str | None = None
-    flag: Sequence[str] = ()
-    set: Sequence[str] = ()
-
-
-_WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
-    "model": (str | None, "PATH", "The model of the {side}. Default: the scenario's."),
-    "ref": (str | None, "GIT_REF", "That model as it is in a git commit, e.g. {ref}."),
-    "image": (str | None, "IMAGE", "The container image that serves the {side}."),
-    "command": (str | None, "COMMAND", "The server of the {side}, as target.command, quoted."),
-    "batching": (
-        str | None,
-        "FILE",
-        "Batching parameters of the {side}: TensorFlow Serving's file, config.pbtxt, …",
-    ),
-    "flag": (list[str] | None, "NAME=VALUE", "A flag of the {side}'s server; may be repeated."),
-    "set": (list[str] | None, "KEY=VALUE", "A key of the scenario, for the {side} only; may be repeated."),
-}
+    model: Annotated[str | None, "PATH", "The model of the {side}. Default: the scenario's."] = None
+    ref: Annotated[str | None, "GIT_REF", "That model as it is in a git commit, e.g. {ref}."] = None
+    image: Annotated[str | None, "IMAGE", "The container image that serves the {side}."] = None
+    command: Annotated[str | None, "COMMAND", "The server of the {side}, as target.command, quoted."] = None
+    batching: Annotated[
+        str | None, "FILE", "Batching parameters of the {side}: TensorFlow Serving's file, config.pbtxt, …"
+    ] = None
+    flag: Annotated[list[str] | None, "NAME=VALUE", "A flag of the {side}'s server; may be repeated."] = None
+    set: Annotated[
+        list[str] | None, "KEY=VALUE", "A key of the scenario, for the {side} only; may be repeated."
+    ] = None
 
 
 def _side_option(side: str, word: str) -> Any:
-    kind, metavar, text = _WORDS[word]
-    help_text = text.format(side=side, ref="main" if side == "baseline" else "HEAD")
-    return Annotated[kind, typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)]
+    kind, metavar, text = get_args(get_type_hints(SideWords, include_extras=True)[word])
+    shown = text.format(side=side, ref="main" if side == "baseline" else "HEAD")
+    return Annotated[kind, option(metavar, shown, f"--{side}-{word}")]
 
 
 def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> SideWords:
@@ -404,9 +393,13 @@ def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> S
 
 takes_sides = _takes(
     "sides",
-    {f"{side}_{word}": (_side_option(side, word), None) for side in get_args(Side) for word in _WORDS},
+    {
+        f"{side}_{word.name}": (_side_option(side, word.name), None)
+        for side in get_args(Side)
+        for word in fields(SideWords)
+    },
     lambda values: {
-        side: _side_words(side, {word: values[f"{side}_{word}"] for word in _WORDS})
+        side: _side_words(side, {word.name: values[f"{side}_{word.name}"] for word in fields(SideWords)})
         for side in get_args(Side)
     },
 )

@@ -84,7 +84,7 @@ def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) ->
                 model = [_override("target.model", str(exported.path))]
                 commits[side] = exported.commit
                 notes.append(f"{side}: {exported.text}")
-            changes[side] = [*model, *_server(said), *_batching(wanted, said), *said.set]
+            changes[side] = [*model, *_server(said), *_batching(wanted, said), *(said.set or ())]
         yield replace(
             wanted,
             baseline_set=changes.get("baseline", ()),
@@ -173,7 +173,7 @@ def _server(said: SideWords) -> Iterator[str]:
             yield _override("target.command", shlex.split(said.command))
         except ValueError as error:
             raise UsageError(f"{said.command!r} is no command line: {error}") from error
-    for flag in said.flag:
+    for flag in said.flag or ():
         name, equals, value = flag.lstrip("-").partition("=")
         if not name or not equals:
             raise UsageError(f"expected NAME=VALUE, such as tensorflow_intra_op_parallelism=2; was {flag!r}")

@@ -27,7 +27,7 @@ from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.ci_files import JOB_FILES, Host, job_text
 from batchtune.report.live_view import sweep_view
-from batchtune.scenario.examples import Example, example_names, read_example, server_scenario
+from batchtune.scenario.examples import example_names, read_example, server_scenario
 from batchtune.scenario.reader import read_arms, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import commented
@@ -46,27 +46,19 @@ def run_init(name: str | None, *, output: Path | None) -> int:
         UsageError: no such example, or the file exists or cannot be written.
     """
     if name is None:
-        return _list_examples()
-    _write_example(read_example(name), output)
-    return 0
-
-
-def _list_examples() -> int:
-    bundled = [read_example(name) for name in example_names()]
-    width = max((len(example.name) for example in bundled), default=0)
-    for example in bundled:
-        print(f"{example.name:<{width}}  {example.question}")
-    print("`batchtune init --example NAME` writes one here", file=sys.stderr)
-    return 0
-
-
-def _write_example(example: Example, output: Path | None) -> None:
-    if output == Path("-"):
-        print(example.text_for(f"{example.name}.yaml"), end="")
-        return
+        width = max(map(len, example_names()))
+        for bundled in map(read_example, example_names()):
+            print(f"{bundled.name:<{width}}  {bundled.question}")
+        print("`batchtune init --example NAME` writes one here", file=sys.stderr)
+        return 0
+    example = read_example(name)
     path = output or Path(f"{example.name}.yaml")
+    if path == Path("-"):
+        print(example.text_for(f"{example.name}.yaml"), end="")
+        return 0
     write_new(path, example.text_for(shlex.quote(str(path))), said=example.question)
     print(f"next: batchtune {example.command} {shlex.quote(str(path))}", file=sys.stderr)
+    return 0
 
 
 def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:

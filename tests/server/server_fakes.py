@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_config import models_of
-from batchtune.server.models.model_repository import VersionStatus
+from batchtune.server.models.servable import VersionStatus
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
 from batchtune.server.rest.rest_api import RestApi, RestOptions

@@ -1,18 +1,23 @@
-"""One loaded version of a model, which takes requests, and a limit on the requests inside the server."""
+"""One loaded version of a model, which takes requests; the book in which a request's version is looked up; and a limit
+on the requests inside the server.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import Metrics
+from batchtune.server.models.model_config import ModelConfig
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.batched import Deliver, Done, Queued
 from batchtune.server.sessions.input_shapes import listed
@@ -306,3 +311,152 @@ def metadata_of(signatures: Mapping[str, Signature]) -> bytes:
     """Return signatures (name -> signature) as a serialised tensorflow.serving.SignatureDefMap."""
     definitions = {name: signature_to_def(signature) for name, signature in signatures.items()}
     return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())
+
+
+# The state of each version of each model, and the servable that answers for a name, version or label.
+#
+# `find` runs on the event loop for every request: it reads dictionaries that are replaced, never changed, and takes
+# no lock. Everything else holds `changed`.
+
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionStatus:
+    """A version's state, as in GetModelStatus, with the error of its last load or unload ("OK": none)."""
+
+    version: int
+    state: State
+    error_code: str = "OK"
+    error_message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class VersionEntry:
+    """One version of a model.
+
+    servable: None unless it is AVAILABLE. attempts: loads so far, since the last that succeeded. retry_at_s:
+    when a failed load is tried again (time.monotonic), None: no failed load waits for that.
+    """
+
+    status: VersionStatus
+    servable: Servable | None = None
+    attempts: int = 0
+    retry_at_s: float | None = None
+
+
+class VersionBook:
+    """The state of each version, and which servable answers for a model's name, version or label.
+
+    entries: model name -> version number -> entry; labels: model name -> label -> version number. `changed`
+    guards every change and notifies of it.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.entries: dict[str, dict[int, VersionEntry]] = {}
+        self.labels: Mapping[str, Mapping[str, int]] = {}
+        self._available: Mapping[str, Mapping[int, Servable]] = {}
+        self._latest: Mapping[str, Servable] = {}
+
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
+        """Return the servable of a model's version or label, else of its highest AVAILABLE version.
+
+        Raises:
+            StatusError: NOT_FOUND where that version is not AVAILABLE, INVALID_ARGUMENT for an unknown label
+                or "" as name.
+        """
+        if not name:
+            raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
+        if label is not None:
+            version = self.labels.get(name, {}).get(label)
+            if version is None:
+                raise StatusError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
+        if version is None:
+            loaded = self._latest.get(name)
+            asked = f"Latest({name})"
+        else:
+            loaded = self._available.get(name, {}).get(version)
+            asked = f"Specific({name}, {version})"
+        if loaded is None:
+            raise StatusError("NOT_FOUND", f"Servable not found for request: {asked}")
+        return loaded
+
+    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
+        """Return the states of a model's versions, highest number first, or of one version alone.
+
+        Raises:
+            StatusError: NOT_FOUND for an unknown model or version.
+        """
+        with self.changed:
+            statuses = [entry.status for entry in self.entries.get(name, {}).values()]
+        if version is not None:
+            statuses = [status for status in statuses if status.version == version]
+        if not statuses:
+            what = "any versions" if version is None else f"version {version}"
+            raise StatusError("NOT_FOUND", f"Could not find {what} of model {name}")
+        return sorted(statuses, key=lambda status: -status.version)
+
+    def available(self, name: str) -> Mapping[int, Servable]:
+        """Return version number -> servable of a model's AVAILABLE versions."""
+        return self._available.get(name, {})
+
+    def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
+        """Set a version's state and the servable that `find` returns for it from now on (None: none)."""
+        with self.changed:
+            entry.servable = servable
+            entry.status = status
+            self._available = {
+                name: {
+                    version: other.servable
+                    for version, other in versions.items()
+                    if other.servable is not None
+                }
+                for name, versions in self.entries.items()
+            }
+            self._latest = {
+                name: versions[max(versions)] for name, versions in self._available.items() if versions
+            }
+            self.changed.notify_all()
+
+    def announce(self, versions: Iterable[tuple[str, int]]) -> None:
+        """Add each (model name, version number) that is new or had ended, in state START."""
+        with self.changed:
+            for name, version in versions:
+                entries = self.entries.setdefault(name, {})
+                if version not in entries or entries[version].status.state == "END":
+                    entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
+
+    def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
+        """Return the reasons why models have no AVAILABLE version, in the words of TF Serving's ServerCore.
+
+        A line for each version that failed to load; for a model without such versions, one line. complaints:
+        model name -> why no version is on disk. [] where each of `names` has an AVAILABLE version.
+        """
+        failures = []
+        for name in names:
+            if self.available(name):
+                continue
+            failed = [
+                entry.status for entry in self.entries.get(name, {}).values() if entry.status.error_message
+            ]
+            failures += [
+                f"{{name: {name} version: {status.version}}} due to error: {status.error_code}: {status.error_message}"
+                for status in failed
+            ] or [complaints.get(name, f"{{name: {name}}} has no version")]
+        return failures
+
+    def check_labels(self, model: ModelConfig) -> None:
+        """Check that the labels that a model has now got name AVAILABLE versions.
+
+        Raises:
+            StatusError: FAILED_PRECONDITION for a label of any other version, unless it is in force already.
+        """
+        for label, version in model.labels.items():
+            known = self.labels.get(model.name, {}).get(label) == version
+            if version not in self.available(model.name) and not known:
+                raise StatusError(
+                    "FAILED_PRECONDITION",
+                    f"Request to assign label to version {version} of model {model.name}, which is not currently "
+                    "available for inference",
+                )

@@ -12,7 +12,7 @@ from batchtune.measure.caveats import settings_of
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.system import quota_cpus, schedulable_cores, schedulable_cpus, usable_cpus, usable_threads
 from batchtune.tune.trials.space import in_force
-from batchtune.twin.simulator.replica import batcher_of
+from batchtune.twin.simulator.simulate import batcher_of
 
 
 def write(root: Path, name: str, content: str) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.archive.server_files import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import Configuration, flag_text
+from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration, flag_text
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec

@@ -47,7 +47,7 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
 from batchtune.tune.trials.trial import Trial
-from batchtune.twin.simulator.replica import TRITONS_AHEAD
+from batchtune.twin.simulator.simulate import TRITONS_AHEAD
 from batchtune.units import counted
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.batching import text_proto
-from batchtune.batching.length_buckets import parse_length_buckets
-from batchtune.batching.parameters import BatchingParameters, validate
+from batchtune.batching.parameters import BatchingParameters, parse_length_buckets, validate
 from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, format_length_buckets, parse_length_buckets
-from batchtune.batching.parameters import Configuration, from_dict
+from batchtune.batching.parameters import (
+    LENGTH_BUCKETS,
+    Configuration,
+    format_length_buckets,
+    from_dict,
+    parse_length_buckets,
+)
 from batchtune.batching.triton_config import configuration_as_found, found_batching
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.target.endpoint import (

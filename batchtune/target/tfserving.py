@@ -16,8 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
-from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
+from batchtune.batching.parameters import (
+    LENGTH_BUCKETS,
+    NO_BUCKETS,
+    BatchingParameters,
+    Configuration,
+    to_dict,
+)
 from batchtune.batching.tfserving_file import format_tfserving_text
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import Scenario

@@ -29,7 +29,6 @@ from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadGenerator, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
-from batchtune.tune.trials.failures import is_overload, texts_by_class, unanswered, undecodable
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
@@ -39,6 +38,10 @@ from batchtune.tune.trials.trial import (
     Trial,
     TrialRequest,
     is_feasible,
+    is_overload,
+    texts_by_class,
+    unanswered,
+    undecodable,
     violations,
 )
 

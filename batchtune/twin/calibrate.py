@@ -21,7 +21,7 @@ from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.service_time import Fitted, fit_length_cost, rows_needed, timed
-from batchtune.twin.simulator.replica import Batcher, Summary, batcher_of
+from batchtune.twin.simulator.simulate import Batcher, Summary, batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 from batchtune.twin.twin import NEAR_SATURATION, FitError, Twin, enough_requests, play
 from batchtune.twin.twin_parameters import (

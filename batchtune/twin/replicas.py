@@ -16,7 +16,7 @@ from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.plain_values import Coded, coded, fields_to_plain
 from batchtune.twin.service_time import Fitted, rows_needed, timed
-from batchtune.twin.simulator.replica import Batcher, Routing
+from batchtune.twin.simulator.simulate import Batcher, Routing
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import (
     MOST_REQUESTS,

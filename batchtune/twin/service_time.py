@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.target.telemetry import ServerActivity
-from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.simulator.simulate import Batcher, Device
 from batchtune.twin.traffic import Traffic
 
 CROWDED_MOST = 0.3

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.batching.length_buckets import AUTO_BUCKETS, Boundaries, boundaries_for, rounded_up
+from batchtune.batching.parameters import AUTO_BUCKETS, Boundaries, boundaries_for, rounded_up
 from batchtune.errors import ScenarioError
 from batchtune.scenario.arrivals import draw, read_trace
 from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.workload import DISTINCT_LENGTHS, FileInputs, LengthsSpec, LoadSpec, RequestSpec
-from batchtune.twin.simulator.replica import Rows
+from batchtune.twin.simulator.simulate import Rows
 
 LONGEST_REQUESTS = 400_000
 """Requests that one simulation sends at most, however long its ramp, steps or trace is."""

@@ -14,8 +14,7 @@ from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.twin.service_time import Fitted, rows_needed, timed
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, Summary
-from batchtune.twin.simulator.simulate import closed_summary, open_summary
+from batchtune.twin.simulator.simulate import Batcher, Device, Routing, Summary, closed_summary, open_summary
 from batchtune.twin.traffic import Traffic
 
 MOST_REQUESTS = 40_000

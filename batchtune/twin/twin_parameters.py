@@ -25,7 +25,7 @@ from batchtune.twin.service_time import (
     fit_service_time,
     linear_service_time,
 )
-from batchtune.twin.simulator.replica import Batcher
+from batchtune.twin.simulator.simulate import Batcher
 from batchtune.twin.traffic import Traffic
 
 THROUGHPUT_BETWEEN_SD = 0.03

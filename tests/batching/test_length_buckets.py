@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchtune.batching.length_buckets import BUCKETS_MAX, format_length_buckets, parse_length_buckets
+from batchtune.batching.parameters import BUCKETS_MAX, format_length_buckets, parse_length_buckets
 from batchtune.errors import BatchingParametersError
 
 

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.event_kernel import PlainPlan, PlainRun, compiled
-from batchtune.twin.simulator.replica import Batcher, Device, Outcome
 from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Outcome,
     SimulatedTraffic,
     costs_s,
     new_plain_run,

@@ -17,8 +17,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import Space
-from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
-from batchtune.twin.simulator.simulate import open_summary
+from batchtune.twin.simulator.simulate import Batcher, Device, batcher_of, open_summary
 from tests.tune.tune_fakes import OURS, SESSION, FakeClock, FakeFleet, FakeTarget, _Played
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open
 from tests.twin.twin_fakes import activity_of

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulator.replica import Batcher, Device, Outcome, Routing, Rows, order_statistics
-from batchtune.twin.simulator.simulate import SimulatedTraffic, run_simulation
+from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Outcome,
+    Routing,
+    Rows,
+    SimulatedTraffic,
+    order_statistics,
+    run_simulation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ from batchtune.server.scheduling.batch_queue import (
     SharedBatchScheduler,
     next_allowed_size,
 )
-from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.simulate import SimulatedTraffic, run_by_events
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, run_by_events
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 from tests.twin.simulated_run import SimulatedRun, run_of, simulate_open

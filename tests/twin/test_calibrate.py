@@ -25,7 +25,7 @@ from batchtune.twin.calibrate import (
 )
 from batchtune.twin.replicas import highest_rates
 from batchtune.twin.service_time import crowding, fit_service_time
-from batchtune.twin.simulator.replica import Device
+from batchtune.twin.simulator.simulate import Device
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import FitError, Twin
 from batchtune.twin.twin_parameters import fit_run_of

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchtune.batching.length_buckets import boundaries_for, rounded_up
-from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.parameters import BatchingParameters, Configuration, boundaries_for, rounded_up
 from batchtune.cli.commands.ask_twin import (
     Calibrated,
     asked_configurations,
@@ -23,7 +22,7 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibrate import Observation, calibrate
 from batchtune.twin.service_time import Fitted, LengthCost, ServiceTime, fit_length_cost
-from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.simulator.simulate import Batcher, Device
 from batchtune.twin.traffic import Traffic, traffic_of
 from batchtune.twin.twin import FitError, Twin
 from tests.scenario.test_reader import SMALL

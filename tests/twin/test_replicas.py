@@ -13,7 +13,7 @@ from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
 from batchtune.twin.replicas import POOL_MOST
 from batchtune.twin.service_time import Fitted, linear_service_time
-from batchtune.twin.simulator.replica import Routing
+from batchtune.twin.simulator.simulate import Routing
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import FitError, Twin
 from tests.twin.twin_fakes import batcher_of, device_of, plan_replicas

@@ -18,8 +18,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
-from batchtune.twin.simulator.simulate import SimulatedTraffic, closed_summary, open_summary, run_by_events
+from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Rows,
+    SimulatedTraffic,
+    batcher_of,
+    closed_summary,
+    left_out,
+    open_summary,
+    run_by_events,
+)
 from tests.twin.batch_theory import BatchFormer, batch_chain
 from tests.twin.early_work import run_early
 from tests.twin.queueing_theory import (

@@ -13,7 +13,7 @@ from batchtune.measure.slo import Limit
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibrate import Observation
 from batchtune.twin.replicas import Failing, ReplicaPlan, Replicas
-from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.simulate import Batcher, Device, Routing
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import Twin
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
+from batchtune.batching.parameters import LENGTH_BUCKETS, PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
 from batchtune.cli.arguments.options import LoadRequest

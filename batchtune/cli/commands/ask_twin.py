@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.archive.run import Run
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
+from batchtune.batching.parameters import (
+    LENGTH_BUCKETS,
+    PARAMETER_NAMES,
+    Configuration,
+    did_you_mean,
+    to_dict,
+)
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
 from batchtune.cli.arguments.load_request import points_of
 from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
@@ -37,7 +42,7 @@ from batchtune.tune.answer.recommendation import Recommendation, capacity_of
 from batchtune.tune.trials.trial import Trial, without_superseded
 from batchtune.twin.calibrate import calibrate, observation_of
 from batchtune.twin.replicas import Failing, MeasuredRates, Replicas, held_to, long_run
-from batchtune.twin.simulator.replica import Routing, batcher_of, left_out
+from batchtune.twin.simulator.simulate import Routing, batcher_of, left_out
 from batchtune.twin.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.twin import Twin
 from batchtune.units import counted, parse_rate_rps, parse_ratio

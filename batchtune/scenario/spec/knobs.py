@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, Final
 
-from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import (
+    AUTO_BUCKETS,
     DEFAULT_MAX_BATCH_SIZE,
+    LENGTH_BUCKETS,
+    NO_BUCKETS,
     PARAMETER_NAMES,
     SERVER_SWITCHES,
     BatchingParameters,
@@ -17,6 +19,7 @@ from batchtune.batching.parameters import (
     ServerWord,
     flag_text,
     from_dict,
+    parse_length_buckets,
     require_ports,
     validate,
 )

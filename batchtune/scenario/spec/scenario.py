@@ -13,9 +13,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
+    LENGTH_BUCKETS,
     PARAMETER_NAMES,
     TARGETS_FLAGS,
     BatchingParameters,

@@ -12,8 +12,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, parse_length_buckets
-from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
+from batchtune.batching.parameters import (
+    AUTO_BUCKETS,
+    LENGTH_BUCKETS,
+    PARAMETER_NAMES,
+    BatchingParameters,
+    from_dict,
+    parse_length_buckets,
+    to_dict,
+    validate,
+)
 from batchtune.errors import BatchingParametersError
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.batched import BatchObserver, Deliver

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from batchtune.batching.length_buckets import PAYS_FROM, boundaries_for, rounded_up
+from batchtune.batching.parameters import BUCKETS_PAY_FROM, boundaries_for, rounded_up
 from batchtune.server.backends.model import Tensors
 from batchtune.server.log import say
 from batchtune.server.sessions.batched import BatchingSession, BatchObserver, BatchRecord, Done, Request
@@ -57,10 +57,10 @@ class LengthWindow:
 def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...]) -> tuple[int, ...]:
     """Return the best boundaries for requests (length -> rows), or `present` where they save too little.
 
-    Too little: less than the share PAYS_FROM of the elements that are computed with `present`.
+    Too little: less than the share BUCKETS_PAY_FROM of the elements that are computed with `present`.
     """
     best = boundaries_for(rows_by_length)
-    pays = computed_elements(rows_by_length, best) < (1.0 - PAYS_FROM) * computed_elements(
+    pays = computed_elements(rows_by_length, best) < (1.0 - BUCKETS_PAY_FROM) * computed_elements(
         rows_by_length, present
     )
     return best if pays else present

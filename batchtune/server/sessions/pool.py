@@ -13,13 +13,16 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, Boundaries, format_length_buckets
 from batchtune.batching.parameters import (
+    AUTO_BUCKETS,
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
+    LENGTH_BUCKETS,
     BatchingParameters,
+    Boundaries,
     default_num_batch_threads,
+    format_length_buckets,
 )
 from batchtune.server.backends.model import Runner
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler

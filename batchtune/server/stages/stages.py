@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
+from batchtune.batching.parameters import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import Sums
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler

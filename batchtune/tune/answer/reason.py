@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
 from batchtune.errors import (
     BatchtuneError,
     InconclusiveError,
@@ -24,9 +23,8 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.failures import commonest_error, explain_failure
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, commonest_error, explain_failure
 from batchtune.units import counted, percentage, rounded
 
 ALL_FAIL_RATIO = 0.9

@@ -44,9 +44,15 @@ from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.failures import explain_failure, out_of_memory
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import SearchSummary, Trial, measuring_s, without_superseded
+from batchtune.tune.trials.trial import (
+    SearchSummary,
+    Trial,
+    explain_failure,
+    measuring_s,
+    out_of_memory,
+    without_superseded,
+)
 
 WIDE_SIZES = 4
 """Largest over smallest batch size that must have been measured before sizes are compared."""

@@ -16,8 +16,7 @@ from difflib import get_close_matches
 from itertools import count, pairwise
 from typing import Literal
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import HOST_CODES

@@ -22,7 +22,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off
 from batchtune.system import usable_threads
 from batchtune.tune.evidence.bracket import Bracket, BracketRun
-from batchtune.tune.trials.failures import is_beyond_memory
 from batchtune.tune.trials.space import (
     UNBATCHED_CLIENTS,
     Space,
@@ -31,7 +30,7 @@ from batchtune.tune.trials.space import (
     lies_inside,
     rows_of,
 )
-from batchtune.tune.trials.trial import Source
+from batchtune.tune.trials.trial import Source, is_beyond_memory
 
 # The throughput × interval rule.
 #

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Batcher, Device, Summary, batcher_of
-from batchtune.twin.simulator.simulate import closed_summary, open_summary
+from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Summary,
+    batcher_of,
+    closed_summary,
+    open_summary,
+)
 
 SIMPLE, FADES = 0.3, 0.5
 """Of `plane_through`: the ridge penalty on each slope, and the decay of a point's weight per step from the first."""

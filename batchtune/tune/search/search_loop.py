@@ -31,10 +31,17 @@ from batchtune.tune.search.contenders import (
 )
 from batchtune.tune.search.curve import Curve, plane_through
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.trials.failures import memory_ceiling_rows, points_beyond_memory
 from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
-from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Source, Trial, TrialRequest
+from batchtune.tune.trials.trial import (
+    NO_CANDIDATES,
+    REPEATS,
+    Source,
+    Trial,
+    TrialRequest,
+    memory_ceiling_rows,
+    points_beyond_memory,
+)
 
 SCOUT_SHARE = 0.2
 """Share of the budget for scouting, at most; more where five scouts do not fit (`Search.scout_s`)."""

@@ -23,7 +23,6 @@ from batchtune.tune.loader import LoadGenerator, Target
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.failures import out_of_memory
 from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
@@ -32,6 +31,7 @@ from batchtune.tune.trials.trial import (
     Source,
     Trial,
     TrialRequest,
+    out_of_memory,
     spent_s,
 )
 from batchtune.units import format_duration

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
+    LENGTH_BUCKETS,
+    NO_BUCKETS,
     Configuration,
     Dialect,
     default_num_batch_threads,

@@ -30,8 +30,13 @@ import numpy as np
 import yaml
 from scipy.stats import spearmanr
 
-from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, format_length_buckets
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import (
+    AUTO_BUCKETS,
+    LENGTH_BUCKETS,
+    NO_BUCKETS,
+    Configuration,
+    format_length_buckets,
+)
 from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HostGuard
@@ -48,7 +53,7 @@ from batchtune.tune.loader import Loader, LoadRun
 from batchtune.tune.sweep.sweep import Watcher, sweep
 from batchtune.tune.trials.trial import SearchSummary
 from batchtune.twin.calibrate import calibrate, observation_of
-from batchtune.twin.simulator.replica import Batcher, batcher_of
+from batchtune.twin.simulator.simulate import Batcher, batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 from batchtune.twin.twin import Twin
 from tests.benchmarks.replay.bucket_search import SETS

@@ -31,7 +31,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.sweep.sweep import Watcher, sweep
 from batchtune.tune.trials.trial import SearchSummary, Trial
-from batchtune.twin.simulator.replica import Device
+from batchtune.twin.simulator.simulate import Device
 from tests.twin.simulated_fleet import true_capacities, true_capacity
 
 WITHIN = 0.05

@@ -39,7 +39,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, OneServer
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
-from batchtune.tune.trials.failures import out_of_memory
+from batchtune.tune.trials.trial import out_of_memory
 from tests.server.server_process import free_ports
 from tests.tune.tune_fakes import FakeClock, FakeTarget
 

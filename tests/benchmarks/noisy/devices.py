@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
-from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
+from batchtune.twin.simulator.simulate import Batcher, Device, batcher_of
 
 CPUS = (0, 1)
 """Of the server, wherever the bench runs: the threads of its defaults and of no batching follow from them."""

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.twin.simulator.replica import Batcher
-from batchtune.twin.simulator.simulate import open_summary
+from batchtune.twin.simulator.simulate import Batcher, open_summary
 from tests.benchmarks.noisy.devices import CPUS, DEVICES, SimulatedDevice
 
 REQUESTS = 40_000

@@ -27,8 +27,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, boundaries_for, parse_length_buckets, rounded_up
-from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.parameters import (
+    LENGTH_BUCKETS,
+    BatchingParameters,
+    Configuration,
+    boundaries_for,
+    parse_length_buckets,
+    rounded_up,
+)
 from batchtune.errors import BatchtuneError
 from batchtune.load.job import LoadJob
 from batchtune.scenario.spec.scenario import Scenario

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.twin.simulator.replica import Batcher, Device, summarise
-from batchtune.twin.simulator.simulate import SimulatedTraffic, open_summary
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, open_summary, summarise
 from tests.twin.early_work import run_early
 
 RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3

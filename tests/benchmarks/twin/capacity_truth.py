@@ -11,8 +11,7 @@ import numpy as np
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Device
-from batchtune.twin.simulator.simulate import open_summary
+from batchtune.twin.simulator.simulate import Device, open_summary
 from tests.tune.tune_fakes import scenario_of
 from tests.twin.simulated_fleet import batcher, true_capacities
 

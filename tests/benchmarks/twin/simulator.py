@@ -21,8 +21,7 @@ import numpy as np
 if "--fresh" in sys.argv:
     environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
 
-from batchtune.twin.simulator.replica import Batcher, Device
-from batchtune.twin.simulator.simulate import SimulatedTraffic, open_summary, run_by_events
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, open_summary, run_by_events
 from tests.twin.simulated_run import simulate_closed, simulate_open
 
 REQUESTS = 1_000_000

@@ -37,7 +37,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.twin.calibrate import calibrate, observation_of
-from batchtune.twin.simulator.replica import batcher_of
+from batchtune.twin.simulator.simulate import batcher_of
 from batchtune.twin.traffic import traffic_of
 from batchtune.twin.twin import Twin
 from tests.twin.twin_fakes import best_alone

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
-from batchtune.twin.simulator.replica import Device
+from batchtune.twin.simulator.simulate import Device
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchtune-zoo"
 EDITION = "1"

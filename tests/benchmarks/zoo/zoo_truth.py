@@ -30,8 +30,7 @@ from batchtune.target.choice import placed
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
-from batchtune.twin.simulator.replica import Device, batcher_of
-from batchtune.twin.simulator.simulate import run_simulation
+from batchtune.twin.simulator.simulate import Device, batcher_of, run_simulation
 from tests.benchmarks.replay.record_table import TABLES, Cell, record
 from tests.benchmarks.zoo.zoo_models import Emulated
 from tests.benchmarks.zoo.zoo_target import ZooTarget

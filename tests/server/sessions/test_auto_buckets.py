@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from batchtune.batching.length_buckets import BUCKETS_MOST, PAYS_FROM, boundaries_for, rounded_up
+from batchtune.batching.parameters import BUCKETS_MOST, BUCKETS_PAY_FROM, boundaries_for, rounded_up
 from batchtune.server.metrics import Metrics
 from batchtune.server.sessions import bucketed_session as length_buckets
 from batchtune.server.sessions.bucketed_session import (
@@ -51,7 +51,7 @@ def test_the_boundaries_have_the_fewest_elements_of_all_sets_there_are(seed: int
     assert list(chosen) == sorted(set(chosen) & set(rows_by_length))
     assert elements == fewest_elements(rows_by_length, len(chosen) + 1)
     assert elements == computed_elements(rows_by_length, chosen)
-    enough = fewest_elements(rows_by_length, most) / (1.0 - PAYS_FROM)
+    enough = fewest_elements(rows_by_length, most) / (1.0 - BUCKETS_PAY_FROM)
     assert elements <= enough
     if chosen:  # and one queue less does not do
         assert fewest_elements(rows_by_length, len(chosen)) > enough

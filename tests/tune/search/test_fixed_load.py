@@ -16,7 +16,7 @@ from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import Trial
-from batchtune.twin.simulator.replica import Device
+from batchtune.twin.simulator.simulate import Device
 from tests.benchmarks.replay.replay import NEAR, read_table
 from tests.benchmarks.replay.replay_guided import guided_choices
 from tests.tune.tune_fakes import scenario_of

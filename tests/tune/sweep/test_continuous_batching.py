@@ -13,8 +13,7 @@ from batchtune.server.emulated_llm import Device
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, OneServer
 from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
-from batchtune.tune.trials.failures import out_of_memory
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, out_of_memory
 from tests.benchmarks.llm import virtual_llm
 from tests.benchmarks.llm.virtual_llm import SCENARIO, VirtualFleet, VirtualTarget, exact_rps, limits_of
 from tests.server.server_process import free_ports

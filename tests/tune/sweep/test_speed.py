@@ -10,7 +10,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.sweep import Watcher, sweep, usual_budget_s
 from batchtune.tune.trials.trial import TrialRequest
-from batchtune.twin.simulator.replica import Device
+from batchtune.twin.simulator.simulate import Device
 from tests.twin.simulated_fleet import simulated_server
 
 SPEEDS = {

@@ -9,8 +9,7 @@ import pytest
 from batchtune.report.findings import text_of
 from batchtune.target.endpoint import meaning_of
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.trials.failures import explain_failure
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, explain_failure
 from tests.tune.tune_fakes import planted, scenario_of
 
 FIXED = "the model's first dimension (the batch) is fixed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchtune.tune.trials.failures import is_as_large, is_beyond_memory
+from batchtune.tune.trials.trial import is_as_large, is_beyond_memory
 
 SMALL, WIDE, DEEP = {"seqs": 64, "tokens": 512}, {"seqs": 512, "tokens": 512}, {"seqs": 64, "tokens": 8192}
 

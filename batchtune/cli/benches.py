@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchtune.archive.run import SERVER_LOG, write_original
 from batchtune.cli.session import beginning, fitted, reached
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
-from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HostGuard

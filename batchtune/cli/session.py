@@ -31,7 +31,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.load.cluster.ray_hosts import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
 from batchtune.provenance import collect, comparable
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import View, sweep_view

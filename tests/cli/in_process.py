@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from batchtune.cli import main
-from batchtune.load.cluster import ray_hosts
+from batchtune.load.cluster import cluster_fleet
 from batchtune.measure import caveats as host
 from batchtune.measure.caveats import HostReading
 
@@ -25,7 +25,7 @@ QUIET = HostReading(monotonic_s=0.0, steal_ticks=None, cpu_ticks=None, pressure_
 
 def undisturbed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(host, "read_host", _always(QUIET)))
-    stack.enter_context(patch.object(ray_hosts, "calibrate", _always(1e6)))
+    stack.enter_context(patch.object(cluster_fleet, "calibrate", _always(1e6)))
 
 
 def _always(value: object) -> Callable[..., Any]:

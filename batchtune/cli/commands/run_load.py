@@ -30,7 +30,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.load.cluster.ray_hosts import AnyFleet
+from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.measure.caveats import HostGuard
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import limit_text

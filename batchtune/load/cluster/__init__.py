@@ -1,9 +1,9 @@
 """Workers on several machines that send one job together.
 
-1. A `ray_hosts.Station` runs in a Ray actor and starts a local fleet of one process on one CPU. The load is sent by the
+1. A `host.Host` runs in a Ray actor and starts a local fleet of one process on one CPU. The load is sent by the
    same code and process as on one machine; the actor only waits. `ray` is imported in no process that sends.
 2. The head, `cluster_fleet.ClusterFleet`, draws the schedule and splits it (`job.split`, as for local processes); each
-   station connects.
+   host connects.
 3. Each worker's clock is compared with the head's (`host.read_clock`), and each gets the start in its own clock. Due,
    sent and done of a request are readings of one clock; only the start depends on two.
 4. Every 0.25 s the head reads each worker's progress, sums it up for the view, and passes on a stop.

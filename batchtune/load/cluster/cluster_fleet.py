@@ -12,22 +12,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from batchtune.errors import MeasurementInvalidError, UsageError
+from batchtune.load.calibration import calibrate
 from batchtune.load.cluster.host import (
     ClockAccount,
     ClockReading,
     Host,
-    HostLostError,
     Place,
     read_clock,
     this_place,
 )
+from batchtune.load.cluster.ray_actors import RayActors
 from batchtune.load.fleet import (
     GRACE_S,
     LIVE_INTERVAL_S,
     LiveAggregate,
+    LoadFleet,
     LoadInterrupted,
     OnProgress,
     ShouldStop,
@@ -38,6 +40,7 @@ from batchtune.load.job import LoadJob, WorkerJob, split
 from batchtune.load.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
+from batchtune.scenario.spec.workload import FleetSpec, LoadSpec
 from batchtune.system import interrupts_noted, is_loopback
 from batchtune.target.endpoint import Endpoint
 from batchtune.units import counted
@@ -287,7 +290,7 @@ class ClusterFleet:
             with self._blaming(worker):
                 while not worker.host.ready():
                     if self._now_ns() > give_up_ns:
-                        raise HostLostError("it does not get ready")
+                        raise MeasurementInvalidError("it does not get ready")
                     self._sleep(ready_step_s)
 
     def _await_end(
@@ -309,7 +312,7 @@ class ClusterFleet:
                     if progress.ended:
                         running.remove(worker)
                     elif self._now_ns() > give_up_ns:
-                        raise HostLostError("it does not report back")
+                        raise MeasurementInvalidError("it does not report back")
             if lives:
                 live = together(list(lives.values()))
                 if on_progress is not None:
@@ -388,3 +391,51 @@ class ClusterFleet:
         )
         self._on_event(f"{message}; {outlook}")
         return WorkerLostError(f"{message}; {outlook}", left=left, before=before)
+
+
+# The fleet that a scenario asks for: processes of this machine, or workers on the nodes of a Ray cluster.
+
+
+@contextlib.contextmanager
+def ray_cluster(actors: RayActors, spec: FleetSpec, on_event: Callable[[str], None]) -> Iterator[list[Host]]:
+    """Connect to a Ray cluster, start an actor for each worker, and yield the hosts; on exit all of them end.
+
+    Raises:
+        UsageError: no cluster at that address, or no room in it.
+    """
+    on_event(f"starting the load fleet on the Ray cluster: {spec.ray}")
+    bundle = {"CPU": spec.cpus_per_worker, **spec.resources}
+    with actors:
+        long_calls = ("place", "open", "prepare", "rows", "client_max_rps")  # a worker starts, or 25 MB move
+        limits_s = dict.fromkeys(long_calls, 60.0)
+        started = actors.start(Host, bundle, spec.workers, placement=spec.placement, limits_s=limits_s)
+        yield [cast("Host", actor) for actor in started]
+
+
+AnyFleet = LoadFleet | ClusterFleet
+
+
+def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
+    """Make, but do not start, the fleet of the scenario's `load` section: local processes or Ray workers.
+
+    Raises:
+        UsageError: Ray is needed and not installed.
+        ScenarioError: CPUs that this machine has not.
+    """
+    if load.fleet is None:
+        return LoadFleet(processes=load.processes, cpus=load.cpus)
+    actors = RayActors(load.fleet.ray, key="load.fleet", thing="worker", on_event=on_event)
+    return ClusterFleet(ray_cluster(actors, load.fleet, on_event), cpus=load.cpus, on_event=on_event)
+
+
+def client_max_rps(
+    fleet: AnyFleet, requests: RequestSet, *, server_cpus: Sequence[int] | None = None
+) -> float:
+    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that
+    do nothing.
+
+    `server_cpus`: numbers of the CPUs for such a server on this machine; None: any.
+    """
+    if isinstance(fleet, ClusterFleet):
+        return fleet.client_max_rps(requests)
+    return calibrate(fleet, requests, server_cpus=server_cpus)

@@ -1,17 +1,20 @@
-"""The calls between the head of a cluster and a host, where a worker runs: a Ray node, this machine, a test's fake."""
+"""A host of a cluster, where a worker runs: the calls that its head makes, and the clocks of both."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from batchtune.errors import MeasurementInvalidError
-from batchtune.load.fleet import LiveAggregate
+from batchtune.errors import BatchtuneError, MeasurementInvalidError
+from batchtune.load.calibration import calibrate
+from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.payloads import RequestSet
@@ -93,10 +96,6 @@ def read_clock(theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, ping
     return min(readings, key=lambda reading: reading.uncertainty_ns)
 
 
-class HostLostError(MeasurementInvalidError):
-    """A host that has died, does not answer, or cannot run its part of a job any more."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a host is, and the numbers of the CPUs that it may use.
@@ -119,51 +118,6 @@ class Progress:
     ended: bool
 
 
-class Host(Protocol):
-    """One worker, somewhere. Every call returns soon; its part of a job runs between `start` and `Progress.ended`.
-
-    Each method raises HostLostError when the host is gone, and TargetError and UsageError as its worker raises them.
-    """
-
-    def place(self) -> Place: ...
-
-    def open(self, cpu: int) -> None:
-        """Start the worker, pinned to the CPU of this number; once, before every other call but `place`."""
-
-    def clock_ns(self) -> int:
-        """Read the host's CLOCK_MONOTONIC, nanoseconds."""
-
-    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
-        """Begin to connect, with one part of the job for each endpoint; a part that is still running is ended."""
-
-    def ready(self) -> bool:
-        """Whether all parts are connected and can start."""
-
-    def start(self, start_ns: int) -> None:
-        """Begin to send at this instant of the host's own CLOCK_MONOTONIC."""
-
-    def stop(self) -> None:
-        """Send no more requests; before the start, send none at all."""
-
-    def look(self) -> Progress: ...
-
-    def count(self) -> int:
-        """Number of requests recorded in the part that has ended."""
-
-    def rows(self, first: int, last: int, one_in: int) -> Samples:
-        """Return rows `first` to `last - 1` of the part that has ended; of each `one_in` of them one, drawn
-        at random.
-
-        Times are offsets from the start, by the host's own clock.
-        """
-
-    def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure this worker's highest request rate (requests/s) against a server on its machine that does nothing."""
-
-    def close(self) -> None:
-        """End the worker; never raises."""
-
-
 def at_usual_priority() -> None:
     """Set the niceness of this process, and of what it starts, to 0 (Ray starts actors at 15), where CAP_SYS_NICE
     allows it."""
@@ -184,3 +138,163 @@ def this_place() -> Place:
         cpus=tuple(sorted(schedulable_cpus())),
         niceness=max(0, os.getpriority(os.PRIO_PROCESS, 0)),
     )
+
+
+class Host:
+    """One worker process, on this machine: in the actor of a Ray node, in this process, or in a test.
+
+    The process of the host itself only waits and answers the head: nothing of Ray runs in the process that sends. Every
+    call returns soon; its part of a job runs between `start` and `Progress.ended`. By way of Ray each method raises
+    MeasurementInvalidError when the host is gone (it has died, does not answer, or cannot run its part of a job any
+    more), and TargetError and UsageError as its worker raises them.
+    """
+
+    def __init__(self) -> None:
+        at_usual_priority()
+        self._fleet: LoadFleet | None = None
+        self._part: _RunningPart | None = None
+
+    def place(self) -> Place:
+        return this_place()
+
+    def open(self, cpu: int) -> None:
+        """Start the worker, pinned to the CPU of this number; once, before every other call but `place`."""
+        fleet = LoadFleet(cpus=(cpu,), kept_max=sys.maxsize)  # the head says how many it keeps of all
+        fleet.__enter__()
+        self._fleet = fleet
+
+    def clock_ns(self) -> int:
+        """Read the host's CLOCK_MONOTONIC, nanoseconds."""
+        return time.monotonic_ns()
+
+    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
+        """Begin to connect, with one part of the job for each endpoint; a part that is still running is ended."""
+        self._end_part()
+        self._part = _RunningPart(self._opened(), parts, overdue_after_s)
+
+    def ready(self) -> bool:
+        """Whether all parts are connected and can start."""
+        return self._running().ready()
+
+    def start(self, start_ns: int) -> None:
+        """Begin to send at this instant of the host's own CLOCK_MONOTONIC."""
+        self._running().start(start_ns)
+
+    def stop(self) -> None:
+        """Send no more requests; before the start, send none at all."""
+        if self._part is not None:
+            self._part.stop()
+
+    def look(self) -> Progress:
+        return self._running().look()
+
+    def count(self) -> int:
+        """Return the number of requests recorded in the part that has ended."""
+        return len(self._running().samples())
+
+    def rows(self, first: int, last: int, one_in: int) -> Samples:
+        """Return rows `first` to `last - 1` of the part that has ended; of each `one_in` of them one, drawn
+        at random.
+
+        Times are offsets from the start, by the host's own clock.
+        """
+        return self._running().samples().between(first, last).thinned(one_in)
+
+    def client_max_rps(self, requests: RequestSet) -> float:
+        """Measure this worker's highest request rate (requests/s) against a server on its machine that does nothing."""
+        self._end_part()
+        return calibrate(self._opened(), requests)
+
+    def close(self) -> None:
+        self._end_part()
+        if self._fleet is not None:
+            self._fleet.close()
+            self._fleet = None
+
+    def _end_part(self) -> None:
+        if self._part is not None:
+            self._part.end()
+            self._part = None
+
+    def _opened(self) -> LoadFleet:
+        if self._fleet is None:
+            raise MeasurementInvalidError("its worker was not started")
+        return self._fleet
+
+    def _running(self) -> _RunningPart:
+        if self._part is None:
+            raise MeasurementInvalidError("it has no part of a job")
+        return self._part
+
+
+class _RunningPart:
+    """One host's part of a job, on a thread that waits for the worker process."""
+
+    def __init__(self, fleet: LoadFleet, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
+        self._ready = threading.Event()
+        self._named = threading.Event()
+        self._start_ns = 0
+        self._stops: list[int] = []
+        self._live: LiveAggregate | None = None
+        self._samples: Samples | None = None
+        self._fault: BatchtuneError | None = None
+        self._thread = threading.Thread(target=self._run, args=(fleet, parts, overdue_after_s), daemon=True)
+        self._thread.start()
+
+    def ready(self) -> bool:
+        self._raise_fault()
+        return self._ready.is_set()
+
+    def start(self, start_ns: int) -> None:
+        self._start_ns = start_ns
+        self._named.set()
+
+    def stop(self) -> None:
+        self._stops.append(0)
+
+    def look(self) -> Progress:
+        ended = not self._thread.is_alive()
+        if ended:
+            self._raise_fault()
+        return Progress(live=self._live, ended=ended)
+
+    def samples(self) -> Samples:
+        self._raise_fault()
+        if self._samples is None:
+            raise MeasurementInvalidError("its part ended without a result")
+        return self._samples
+
+    def end(self) -> None:
+        """Stop the part in any state and wait for its end; raises MeasurementInvalidError after 5 s."""
+        ending_s = 5.0
+        self.stop()
+        self._named.set()
+        self._thread.join(ending_s)
+        if self._thread.is_alive():
+            raise MeasurementInvalidError(f"its last part did not end within {ending_s:g} s of being stopped")
+
+    def _run(self, fleet: LoadFleet, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
+        try:
+            (self._samples,) = fleet.run_parts(
+                parts,
+                start_ns=self._await_start,
+                stops=self._stops,
+                overdue_after_s=overdue_after_s,
+                on_progress=self._keep,
+            )
+        except BatchtuneError as error:
+            self._fault = error
+
+    def _await_start(self) -> int:
+        self._ready.set()
+        start_limit_s = 120.0  # longer than any other host takes to connect
+        if not self._named.wait(start_limit_s):
+            raise MeasurementInvalidError("the head named no start")
+        return self._start_ns
+
+    def _keep(self, live: LiveAggregate) -> None:
+        self._live = live
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault

@@ -13,10 +13,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Self
 
-from batchtune.errors import BatchtuneError, UsageError
-from batchtune.load.cluster.host import HostLostError
+from batchtune.errors import BatchtuneError, MeasurementInvalidError, UsageError
 from batchtune.system import INTERRUPTS
 from batchtune.units import counted
 
@@ -91,12 +91,18 @@ class RayActors:
         return total
 
     def start(
-        self, make: Callable[[], Any], bundle: Mapping[str, float], count: int | None, *, placement: str
+        self,
+        make: Callable[[], Any],
+        bundle: Mapping[str, float],
+        count: int | None,
+        *,
+        placement: str,
+        limits_s: Mapping[str, float],
     ) -> Iterator[RayActor]:
         """Start `count` actors (None: one on each node that has room), and yield each.
 
         `bundle`: resource -> amount for each actor. `make` is called in each actor, and makes the object whose methods
-        `RayActor.ask` calls. `placement`: Ray's strategy, in lower case.
+        the RayActor has. `placement`: Ray's strategy, in lower case. `limits_s`: method -> time limit of its calls.
 
         Raises:
             UsageError: no room in the cluster.
@@ -134,7 +140,7 @@ class RayActors:
                 resources=own,
                 scheduling_strategy=strategy,
             ).remote(make)
-            yield RayActor(self._ray, actor)
+            yield RayActor(self._ray, actor, limits_s)
 
     def _rooms(self, needs: Mapping[str, float], count: int | None) -> list[int]:
         """Return how many actors each node can take; where that is too few in all, wait for further nodes to join."""
@@ -155,25 +161,30 @@ class RayActors:
 
 
 class RayActor:
-    """An actor's calls, each with a limit of time."""
+    """The object in an actor, with its methods; each has a time limit, CALL_LIMIT_S where `limits_s` has no other."""
 
-    def __init__(self, ray: Any, actor: Any) -> None:
+    def __init__(self, ray: Any, actor: Any, limits_s: Mapping[str, float]) -> None:
         self._ray = ray
         self._actor = actor
+        self._limits_s = limits_s
 
-    def ask(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._ask, method)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object in the actor and return its result.
 
         Raises:
-            HostLostError: the actor is gone, or has not answered for `limit_s`.
+            MeasurementInvalidError: the actor is gone, or has not answered for `limit_s`.
             BatchtuneError: as the method raised it.
         """
+        limit_s = self._limits_s.get(method, CALL_LIMIT_S)
         try:
             answer = self._ray.get(self._actor.ask.remote(method, *arguments), timeout=limit_s)
         except self._ray.exceptions.GetTimeoutError as error:
-            raise HostLostError(f"it has not answered for {limit_s:g} s") from error
+            raise MeasurementInvalidError(f"it has not answered for {limit_s:g} s") from error
         except (self._ray.exceptions.RayError, ConnectionError) as error:
-            raise HostLostError(_reason(error)) from error
+            raise MeasurementInvalidError(_reason(error)) from error
         if isinstance(answer, BatchtuneError):
             raise answer
         return answer
@@ -181,13 +192,13 @@ class RayActor:
     def close(self) -> None:
         """Close the object in the actor, then end the actor; never raises."""
         with contextlib.suppress(BatchtuneError):
-            self.ask("close")
+            self._ask("close")
         with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):
             self._ray.kill(self._actor)
 
 
 class _Actor:
-    """Runs in the actor's process; a method's BatchtuneError is returned, not raised, and `RayActor.ask` raises it."""
+    """Runs in the actor's process; a method's BatchtuneError is returned, not raised, and the RayActor raises it."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         # A spawned process first runs the main file of its parent: Ray's, and so all of Ray.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError, UsageError
-from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual_priority, this_place
-from batchtune.load.cluster.ray_actors import RayActor, RayActors
-from batchtune.load.cluster.ray_hosts import client_max_rps, fleet_of
+from batchtune.load.cluster.cluster_fleet import client_max_rps, fleet_of
+from batchtune.load.cluster.host import Place, Progress, at_usual_priority, this_place
+from batchtune.load.cluster.ray_actors import RayActors
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
@@ -146,10 +146,10 @@ class NodeStation:
         """Start a trial and return at once.
 
         Raises:
-            HostLostError: the station was not opened.
+            MeasurementInvalidError: the station was not opened.
         """
         if self._bench is None:
-            raise HostLostError("it was not opened")
+            raise MeasurementInvalidError("it was not opened")
         self._live = None
         self._trial = self._thread.submit(self._bench.run, plan)
 
@@ -157,7 +157,7 @@ class NodeStation:
         """Return the last live counts of the trial begun, and whether it has ended.
 
         Raises:
-            HostLostError: no trial was begun.
+            MeasurementInvalidError: no trial was begun.
         """
         return Progress(live=self._live, ended=self._begun().done())
 
@@ -166,13 +166,13 @@ class NodeStation:
 
         Raises:
             BatchtuneError: the one that the trial raised.
-            HostLostError: the trial raised another exception, or none was begun.
+            MeasurementInvalidError: the trial raised another exception, or none was begun.
         """
         trial = self._begun()
         error = trial.exception(timeout=0.0)
         if error is None or isinstance(error, BatchtuneError):
             return trial.result()
-        raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error
+        raise MeasurementInvalidError(f"its trial ended with {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Stop the server and the load generators; a trial under way fails, and is waited for up to 5 s."""
@@ -187,22 +187,8 @@ class NodeStation:
 
     def _begun(self) -> Future[FinishedTrial]:
         if self._trial is None:
-            raise HostLostError("it runs no trial")
+            raise MeasurementInvalidError("it runs no trial")
         return self._trial
-
-
-LONG_CALL_LIMIT_S: Final = 120.0
-"""Time limit of calls that start processes on a node, or move the samples of a trial (49 bytes a request)."""
-
-
-class RemoteNode(Protocol):
-    """The methods of a `NodeStation` that a sweep calls, by way of Ray or directly."""
-
-    def place(self) -> Place: ...
-    def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario: ...
-    def begin(self, plan: Plan) -> None: ...
-    def look(self) -> Progress: ...
-    def result(self) -> FinishedTrial: ...
 
 
 @contextmanager
@@ -211,7 +197,7 @@ def nodes_on_ray(scenario: Scenario, *, on_event: Callable[[str], None]) -> Iter
 
     Raises:
         UsageError: there is no cluster at that address, or no room in it.
-        HostLostError: a node was lost meanwhile.
+        MeasurementInvalidError: a node was lost meanwhile.
     """
     spec = scenario.search.parallel
     on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
@@ -221,40 +207,15 @@ def nodes_on_ray(scenario: Scenario, *, on_event: Callable[[str], None]) -> Iter
         if gpus is None:
             gpus = 1.0 if actors.total("GPU") >= spec.servers else 0.0
         bundle = {"CPU": spec.cpus_per_server, "GPU": gpus, **spec.resources}
+        long_s = 120.0  # of a call that starts processes on a node, or moves a trial's samples (49 bytes a request)
+        limits_s = {"place": long_s, "open": long_s + scenario.target.ready_timeout_s, "result": long_s}
         stations = []
-        for actor in actors.start(NodeStation, bundle, spec.servers, placement="spread"):
-            stations.append(_RayStation(actor))
+        for actor in actors.start(NodeStation, bundle, spec.servers, placement="spread", limits_s=limits_s):
+            stations.append(cast("NodeStation", actor))
             stack.callback(actor.close)
         nodes = ServerNodes(scenario, stations, gpus=gpus, on_event=on_event)
         stack.callback(nodes.close)
         yield nodes
-
-
-class _RayStation:
-    """A RemoteNode whose methods are calls of a Ray actor."""
-
-    def __init__(self, actor: RayActor) -> None:
-        self._actor = actor
-
-    def place(self) -> Place:
-        place: Place = self._actor.ask("place", limit_s=LONG_CALL_LIMIT_S)
-        return place
-
-    def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        limit_s = LONG_CALL_LIMIT_S + scenario.target.ready_timeout_s
-        here: Scenario = self._actor.ask("open", scenario, cpus, alone, limit_s=limit_s)
-        return here
-
-    def begin(self, plan: Plan) -> None:
-        self._actor.ask("begin", plan)
-
-    def look(self) -> Progress:
-        progress: Progress = self._actor.ask("look")
-        return progress
-
-    def result(self) -> FinishedTrial:
-        done: FinishedTrial = self._actor.ask("result", limit_s=LONG_CALL_LIMIT_S)
-        return done
 
 
 class ServerNodes(NodeBenches):
@@ -272,7 +233,7 @@ class ServerNodes(NodeBenches):
     def __init__(
         self,
         scenario: Scenario,
-        stations: Sequence[RemoteNode],
+        stations: Sequence[NodeStation],
         *,
         gpus: float = 0.0,
         on_event: Callable[[str], None] = lambda _text: None,
@@ -303,7 +264,7 @@ class ServerNodes(NodeBenches):
         on_event(_words(names, places, on_machine, gpus=gpus))
 
     def close(self) -> None:
-        """End the threads that wait for trials: each raises HostLostError."""
+        """End the threads that wait for trials: each raises MeasurementInvalidError."""
         for trials in self._trials:
             trials.closed = True
 
@@ -317,7 +278,7 @@ class ServerNodes(NodeBenches):
 class _NodeTrials:
     """A TrialBench that runs each trial on a node's station and waits for its end; `live`: plan and latest counts."""
 
-    def __init__(self, station: RemoteNode, *, sleep: Callable[[float], None]) -> None:
+    def __init__(self, station: NodeStation, *, sleep: Callable[[float], None]) -> None:
         self._station = station
         self._sleep = sleep
         self.live: tuple[Plan, LiveAggregate] | None = None
@@ -334,7 +295,7 @@ class _NodeTrials:
             if progress.live is not None:
                 self.live = plan, progress.live
             self._sleep(look_step_s)
-        raise HostLostError("the sweep has ended")
+        raise MeasurementInvalidError("the sweep has ended")
 
 
 def _names(places: Sequence[Place]) -> list[str]:

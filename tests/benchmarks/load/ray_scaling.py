@@ -22,7 +22,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.load.calibration import NullServer
-from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
+from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
 from batchtune.load.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.workload import LoadSpec

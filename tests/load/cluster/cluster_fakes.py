@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchtune.errors import MeasurementInvalidError
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
-from batchtune.load.cluster.host import Host, HostLostError, Place, Progress, this_place
+from batchtune.load.cluster.host import Host, Place, Progress, this_place
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
@@ -170,10 +171,10 @@ class FakeHost:
 
     def _must_live(self, call: str = "") -> None:
         if call and call == self.dies_at:
-            raise HostLostError("its node is gone")
+            raise MeasurementInvalidError("its node is gone")
         started_ns, limit_s = self._started_at_ns, self.dies_after_s
         if started_ns is not None and limit_s is not None and self.time.now_ns > started_ns + limit_s * 1e9:
-            raise HostLostError("its node is gone")
+            raise MeasurementInvalidError("its node is gone")
 
 
 @contextlib.contextmanager

@@ -28,8 +28,7 @@ from ray.cluster_utils import Cluster
 from batchtune.errors import UsageError
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError
-from batchtune.load.cluster.ray_hosts import AnyFleet, fleet_of
+from batchtune.load.cluster.cluster_fleet import AnyFleet, ClusterFleet, WorkerLostError, fleet_of
 from batchtune.load.fleet import LiveAggregate, LoadFleet
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples

@@ -20,9 +20,14 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
 from batchtune.load.calibration import NullServer
 from batchtune.load.cluster import ray_actors
-from batchtune.load.cluster.cluster_fleet import ClusterFleet, WorkerLostError, placement
-from batchtune.load.cluster.host import ClockAccount, ClockReading, read_clock
-from batchtune.load.cluster.ray_hosts import Station, client_max_rps, fleet_of
+from batchtune.load.cluster.cluster_fleet import (
+    ClusterFleet,
+    WorkerLostError,
+    client_max_rps,
+    fleet_of,
+    placement,
+)
+from batchtune.load.cluster.host import ClockAccount, ClockReading, Host, read_clock
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
 from batchtune.load.job import LoadJob, split
 from batchtune.load.samples import Samples, merge
@@ -429,7 +434,7 @@ def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
     """The Host that runs in a Ray actor, here in this process: real workers, clocks and answers."""
     schedule = poisson(400, 0.4)
     job = job_of(schedule)
-    with NullServer() as server, ClusterFleet(cluster_of([Station(), Station()])) as fleet:
+    with NullServer() as server, ClusterFleet(cluster_of([Host(), Host()])) as fleet:
         job = replace(job, endpoint=replace(server.endpoint, model_name="m"))
         samples = fleet.run(job)
         with pytest.raises(UsageError, match="does not answer REST"):
@@ -447,7 +452,7 @@ def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
 
 
 def test_a_station_whose_worker_dies_is_a_lost_worker() -> None:
-    stations = [Station(), Station()]
+    stations = [Host(), Host()]
     doomed: list[int] = []
 
     def kill(live: LiveAggregate) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.errors import UsageError
-from batchtune.load.cluster import ray_hosts
+from batchtune.load.cluster import cluster_fleet
 from batchtune.target.process import ServerProcess
 from tests.cli.test_cli import EMULATED
 
@@ -68,8 +68,8 @@ def test_each_command_asks_for_the_fleet_that_is_named(
         asked.append((spec.ray, spec.workers))
         raise UsageError("seen")
 
-    monkeypatch.setattr(ray_hosts, "RayActors", lambda *_address, **_names: None)
-    monkeypatch.setattr(ray_hosts, "ray_cluster", refuse)
+    monkeypatch.setattr(cluster_fleet, "RayActors", lambda *_address, **_names: None)
+    monkeypatch.setattr(cluster_fleet, "ray_cluster", refuse)
     words = ("--set", "load.fleet.ray=ray://head:10001", "--set", "load.fleet.workers=3")
     error = invoke(command, scenario, *words)
     assert isinstance(error, UsageError)

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from batchtune.errors import TargetError, UsageError
-from batchtune.load.cluster.host import HostLostError
+from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.ray_nodes import NodeStation
 from tests.tune.tune_fakes import scenario_of
@@ -53,7 +52,7 @@ def test_a_fault_of_a_trial_is_the_trials() -> None:
     station = station_of_fakes()
     with pytest.raises(TargetError, match="gone"):
         result_of(station, TargetError("gone"))
-    with pytest.raises(HostLostError, match="its trial ended with ValueError: what"):
+    with pytest.raises(MeasurementInvalidError, match="its trial ended with ValueError: what"):
         result_of(station, ValueError("what"))
     station.close()
 
@@ -78,7 +77,7 @@ def test_a_server_keeps_to_its_share_where_that_is_too_small_for_both() -> None:
 
 def test_what_was_not_begun_is_lost() -> None:
     station = NodeStation()
-    with pytest.raises(HostLostError, match="was not opened"):
+    with pytest.raises(MeasurementInvalidError, match="was not opened"):
         station.begin(cast("Plan", "plan"))
-    with pytest.raises(HostLostError, match="runs no trial"):
+    with pytest.raises(MeasurementInvalidError, match="runs no trial"):
         station.look()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batchtune.batching.triton_config import FoundBatching
-from batchtune.errors import TargetError, UsageError
-from batchtune.load.cluster.host import HostLostError, Place, Progress
+from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
+from batchtune.load.cluster.host import Place, Progress
 from batchtune.load.fleet import LiveAggregate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import placed_on_node
@@ -54,7 +54,7 @@ class FakeStation:
 
     def look(self) -> Progress:
         if self._lost:
-            raise HostLostError("the actor died")
+            raise MeasurementInvalidError("the actor died")
         self._looks += 1
         return Progress(live=None, ended=self._looks > 1)
 

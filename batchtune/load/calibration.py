@@ -36,8 +36,6 @@ _HTTP_ANSWER: Final = (
 )
 START_LIMIT_S: Final = 20.0
 
-_BLANK_LINE: Final = b"\r\n\r\n"
-
 
 class NullServer:
     """A server that gives each request the same answer at once, in a process of its own; a context manager.
@@ -125,7 +123,7 @@ class _NullHttp(asyncio.Protocol):
             data = self._rest + data
             self._rest = b""
         while data:
-            end_of_head = data.find(_BLANK_LINE) + 4
+            end_of_head = data.find(b"\r\n\r\n") + 4
             if end_of_head < 4:
                 break
             head = data[:end_of_head]

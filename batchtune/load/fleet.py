@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Final, Self, TypeVar, cast
+from typing import Final, Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,13 @@ from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.load import worker_process as load_process
 from batchtune.load.job import LoadJob, WorkerJob, samples_of, split
 from batchtune.load.samples import (
-    ENDED,
+    GOOD,
     ISSUED,
     KEPT_MAX,
     OLDEST_PENDING,
     PENDING,
     Columns,
     Samples,
-    Status,
     kept_one_in,
     merge,
     merge_endpoints,
@@ -201,10 +200,11 @@ class LoadFleet:
         for number in range(self.processes):
             last_words_file = self._scratch.path / f"worker-{number}.txt"
             last_words_file.touch()
+            cpus = None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
             ours, theirs = spawn.Pipe(duplex=True)
             process = spawn.Process(
                 target=load_process.main,
-                args=(theirs, self._cpus_of(number), str(last_words_file)),
+                args=(theirs, cpus, str(last_words_file)),
                 name=f"batchtune-load-{number}",
                 daemon=True,
             )
@@ -213,9 +213,6 @@ class LoadFleet:
             self._workers.append(
                 _Worker(number=number, process=process, pipe=ours, last_words_file=last_words_file)
             )
-
-    def _cpus_of(self, number: int) -> tuple[int, ...] | None:
-        return None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
 
     def retire(self, _name: str, _why: str) -> bool:
         """Return False: workers on this machine cannot be replaced by better ones, so all stay."""
@@ -245,7 +242,7 @@ class LoadFleet:
         tables = [self._hand_out(worker, share) for worker, share in zip(self._workers, shares, strict=True)]
         self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
         start_ns = ask_start_ns()
-        self._tell(load_process.Stop() if stops else load_process.Start(start_ns))
+        self._tell("stop" if stops else start_ns)
         late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
         view = LiveView(
             [table for of_worker in tables for table in of_worker],
@@ -255,10 +252,10 @@ class LoadFleet:
         )
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         stopping = False
-        done: dict[int, load_process.Done] = {}
+        done: dict[int, load_process.Reports] = {}
         next_look = 0.0
         while len(done) < self.processes:
-            done |= self._heard(load_process.Done, LIVE_INTERVAL_S)
+            done |= self._heard(tuple, LIVE_INTERVAL_S)
             if time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + LIVE_INTERVAL_S
@@ -267,10 +264,10 @@ class LoadFleet:
                 on_progress(live)
             if not stopping and (stops or (should_stop is not None and should_stop(live))):
                 stopping = True
-                self._tell(load_process.Stop())
+                self._tell("stop")
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
-        issued = sum(report.issued for worker in done.values() for report in worker.reports)
+        issued = sum(report.issued for reports in done.values() for report in reports)
         one_in = kept_one_in(issued, self._kept_max)
         return [
             _of_worker(of_worker, done[worker.number], share, start_ns, one_in)
@@ -296,11 +293,11 @@ class LoadFleet:
     def _await_ready(self, give_up: float) -> None:
         ready: set[int] = set()
         while len(ready) < self.processes:
-            ready |= self._heard(load_process.Ready, LIVE_INTERVAL_S).keys()
+            ready |= self._heard(str, LIVE_INTERVAL_S).keys()
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not get ready", hint="please report this")
 
-    def _tell(self, message: load_process.Start | load_process.Stop) -> None:
+    def _tell(self, message: int | Literal["stop"]) -> None:
         for worker in self._workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 worker.pipe.send(message)
@@ -336,12 +333,16 @@ def summed_up(
 
 
 def _of_worker(
-    tables: Sequence[Columns], done: load_process.Done, share: Sequence[WorkerJob], start_ns: int, one_in: int
+    tables: Sequence[Columns],
+    reports: load_process.Reports,
+    share: Sequence[WorkerJob],
+    start_ns: int,
+    one_in: int,
 ) -> Samples:
     """Merge the samples of one worker over its endpoints, for each of which it has a table."""
     parts = [
         samples_of(table, report, part, start_ns, one_in=one_in)
-        for table, report, part in zip(tables, done.reports, share, strict=True)
+        for table, report, part in zip(tables, reports, share, strict=True)
     ]
     return merge_endpoints(parts, [part.endpoint.authority(part.requests.transport) for part in share])
 
@@ -406,31 +407,22 @@ class LiveView:
         """Return the live figures of all workers together, as they are now."""
         now_ns = time.monotonic_ns()
         elapsed_s = max(0.0, (now_ns - self._start_ns) / 1e9)
-        looks = [table.look(now_ns) for table in self._tables]
-        recent = np.concatenate([look.recent_latency_ns for look in looks])
+        counts, recents = zip(*(table.look(now_ns) for table in self._tables), strict=True)
+        sent, done, errors, late, overdue = (sum(of_one) for of_one in zip(*counts, strict=True))
+        recent = np.concatenate(recents)
         p50_ns, p95_ns = np.quantile(recent, (0.5, 0.95)) if len(recent) else (float("nan"), float("nan"))
         return LiveAggregate(
             elapsed_s=elapsed_s,
-            sent=sum(look.issued for look in looks),
-            done=sum(look.done for look in looks),
-            errors=sum(look.errors for look in looks),
-            late=sum(look.late for look in looks),
+            sent=sent,
+            done=done,
+            errors=errors,
+            late=late,
             throughput_rps=len(recent) / min(max(elapsed_s, 1e-3), RECENT_NS / 1e9),
             p50_s=float(p50_ns) / 1e9,
             p95_s=float(p95_ns) / 1e9,
-            in_flight=sum(look.issued - look.done for look in looks),
-            overdue=sum(look.overdue for look in looks),
+            in_flight=sent - done,
+            overdue=overdue,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    issued: int
-    done: int
-    errors: int
-    late: int
-    overdue: int
-    recent_latency_ns: NDArray[np.int64]
 
 
 class _Table:
@@ -447,7 +439,8 @@ class _Table:
         self._settled_late = 0
         self._recent_from = 0
 
-    def look(self, now_ns: int) -> _Look:
+    def look(self, now_ns: int) -> tuple[tuple[int, int, int, int, int], NDArray[np.int64]]:
+        """Return (issued, done, errors, late, overdue), and the latencies (ns) of the last second's good answers."""
         oldest = self._header[OLDEST_PENDING]
         issued = self._header[
             ISSUED
@@ -460,18 +453,13 @@ class _Table:
         begun_ns = 0 if self._begun is None else self._begun[oldest:issued]
         waits_ns = (np.where(begun_ns, begun_ns, now_ns) - self._due[oldest:issued])[pending]
         overdue = int(np.count_nonzero(waits_ns > self._overdue_after_ns))
-        return _Look(
-            issued=issued,
-            done=issued - int(np.count_nonzero(pending)),
-            errors=self._settled_errors + errors,
-            late=self._settled_late + late,
-            overdue=overdue,
-            recent_latency_ns=self._recent(issued, oldest, now_ns),
-        )
+        done = issued - int(np.count_nonzero(pending))
+        counts = (issued, done, self._settled_errors + errors, self._settled_late + late, overdue)
+        return counts, self._recent(issued, oldest, now_ns)
 
     def _count(self, start: int, end: int) -> tuple[int, int, NDArray[np.bool_]]:
         outcome = self._outcome[start:end]
-        good = outcome == Status.OK + ENDED
+        good = outcome == GOOD
         done_ns = (self._done if self._begun is None else self._begun)[start:end]
         late = good & (done_ns - self._due[start:end] > self._overdue_after_ns)
         pending = outcome == PENDING
@@ -482,7 +470,7 @@ class _Table:
         """Return the latencies (ns) of good answers that came within the last second."""
         start = self._recent_from
         done = self._done[start:issued]
-        recent = (done > now_ns - RECENT_NS) & (self._outcome[start:issued] == Status.OK + ENDED)
+        recent = (done > now_ns - RECENT_NS) & (self._outcome[start:issued] == GOOD)
         latencies: NDArray[np.int64] = done[recent] - self._due[start:issued][recent]
         # Rows before the first recent or pending one can never become recent again.
         first = start + int(np.argmax(recent)) if recent.any() else oldest

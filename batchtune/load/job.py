@@ -14,6 +14,7 @@ from batchtune.load.samples import (
     GAP_STRIDE,
     GAPS,
     GAPS_MAX,
+    GOOD,
     NEVER_NS,
     PENDING,
     Columns,
@@ -147,7 +148,7 @@ def samples_of(
     `one_in`: one row of each so many is copied.
     """
     issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
-    good = np.count_nonzero(columns.outcomes()[: report.issued] == Status.OK + ENDED)
+    good = np.count_nonzero(columns.outcomes()[: report.issued] == GOOD)
     status = np.array(columns.outcomes()[issued])
     status[status == PENDING] = Status.UNFINISHED + ENDED
     status -= ENDED

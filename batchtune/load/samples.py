@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.status import GRPC_CODES
+from batchtune.wire.status import GRPC_NAMES
 
 NEVER_NS = -1
 COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
@@ -362,27 +362,23 @@ _WORDS: Final = (
     ("did not process the stream", Status.RESET),
 )
 
-_BY_GRPC_CODE: Final = {
-    GRPC_CODES["INVALID_ARGUMENT"]: Status.INVALID_REQUEST,
-    GRPC_CODES["NOT_FOUND"]: Status.INVALID_REQUEST,
-    GRPC_CODES["ALREADY_EXISTS"]: Status.INVALID_REQUEST,
-    GRPC_CODES["PERMISSION_DENIED"]: Status.INVALID_REQUEST,
-    GRPC_CODES["FAILED_PRECONDITION"]: Status.INVALID_REQUEST,
-    GRPC_CODES["OUT_OF_RANGE"]: Status.INVALID_REQUEST,
-    GRPC_CODES["UNIMPLEMENTED"]: Status.INVALID_REQUEST,
-    GRPC_CODES["UNAUTHENTICATED"]: Status.INVALID_REQUEST,
-    GRPC_CODES["DEADLINE_EXCEEDED"]: Status.TIMEOUT,
-}
-
 
 def of_grpc(code: int, text: str) -> Status:
     """Classify a gRPC answer by its status code, which is not 0, and its text."""
     status = _by_words(text)
     if status is not None:
         return status
-    if code == GRPC_CODES["RESOURCE_EXHAUSTED"] and not text:
-        return Status.THREAD_POOL_EXHAUSTED  # TF Serving's older gRPC says nothing at all (issue #1795)
-    return _BY_GRPC_CODE.get(code, Status.SERVER_ERROR)
+    match GRPC_NAMES.get(code):
+        case "RESOURCE_EXHAUSTED" if not text:  # TF Serving's older gRPC says nothing at all (issue #1795)
+            return Status.THREAD_POOL_EXHAUSTED
+        case "DEADLINE_EXCEEDED":
+            return Status.TIMEOUT
+        case "INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "OUT_OF_RANGE" | "NOT_FOUND" | "ALREADY_EXISTS":
+            return Status.INVALID_REQUEST
+        case "UNIMPLEMENTED" | "PERMISSION_DENIED" | "UNAUTHENTICATED":
+            return Status.INVALID_REQUEST
+        case _:
+            return Status.SERVER_ERROR
 
 
 def of_http(code: int, text: str) -> Status:
@@ -413,6 +409,7 @@ def _by_words(text: str) -> Status | None:
 PENDING: Final = 0
 """Outcome of a request that has not ended; an ended one has its Status plus 1."""
 ENDED: Final = 1
+GOOD: Final = Status.OK + ENDED
 
 ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE = 0, 1, 2, 3, 4
 """Positions in the header: number of requests issued; index before which all requests have ended; start of the job

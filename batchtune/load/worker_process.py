@@ -1,7 +1,8 @@
 """One process of the load fleet: it waits for jobs on a pipe, runs each in one event loop, and reports.
 
-Messages to it: a tuple of `WorkerJob`, one for each endpoint, followed by the descriptors of their columns, `Start`,
-`Stop`, and the end of the pipe, which ends it. Messages from it: `Ready`, `Done`, or a BatchtuneError that stopped it.
+Messages to it: a tuple of `WorkerJob`, one for each endpoint, followed by the descriptors of their columns; the start,
+ns of CLOCK_MONOTONIC; "stop": send nothing more, and report; and the end of the pipe, which ends it. Messages from it:
+"ready": connected, memory touched, the job can start; `Reports`; or a BatchtuneError that stopped it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -50,28 +51,8 @@ def start_undisturbed(process: SpawnProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Message from the worker: connected, memory touched, the job can start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Message to the worker: start at this CLOCK_MONOTONIC time."""
-
-    start_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Message to the worker: send nothing more and report what there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Message from the worker: the job has ended; one report for each of its parts."""
-
-    reports: tuple[WorkerReport, ...]
+Reports = tuple[WorkerReport, ...]
+"""Of a job that has ended, one for each of its parts."""
 
 
 def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> None:
@@ -86,7 +67,7 @@ def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> 
         while True:
             try:
                 jobs = pipe.recv()
-                if isinstance(jobs, Stop):  # it came after the last job had ended by itself
+                if jobs == "stop":  # it came after the last job had ended by itself
                     continue
                 memories = [recv_handle(pipe) for _ in jobs]
                 pipe.send(runner.run(_run(pipe, jobs, memories)))
@@ -94,7 +75,9 @@ def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> 
                 return
 
 
-async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[int]) -> Done | BatchtuneError:
+async def _run(
+    pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[int]
+) -> Reports | BatchtuneError:
     tables = [Columns(memory, job.capacity, job.gaps_max) for memory, job in zip(memories, jobs, strict=True)]
     for memory in memories:
         os.close(memory)
@@ -103,16 +86,16 @@ async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[i
         await asyncio.gather(*(driver.prepare() for driver in drivers))
     except BatchtuneError as error:
         return error
-    pipe.send(Ready())
-    start = pipe.recv()
-    if not isinstance(start, Start):
-        return Done(tuple(driver.abandon() for driver in drivers))
+    pipe.send("ready")
+    start_ns = pipe.recv()
+    if start_ns == "stop":
+        return tuple(driver.abandon() for driver in drivers)
     loop = asyncio.get_running_loop()
 
     def heard() -> None:
         loop.remove_reader(pipe.fileno())
         with contextlib.suppress(EOFError, ConnectionResetError):
-            pipe.recv()  # Stop; the end of the pipe means the same
+            pipe.recv()  # "stop"; the end of the pipe means the same
         for driver in drivers:
             driver.stop()
 
@@ -120,21 +103,15 @@ async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[i
     os.set_blocking(pipe.fileno(), True)  # uvloop turned it off, and the pipe is read and written as blocking
     ended = asyncio.Barrier(len(drivers))
     try:
-        reports = await asyncio.gather(*(driver.run(start.start_ns, ended=ended) for driver in drivers))
-        return Done(tuple(replace(report, cpu_s=report.cpu_s / len(drivers)) for report in reports))
+        reports = await asyncio.gather(*(driver.run(start_ns, ended=ended) for driver in drivers))
+        return tuple(replace(report, cpu_s=report.cpu_s / len(drivers)) for report in reports)
     finally:
         loop.remove_reader(pipe.fileno())
 
 
 # One part of a load job: connect, start on time, send, time out, drain, stop.
 
-TICK_S: Final = 0.02
-"""How often timeouts are looked for, counters published and the end noticed."""
 DRAIN_AFTER_STOP_S: Final = 1.0
-CLOSING_S: Final = 0.001
-"""Time for the event loop to close connections: a turn or two."""
-PAUSE_S: Final = 0.005
-"""A tick that is late by more than this shows a pause: the process did not run, or ran something else."""
 
 _monotonic_ns = time.monotonic_ns
 
@@ -192,7 +169,7 @@ class Driver:
             gc.unfreeze()
             self._pacer.close()
             self._client.close()
-            await asyncio.sleep(CLOSING_S)
+            await asyncio.sleep(0.001)  # a turn or two of the event loop, to close the connections
         return self._report(wall_s, cpu_s)
 
     def abandon(self) -> WorkerReport:
@@ -255,7 +232,8 @@ class Driver:
         self._call_tick(max(start_ns, _monotonic_ns()))
 
     def _call_tick(self, now_ns: int) -> None:
-        self._tick_due_ns = now_ns + int(TICK_S * 1e9)
+        tick_ns = 20_000_000
+        self._tick_due_ns = now_ns + tick_ns
         self._loop.call_later((self._tick_due_ns - _monotonic_ns()) / 1e9, self._tick)
 
     def _wake(self) -> None:
@@ -263,10 +241,13 @@ class Driver:
 
     def _tick(self) -> None:
         """Publish the counters, end requests that have waited too long, and finish where the job is over."""
-        pauses_max = 1000
+        pause_ns, pauses_max = (
+            5_000_000,
+            1000,
+        )  # a later tick shows a pause: the process did not run, or ran other code
         now_ns = _monotonic_ns()
         late_ns = now_ns - self._tick_due_ns
-        if late_ns > PAUSE_S * 1e9 and len(self._pauses_ns) < pauses_max:
+        if late_ns > pause_ns and len(self._pauses_ns) < pauses_max:
             self._pauses_ns.append((self._tick_due_ns - self._start_ns, late_ns))
         issued = self._source.issued
         pending = self._oldest + np.flatnonzero(self._outcomes[self._oldest : issued] == PENDING)

@@ -5,26 +5,6 @@ The HTTP mapping is TensorFlow Serving's (http_server.cc).
 
 from __future__ import annotations
 
-GRPC_CODES = {
-    "OK": 0,
-    "CANCELLED": 1,
-    "UNKNOWN": 2,
-    "INVALID_ARGUMENT": 3,
-    "DEADLINE_EXCEEDED": 4,
-    "NOT_FOUND": 5,
-    "ALREADY_EXISTS": 6,
-    "PERMISSION_DENIED": 7,
-    "RESOURCE_EXHAUSTED": 8,
-    "FAILED_PRECONDITION": 9,
-    "ABORTED": 10,
-    "OUT_OF_RANGE": 11,
-    "UNIMPLEMENTED": 12,
-    "INTERNAL": 13,
-    "UNAVAILABLE": 14,
-    "DATA_LOSS": 15,
-    "UNAUTHENTICATED": 16,
-}
-
 HTTP_CODES = {
     "OK": 200,
     "CANCELLED": 499,
@@ -44,7 +24,10 @@ HTTP_CODES = {
     "DATA_LOSS": 500,
     "UNAUTHENTICATED": 401,
 }
+"""gRPC's name -> HTTP code, in the order of gRPC's numbers from 0 on."""
 
+GRPC_NAMES = dict(enumerate(HTTP_CODES))
+GRPC_CODES = {name: number for number, name in GRPC_NAMES.items()}
 
 FAULT = "the server failed to handle the request"
 """The message that a client gets, with the code INTERNAL, for an exception inside the server; the log has details."""

@@ -11,16 +11,13 @@ from typing import Final
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.samples import ENDED, PENDING, Recorder, Status, of_grpc, of_lost_connection
+from batchtune.load.samples import GOOD, PENDING, Recorder, Status, of_grpc, of_lost_connection
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.grpc.client_connection import NOT_PROCESSED, GrpcClientConnection, PreparedCall
-from batchtune.wire.status import GRPC_CODES
+from batchtune.wire.status import GRPC_NAMES
 
 CONNECTIONS_MAX: Final = 64
 
-GRPC_NAMES: Final = {number: name for name, number in GRPC_CODES.items()}
-
-_OK = Status.OK + ENDED
 _monotonic_ns = time.monotonic_ns
 
 
@@ -129,7 +126,7 @@ class GrpcClient:
             now_ns = _monotonic_ns()
             if code == 0:
                 done_ns[tag] = now_ns
-                outcome[tag] = _OK
+                outcome[tag] = GOOD
                 if tag % check_every == 0:
                     recorder.keep_answer(tag, message)
             elif text.startswith(NOT_PROCESSED):

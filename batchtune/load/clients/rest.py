@@ -20,14 +20,13 @@ import orjson
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.samples import ENDED, Columns, Recorder, Status, of_http
+from batchtune.load.samples import GOOD, Columns, Recorder, Status, of_http
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import UNIQUE_MARK
 from batchtune.scenario.spec.workload import OkSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.http1_client import NO_TAG, AnswerHeads, Http1ClientConnection
 
-_OK = Status.OK + ENDED
 _monotonic_ns = time.monotonic_ns
 
 
@@ -137,7 +136,7 @@ class RestClient:
             self._recorder.fail(tag, Status.MALFORMED, fault)
         elif status in self._ok_status and not (self._ok_path and self._lacks(body or b"")):
             self._done[tag] = now_ns
-            self._outcome[tag] = _OK
+            self._outcome[tag] = GOOD
             if body is not None and tag % self._keep_every == 0:
                 self._recorder.keep_answer(tag, body)
         elif status in self._ok_status:
@@ -198,12 +197,8 @@ class RestClient:
 
 LINE_MAX_BYTES: Final = 1 << 20
 """Largest server-sent event; one holds a token or a few."""
-TOKENS_MAX: Final = 1_000_000
-"""Most tokens of one answer whose instants are recorded."""
 
 _OTHER_TEXT: Final = re.compile(rb'"(?:text|reasoning_content|reasoning|arguments|refusal)":\s*"[^"]')
-_CONTENT: Final = b'"content":'
-_USAGE: Final = b'"usage":'
 _ERROR: Final = re.compile(rb'^data:\s*\{"error"')
 _FINISHED: Final = re.compile(rb'^data:\s*\[DONE\]|"finish_reason":\s*"')
 
@@ -242,6 +237,7 @@ class StreamReader:
 
     def take(self, index: int, data: bytes) -> None:
         """Record the instants of the tokens in a piece of an answer, and its `usage` and faults."""
+        tokens_max = 1_000_000  # of one answer, whose instants are recorded
         now_ns = _monotonic_ns()
         stream = self._in_flight[index]
         lines = (stream.rest + data).split(b"\n") if stream.rest else data.split(b"\n")
@@ -252,13 +248,13 @@ class StreamReader:
             if _bears_token(line):
                 if not stream.instants:
                     self._first_token[index] = now_ns
-                if len(stream.instants) < TOKENS_MAX:
+                if len(stream.instants) < tokens_max:
                     stream.instants.append(now_ns)
             elif _FINISHED.search(line):
                 stream.finished = True
             elif _ERROR.match(line):
                 stream.fault = f"an error within the stream: {line[5:300].decode('utf-8', 'replace').strip()}"
-            if _USAGE in line:
+            if b'"usage":' in line:
                 stream.usage = line
         if len(stream.rest) > LINE_MAX_BYTES:
             stream.rest, stream.fault = b"", f"an event of more than {LINE_MAX_BYTES} bytes"
@@ -290,7 +286,7 @@ class StreamReader:
 
 def _bears_token(line: bytes) -> bool:
     """Whether an event has text for the user, of a chat or of a completion."""
-    at = line.find(_CONTENT)
+    at = line.find(b'"content":')
     if at >= 0:
         begin = line[at + 10 : at + 13].lstrip()
         if begin[:1] == b'"' and begin[1:2] != b'"':

@@ -20,7 +20,7 @@ from typing import Any
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import GRPC_CODES, StatusError
+from batchtune.wire.status import GRPC_NAMES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDef, SignatureDefMap
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 from batchtune.wire.tfserving.tensors import signature_from_def
@@ -53,9 +53,6 @@ def native_log_lines_dropped() -> Iterator[None]:
                 for line in collected:
                     if not native.match(line):
                         os.write(2, line)
-
-
-_CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}
 
 
 def load_saved_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
@@ -136,7 +133,7 @@ class _SignatureRun:
         try:
             fetched = self._call(*(inputs[name] for name in self._input_names))
         except self._op_error as error:
-            code = _CODE_NAMES.get(error.error_code, "UNKNOWN")
+            code = GRPC_NAMES.get(error.error_code, "UNKNOWN")
             raise StatusError(code, error.message) from error
         except (RuntimeError, TypeError, ValueError) as error:  # numpy array to tensor
             raise StatusError("INVALID_ARGUMENT", str(error)) from error
@@ -216,7 +213,7 @@ def _tensor_names(
 
 
 def _load_failure(error: Exception, version_directory: Path) -> StatusError:
-    code = _CODE_NAMES.get(getattr(error, "error_code", 0) or 0, "OK")
+    code = GRPC_NAMES.get(getattr(error, "error_code", 0) or 0, "OK")
     return StatusError("INVALID_ARGUMENT" if code == "OK" else code, f"{version_directory}: {_reason(error)}")
 
 

@@ -202,9 +202,7 @@ _Value = TypeVar("_Value")
 
 _SERVING = "/tensorflow/serving/"
 _SESSION = _SERVING + "batching_session/"
-_LATENCY_BOUNDS = exponential_bounds(10, 1.8, 33)
 _SIZE_BOUNDS = exponential_bounds(1, 2, 14)
-_EXAMPLE_BOUNDS = exponential_bounds(1, 2, 15)
 
 
 class Queues(Protocol):
@@ -268,10 +266,11 @@ class Metrics:
         self.gpus: GpuSampler | None = None
         self._lock = threading.Lock()
         self._request_counts: Counter[tuple[str, str]] = Counter()
-        new_timings = partial(Timings, _LATENCY_BOUNDS)
+        new_timings = partial(Timings, exponential_bounds(10, 1.8, 33))
         self._request_latencies: defaultdict[tuple[str, str, str], Timings] = defaultdict(new_timings)
         self._runtime_latencies: defaultdict[tuple[str, str, str], Timings] = defaultdict(new_timings)
-        self._example_counts: defaultdict[str, Histogram] = defaultdict(partial(Histogram, _EXAMPLE_BOUNDS))
+        new_counts = partial(Histogram, exponential_bounds(1, 2, 15))
+        self._example_counts: defaultdict[str, Histogram] = defaultdict(new_counts)
         self._queuing_latency = Histogram(exponential_bounds(100, 1.2, 52))
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
         self._processed_batch_size = Histogram(_SIZE_BOUNDS)

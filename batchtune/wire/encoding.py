@@ -95,7 +95,6 @@ def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, 
 
 
 _Field = FieldDescriptorProto
-_FIELD = re.compile(r"([\w.]+)(\*?) (\w+)=(\d+)$")
 _SCALARS = {
     name: getattr(_Field, f"TYPE_{name.upper()}")
     for name in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
@@ -112,7 +111,7 @@ def add_messages(file: FileDescriptorProto, declarations: Sequence[str]) -> None
         name, _, fields = declaration.partition(":")
         message = file.message_type.add(name=name)
         for text in fields.strip().split(", "):
-            match = _FIELD.match(text)
+            match = re.match(r"([\w.]+)(\*?) (\w+)=(\d+)$", text)
             if match is None:
                 raise ValueError(f"{name}: {text}")
             kind, repeated, field_name, number = match.groups()

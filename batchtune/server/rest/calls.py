@@ -60,7 +60,6 @@ from batchtune.wire.tfserving.messages import SignatureDefMap
 
 TUNING_PATH = b"/v1/tuning/batching_parameters"
 
-_API = re.compile(rb"/v1/.*", re.IGNORECASE | re.DOTALL)
 _CALL = re.compile(
     rb"/v1/models/([^/:]+)(?:(?:/versions/([0-9]+))|(?:/labels/([^/:]+)))?:(classify|regress|predict)",
     re.IGNORECASE,
@@ -88,7 +87,7 @@ class Route:
 
 def is_api_path(raw_path: bytes) -> bool:
     """Whether a path begins with /v1/, so that the API answers it, perhaps with an error."""
-    return _API.fullmatch(raw_path) is not None
+    return raw_path[:4].lower() == b"/v1/"
 
 
 def find_route(method: str, raw_path: bytes) -> Route:

@@ -43,7 +43,6 @@ STATUS_LINES = {
 }
 STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
-_FIELDS_OF_OTHERS = frozenset({b"content-encoding", b"expect", b"upgrade"})
 _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t]*)?(?:,|$)", re.IGNORECASE)
 
 
@@ -134,7 +133,7 @@ class KnownHeads:
     """
 
     def __init__(self, *, but_with: set[bytes]) -> None:
-        self._fields_of_others = _FIELDS_OF_OTHERS | but_with
+        self._fields_of_others = frozenset({b"content-encoding", b"expect", b"upgrade"}) | but_with
         self._heads: Memo[bytes, Head] = Memo(1_024)
         self.get = self._heads.get
 

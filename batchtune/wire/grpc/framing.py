@@ -20,20 +20,6 @@ FIRST_DATA = struct.Struct(">IBIBI")
 
 _WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
-_OK_IN_GRPC_MESSAGE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
-
-_CODE_OF_HTTP_STATUS = {
-    400: "INTERNAL",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "UNIMPLEMENTED",
-    429: "UNAVAILABLE",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "UNAVAILABLE",
-}
-# by HTTP/2 error code; those not listed are INTERNAL
-_CODE_OF_RESET = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
 
 
 def encode_timeout(timeout_s: float) -> str:
@@ -58,7 +44,7 @@ def decode_timeout_ns(text: str) -> int | None:
 
 def encode_grpc_message(text: str) -> str:
     """Percent-encode a grpc-message: everything but printable ASCII, and the percent sign."""
-    return quote(text, safe=_OK_IN_GRPC_MESSAGE)
+    return quote(text, safe=bytes(range(0x20, 0x7F)).replace(b"%", b""))
 
 
 def decode_grpc_message(text: str) -> str:
@@ -71,13 +57,15 @@ def status_of_http(http_status: str) -> int:
 
     UNKNOWN for what the mapping does not list, and for 200, where trailers are missing.
     """
-    code = _CODE_OF_HTTP_STATUS.get(int(http_status)) if http_status.isdigit() else None
-    return GRPC_CODES[code or "UNKNOWN"]
+    codes = {"400": "INTERNAL", "401": "UNAUTHENTICATED", "403": "PERMISSION_DENIED", "404": "UNIMPLEMENTED"}
+    codes |= dict.fromkeys(("429", "502", "503", "504"), "UNAVAILABLE")
+    return GRPC_CODES[codes.get(http_status, "UNKNOWN")]
 
 
 def status_of_reset(error_code: int) -> tuple[int, str]:
     """Return (gRPC status number, message) for the error code of a RST_STREAM frame."""
-    code = _CODE_OF_RESET.get(error_code, "INTERNAL")
+    codes = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
+    code = codes.get(error_code, "INTERNAL")
     return GRPC_CODES[code], f"the peer reset the stream: {error_name(error_code)}"
 
 

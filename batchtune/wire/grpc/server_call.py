@@ -23,11 +23,6 @@ from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 
 _logger = logging.getLogger(__name__)
 
-_PSEUDO = {":method", ":scheme", ":path", ":authority"}
-_OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
-_BAD_IN_NAME = re.compile("[\0- A-Z:\x7f-\xff]")
-_OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
@@ -108,9 +103,10 @@ def read_head(fields: Fields) -> RequestHead:
         http_status = "405"
     elif not _is_grpc(values.get("content-type", "")):
         http_status = "415"
+    of_grpc = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
     return RequestHead(
         path=values.get(":path", ""),
-        metadata=tuple(field for field in fields if field[0][:1] != ":" and field[0] not in _OF_GRPC),
+        metadata=tuple(field for field in fields if field[0][:1] != ":" and field[0] not in of_grpc),
         timeout_ns=timeout_ns,
         encoding=values.get("grpc-encoding", ""),
         malformed=malformed,
@@ -128,15 +124,16 @@ def _is_grpc(content_type: str) -> bool:
 def _malformation(fields: Fields, values: dict[str, str]) -> str:
     """Return which rule of RFC 9113 §8.2-8.3 the fields break; "" if none."""
     pseudo = [name for name, _ in fields if name[:1] == ":"]
-    if len(pseudo) != len(set(pseudo)) or not set(pseudo) <= _PSEUDO:
+    if len(pseudo) != len(set(pseudo)) or not set(pseudo) <= {":method", ":scheme", ":path", ":authority"}:
         return "repeated or unknown pseudo-header"
     if any(name[:1] == ":" for name, _ in fields[len(pseudo) :]):
         return "pseudo-header after a header"
     if not values.get(":method") or not values.get(":scheme") or not values.get(":path"):
         return "pseudo-header missing"
     lengths = [value for name, value in fields if name == "content-length"]
+    of_one_hop = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
     for name, _ in fields[len(pseudo) :]:
-        if not name or name in _OF_ONE_HOP or _BAD_IN_NAME.search(name):
+        if not name or name in of_one_hop or re.search("[\0- A-Z:\x7f-\xff]", name):
             return f"header {name!r} is not allowed in HTTP/2"
     if any(re.search("[\0\r\n]", value) for _, value in fields):
         return "header value with a line break"
@@ -152,23 +149,17 @@ _OK_BLOCK = encode_block([("grpc-status", "0")], opens_table=False)
 HEAD_PIECES = h2.header_frames(_HEAD_BLOCK, 0)
 OK_PIECES = h2.header_frames(_OK_BLOCK, h2.END_STREAM)
 
-_REPLY_HEAD = struct.Struct(f">IBI{len(_HEAD_BLOCK)}sIBIBI")
-_REPLY_TAIL = struct.Struct(f">IBI{len(_OK_BLOCK)}s")
-_HEAD_WORD = len(_HEAD_BLOCK) << 8 | h2.HEADERS
-_HEAD_FLAGS = h2.END_HEADERS
-_OK_WORD = len(_OK_BLOCK) << 8 | h2.HEADERS
-_OK_FLAGS = h2.END_HEADERS | h2.END_STREAM
+_REPLY_HEAD = struct.Struct(f">5sI{len(_HEAD_BLOCK)}sIBIBI")
+_REPLY_TAIL = struct.Struct(f">5sI{len(_OK_BLOCK)}s")
 
 
 def write_reply(out: list[bytes], stream_id: int, message: bytes) -> None:
     """Append to `out` headers, one DATA frame and OK trailers; the caller has checked that the windows allow it."""
     size = len(message)
     out += (
-        _REPLY_HEAD.pack(
-            _HEAD_WORD, _HEAD_FLAGS, stream_id, _HEAD_BLOCK, size + 5 << 8, 0, stream_id, 0, size
-        ),
+        _REPLY_HEAD.pack(HEAD_PIECES[0], stream_id, _HEAD_BLOCK, size + 5 << 8, 0, stream_id, 0, size),
         message,
-        _REPLY_TAIL.pack(_OK_WORD, _OK_FLAGS, stream_id, _OK_BLOCK),
+        _REPLY_TAIL.pack(OK_PIECES[0], stream_id, _OK_BLOCK),
     )
 
 

@@ -14,10 +14,6 @@ from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
 from batchtune.wire.status import StatusError
 
 _TEXT = b"This port speaks gRPC (HTTP/2 with prior knowledge) only.\n"
-_HTTP1_ANSWER = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
-)
 
 
 def read_preface(
@@ -31,7 +27,10 @@ def read_preface(
     size = min(len(data), len(missing))
     if data[:size] != missing[:size]:
         if missing == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
-            writer.out.append(_HTTP1_ANSWER)
+            writer.out.append(
+                b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
+            )
             writer.close_when_idle = True
             return missing, b""
         raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")

@@ -179,8 +179,6 @@ WIRE_TYPES = {
     "uint64": ("Q", "<u8"),
 }
 
-# TensorFlow's names of the dtypes, for error texts.
-_TYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half", "object": "string"}
 _INTEGER_RANGES = {
     "i": (-(2**31), 2**31 - 1),
     "q": (-(2**63), 2**63 - 1),
@@ -251,7 +249,8 @@ def decode_base64(text: str) -> bytes:
 
 def tensorflow_type_name(dtype: str) -> str:
     """Return a numpy dtype's name in TensorFlow's error texts: "float" for float32, "string" for object."""
-    return _TYPE_NAMES.get(dtype, dtype)
+    names = {"float32": "float", "float64": "double", "float16": "half", "object": "string"}
+    return names.get(dtype, dtype)
 
 
 def _shape_of(value: Any) -> list[int]:
